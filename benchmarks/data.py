@@ -1,16 +1,18 @@
-"""Measures `rstar2 data prepare` on mixtures with planted faults: rows a second, memory, what it finds, and a kill.
+"""Measures `rstar2 data prepare` on mixtures with planted faults: speed, memory, the faults that it finds, and a kill.
 
     python benchmarks/data.py --problems 500000 --conversations 300000 --folder /tmp/data-benchmark
     python benchmarks/data.py --copies math500.jsonl --clean aime.jsonl --leaked 1983-1-2 --folder /tmp/copies
 
-`paper-rl` and `paper-sft` are prepared from made sources, each three times: whole, whole with a kill -9 on the way, and
-without near duplicates, since MinHash costs as much as the rest. The rate is rows over wall-clock seconds from
-the start of the command to its end; on a busy machine rows per CPU second says more. Memory is the largest sum over the
-command's processes.
+The first form generates sources for the mixtures `paper-rl` and `paper-sft`. It prepares each mixture three times: once
+in full; once in full, with a kill -9 while it reads; and once without `near-duplicates`, whose MinHash takes as long as
+everything else. It prints the rates, the peak of the memory of all processes together, the share of planted faults that
+were found, the clean rows that were dropped, and whether the killed preparation continued to the same bytes. Rates are
+rows per wall-clock second from start to end; on a busy machine, rows per CPU second are more reliable. At the rates in
+docs/results/data.md, all preparations together take about two minutes.
 
-With `--copies`, copies of the problems in these files are made instead, in other spellings and with other words, and
-tables say which filters find them, and what these drop of the `--clean` problems. `--leaked` are the ids of clean
-problems that are copies all the same.
+With `--copies`, it makes copies of the problems in these files instead, with other spellings and other words. It prints
+which filters find the copies, and how many problems of the `--clean` files the filters drop. `--leaked` lists the ids
+of clean problems that are known to be copies.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ _BENCHMARKS = ("math500", "aime24", "aime25", "hmmt25")
 _SFT_FILTERS = "length,duplicates,near-duplicates,grams"
 _RL_FILTERS = f"unverifiable,compound,contradicted,huge,integer,agreement,language,{_SFT_FILTERS}"
 _DRAWN = {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
-"""What `paper-sft` draws of the 300,000 conversations; of fewer, in proportion."""
+"""Rows that `paper-sft` draws from 300,000 conversations, by source. If there are fewer, it draws in proportion."""
 Expected = dict[tuple[str, int], str]
-"""The reason for which a row must be dropped, or '', by source and number."""
+"""By source and row number: the reason for which the row must be dropped, or '' if it must not."""
 
 
 def write(rows: Rows, folder: Path) -> Expected:
-    """Write rows as JSON lines, a file per source."""
+    """Write rows as JSON lines, one file per source. Returns the reason to drop each row."""
     expected: Expected = {}
     files = {}
     counts: Counter[str] = Counter()
@@ -59,23 +61,23 @@ def write(rows: Rows, folder: Path) -> Expected:
 
 
 def _descendants(root: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 fields = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:
                 continue
-            parents.setdefault(int(fields[1]), []).append(int(entry))
-    found, waiting = [], [root]
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    pids, waiting = [], [root]
     while waiting:
-        found.append(waiting[-1])
-        waiting += parents.get(waiting.pop(), [])
-    return found
+        pids.append(waiting[-1])
+        waiting += children.get(waiting.pop(), [])
+    return pids
 
 
 def _memory_and_cpu(pid: int) -> tuple[int, float]:
-    """Bytes in memory, shared pages counted in part, and CPU seconds, those of children that ended included."""
+    """Return the proportional memory (PSS) of a process in bytes, and its CPU seconds with those of ended children."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -86,10 +88,10 @@ def _memory_and_cpu(pid: int) -> tuple[int, float]:
 
 
 def command(mixture: str, rows: int, folder: Path, output: Path, filters: str) -> list[str]:
-    given = [f"{file.stem}={file}" for file in sorted((folder / mixture).glob("*.jsonl"))]
-    given += [f"{name}={folder / 'measured.jsonl'}" for name in _BENCHMARKS]
+    sources = [f"{file.stem}={file}" for file in sorted((folder / mixture).glob("*.jsonl"))]
+    sources += [f"{name}={folder / 'measured.jsonl'}" for name in _BENCHMARKS]
     words = ["data", "prepare", mixture, "--filters", filters, "--output", str(output)]
-    words += [word for each in given for word in ("--from", each)]
+    words += [word for each in sources for word in ("--from", each)]
     if mixture == "paper-sft":
         for name, count in _DRAWN.items():
             drawn = count * min(rows, 300_000) // 300_000
@@ -98,14 +100,14 @@ def command(mixture: str, rows: int, folder: Path, output: Path, filters: str) -
 
 
 def prepare(words: list[str]) -> dict[str, float]:
-    """Run the command. → wall-clock and CPU seconds, and the peak of its memory in bytes."""
+    """Run the command. Returns its wall-clock and CPU seconds, and the peak of its memory in bytes."""
     started = time.monotonic()
     run = subprocess.Popen(words)
     before, peak, others_cpu = _cpu_of_ended(), 0, 0.0
     while run.poll() is None:
-        found = {pid: _memory_and_cpu(pid) for pid in _descendants(run.pid)}
-        peak = max(peak, sum(memory for memory, _ in found.values()))
-        others_cpu = max(others_cpu, sum(cpu for pid, (_, cpu) in found.items() if pid != run.pid))
+        usage = {pid: _memory_and_cpu(pid) for pid in _descendants(run.pid)}
+        peak = max(peak, sum(memory for memory, _ in usage.values()))
+        others_cpu = max(others_cpu, sum(cpu for pid, (_, cpu) in usage.items() if pid != run.pid))
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.wait(0.5)
     if run.returncode:
@@ -115,14 +117,14 @@ def prepare(words: list[str]) -> dict[str, float]:
 
 
 def _cpu_of_ended() -> float:
-    """CPU seconds of the children of this process that have ended."""
+    """Return the CPU seconds of the ended children of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def found_in(output: Path) -> Expected:
-    """The reason for which each row was dropped."""
-    found = {}
+def dropped_in(output: Path) -> Expected:
+    """Return the reason for which each row was dropped."""
+    reasons = {}
     with (output / "dropped.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
@@ -130,8 +132,8 @@ def found_in(output: Path) -> Expected:
                 source, _, name = row["id"].rpartition("-")
             else:
                 source, name = row["source"], row["place"].rpartition(" ")[2]
-            found[source, int(name)] = row["reason"]
-    return found
+            reasons[source, int(name)] = row["reason"]
+    return reasons
 
 
 def report_rate(title: str, rows: int, ran: dict[str, float]) -> None:
@@ -142,30 +144,30 @@ def report_rate(title: str, rows: int, ran: dict[str, float]) -> None:
     )
 
 
-def report_found(expected: Expected, found: Expected) -> None:
+def report_faults(expected: Expected, dropped: Expected) -> None:
     planted = Counter(reason for reason in expected.values() if reason)
-    right = Counter(reason for row, reason in expected.items() if reason and found.get(row) == reason)
+    right = Counter(reason for row, reason in expected.items() if reason and dropped.get(row) == reason)
     for reason, count in sorted(planted.items()):
         print(f"  {reason}: {right[reason]:,} of {count:,} found, recall {right[reason] / count:.4f}")
-    wrong = [(row, reason) for row, reason in found.items() if not expected[row]]
+    wrong = [(row, reason) for row, reason in dropped.items() if not expected[row]]
     print(f"  clean rows dropped: {len(wrong)} {wrong[:3] if wrong else ''}", flush=True)
 
 
 def killed(words: list[str], output: Path, sources: int) -> None:
-    """Start the command, kill it while it reads the source after so many, and let it continue to the end."""
+    """Start the command, kill it while it reads the source after the first `sources`, and run it again to its end."""
     run = subprocess.Popen(words, start_new_session=True)
     work = output / ".work"
     while len(list(work.glob("read-*.json"))) < sources or not any(
         part.stat().st_size for part in work.glob(".read-*.arrow.part")
     ):
         if run.poll() is not None:
-            raise SystemExit("the command ended before it was killed")
+            raise SystemExit("the command ended before it could be killed; use more rows")
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGKILL)
     if run.wait() != -signal.SIGKILL:
-        raise SystemExit("the command ended before it was killed")
-    torn = sorted(path.name for path in work.glob(".*.part"))
-    print(f"  killed after {sources} sources, while it wrote {', '.join(torn)}", flush=True)
+        raise SystemExit("the command ended before it could be killed; use more rows")
+    unfinished = sorted(path.name for path in work.glob(".*.part"))
+    print(f"  killed after {sources} sources, while it wrote {', '.join(unfinished)}", flush=True)
     subprocess.run(words, check=True)
 
 
@@ -178,7 +180,7 @@ def measure(mixture: str, filters: str, expected: Expected, folder: Path) -> Non
 
     ran = prepare(to("whole", filters))
     report_rate(f"{mixture}, whole", len(expected), ran)
-    report_found(expected, found_in(outputs["whole"]))
+    report_faults(expected, dropped_in(outputs["whole"]))
     killed(to("killed", filters), outputs["killed"], len(list((folder / mixture).glob("*.jsonl"))) // 2)
     names = sorted(path.name for path in outputs["whole"].iterdir())
     same = names == sorted(path.name for path in outputs["killed"].iterdir()) and all(
@@ -192,30 +194,34 @@ def measure(mixture: str, filters: str, expected: Expected, folder: Path) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", type=int, default=500_000)
     parser.add_argument("--conversations", type=int, default=300_000)
-    parser.add_argument("--only", choices=("paper-rl", "paper-sft"), help="One mixture alone.")
-    parser.add_argument("--folder", type=Path, required=True, help="New or empty; a few GB.")
+    parser.add_argument("--only", choices=("paper-rl", "paper-sft"), help="prepare only this mixture")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="a new or empty folder; a few GB are written"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--copies", type=Path, nargs="+", help="Benchmarks (.jsonl) to make copies of.")
-    parser.add_argument("--clean", type=Path, nargs="+", default=[], help="Other problems (.jsonl).")
-    parser.add_argument("--leaked", nargs="+", default=[], metavar="ID", help="Known copies among --clean.")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.copies:
-        measure_copies(asked.copies, asked.clean, asked.leaked, asked.folder, asked.seed)
+    parser.add_argument("--copies", type=Path, nargs="+", help="benchmarks (.jsonl) to copy")
+    parser.add_argument("--clean", type=Path, nargs="+", default=[], help="other problems (.jsonl)")
+    parser.add_argument("--leaked", nargs="+", default=[], metavar="ID", help="known copies among --clean")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.copies:
+        measure_copies(options.copies, options.clean, options.leaked, options.folder, options.seed)
         return
-    rng = random.Random(f"{asked.seed}, benchmark")
+    rng = random.Random(f"{options.seed}, benchmark")
     texts = [" ".join(words(rng, 30, 60)) for _ in range(600)]
     lines = "".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts)
-    (asked.folder / "measured.jsonl").write_text(lines)
+    (options.folder / "measured.jsonl").write_text(lines)
     for mixture, rows, filters in (
-        ("paper-rl", problems(asked.problems, asked.seed, texts), _RL_FILTERS),
-        ("paper-sft", conversations(asked.conversations, asked.seed, texts), _SFT_FILTERS),
+        ("paper-rl", problems(options.problems, options.seed, texts), _RL_FILTERS),
+        ("paper-sft", conversations(options.conversations, options.seed, texts), _SFT_FILTERS),
     ):
-        if asked.only in (None, mixture):
-            measure(mixture, filters, write(rows, asked.folder / mixture), asked.folder)
+        if options.only in (None, mixture):
+            measure(mixture, filters, write(rows, options.folder / mixture), options.folder)
 
 
 if __name__ == "__main__":

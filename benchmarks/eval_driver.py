@@ -1,10 +1,15 @@
-"""Does the evaluation keep an engine busy? Tokens per second through it, against a bare load generator.
+"""Measures whether the evaluation keeps an engine busy: its tokens per second, compared with a bare load generator.
 
-    python benchmarks/eval_driver.py                     two rounds of both, 256 in flight
-    python benchmarks/eval_driver.py --samples 20000     one long run; is memory flat?
+    python benchmarks/eval_driver.py                                 two rounds of both, 256 requests in flight
+    python benchmarks/eval_driver.py --samples 20000 --rounds 1      one long run, to see whether memory stays flat
 
-Both send the same requests to `support/token_server.py`. The generator speaks HTTP over plain sockets and only counts
-the tokens of the answers; the evaluation parses calls, runs tools, grades, writes traces and statistics.
+Both send the same requests to `support/token_server.py`, a stand-in for vLLM. The load generator speaks HTTP over plain
+sockets and only counts the tokens of the completions. The evaluation parses calls, runs tools, grades, and writes
+traces and statistics.
+
+Prints JSON: the tokens per second of each, their ratio, the CPU share of the evaluation, and its memory after a quarter
+of the samples and at the end. The server paces its tokens in real time, so the first command takes about eight minutes
+on any machine, and the second about forty.
 """
 
 from __future__ import annotations
@@ -34,11 +39,11 @@ from rstar2.loop.trace import ToolCall
 
 PROBLEMS = [Problem(f"p{at}", f"What is {at} plus one less than it?", "7") for at in range(100)]
 TURN_SEED_STEP = 1_000_003
-"""As in the agent loop: a rollout's turns draw from seeds this far apart."""
+"""Difference between the seeds of two consecutive turns of a rollout, the same as in the agent loop."""
 
 
 class InstantTools:
-    """A judge that answers at once."""
+    """Tools whose calls succeed immediately, without a judge."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[InstantTools]:
@@ -49,7 +54,7 @@ class InstantTools:
 
 
 async def bare(url: str, samples: int, in_flight: int) -> tuple[int, float]:
-    """Tokens and seconds of a generator that only sends, waits and counts."""
+    """Run the bare load generator. Returns the tokens that it received and the seconds that it took."""
     codec = byte_codec()
     prompts = [codec.prompt(codec.format.messages(problem.problem)) for problem in PROBLEMS]
     jobs = iter(
@@ -71,8 +76,8 @@ async def bare(url: str, samples: int, in_flight: int) -> tuple[int, float]:
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 24)
         for at, seed in jobs:
             for turn in range(2 if seed % 2 else 1):
-                sent = {**body, "prompt": prompts[at], "seed": (seed + turn * TURN_SEED_STEP) % (1 << 31)}
-                content = json.dumps(sent).encode()
+                request = {**body, "prompt": prompts[at], "seed": (seed + turn * TURN_SEED_STEP) % (1 << 31)}
+                content = json.dumps(request).encode()
                 head = f"POST /v1/completions HTTP/1.1\r\ncontent-length: {len(content)}\r\n\r\n"
                 writer.write(head.encode() + content)
                 answer = await reader.readuntil(b"\r\n\r\n")
@@ -88,7 +93,10 @@ async def bare(url: str, samples: int, in_flight: int) -> tuple[int, float]:
 async def driven(
     url: str, samples: int, in_flight: int, out: Path, memory: list[tuple[int, float]]
 ) -> tuple[int, float]:
-    """Tokens and seconds of the evaluation; `memory` gets (samples done, resident MiB) while it runs."""
+    """Run the evaluation. Returns the tokens that it received and the seconds that it took.
+
+    While it runs, (finished samples, resident MiB) pairs are appended to `memory`.
+    """
     codec = byte_codec()
     engine = VLLMEngine(url, stop_token_ids=codec.stop_ids)
     last: list[Progress] = []
@@ -132,23 +140,27 @@ def token_server(pace: float, mean_tokens: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--samples", type=int, default=2000, help="rollouts per round")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--samples", type=int, default=2000, help="rollouts of each of the two per round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--in-flight", type=int, default=256)
-    parser.add_argument("--pace", type=float, default=40.0, help="tokens per second and stream")
-    parser.add_argument("--mean-tokens", type=int, default=400, help="per turn")
-    given = parser.parse_args()
-    each = max(1, given.samples // len(PROBLEMS))
+    parser.add_argument("--pace", type=float, default=40.0, help="tokens per second of one request")
+    parser.add_argument("--mean-tokens", type=int, default=400, help="mean tokens of a turn")
+    options = parser.parse_args()
+    each = max(1, options.samples // len(PROBLEMS))
     rates: dict[str, list[float]] = {"bare": [], "driven": []}
     memory: list[tuple[int, float]] = []
-    with token_server(given.pace, given.mean_tokens) as url, tempfile.TemporaryDirectory() as folder:
-        for number in range(given.rounds):
-            tokens, wall = asyncio.run(bare(url, each, given.in_flight))
+    with token_server(options.pace, options.mean_tokens) as url, tempfile.TemporaryDirectory() as folder:
+        for number in range(options.rounds):
+            tokens, wall = asyncio.run(bare(url, each, options.in_flight))
             rates["bare"].append(tokens / wall)
             memory.clear()
             cpu = time.process_time()
-            tokens, wall = asyncio.run(driven(url, each, given.in_flight, Path(folder) / str(number), memory))
+            tokens, wall = asyncio.run(
+                driven(url, each, options.in_flight, Path(folder) / str(number), memory)
+            )
             rates["driven"].append(tokens / wall)
             cpu = (time.process_time() - cpu) / wall
     done = [at for at, _ in memory]
@@ -156,9 +168,9 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "in_flight": given.in_flight,
+                "in_flight": options.in_flight,
                 "samples": each * len(PROBLEMS),
-                "tokens_per_s": {name: [round(rate) for rate in found] for name, found in rates.items()},
+                "tokens_per_s": {name: [round(rate) for rate in values] for name, values in rates.items()},
                 "driven_over_bare": round(median(rates["driven"]) / median(rates["bare"]), 4),
                 "driver_cpu_share": round(cpu, 3),
                 "resident_mib": {"after_a_quarter": round(quarter), "at_the_end": round(memory[-1][1])},

@@ -1,11 +1,15 @@
-"""Accuracy and time of the grader on adjudicated cases, beside math-verify in the same run.
+"""Measures the accuracy and speed of the grader on labelled cases, and of math-verify in the same run.
 
     python benchmarks/grader.py FOLDER
 
-FOLDER holds your own *.jsonl files. Each line has `gold`, `pred` (a bare answer or a model's whole output) and
-`expected` (true if `pred` is right). A line may have a `label`: all lines are timed, but only those without a label, or
-with the label `ok`, are scored. Each grader answers from a process that has already started; one that needs more than
-ten seconds for a line is killed, and counts as a hang. Times are wall times of whole calls, as the caller sees them.
+FOLDER holds your own *.jsonl files. Each line has `gold`, `pred` (a bare answer or the whole output of a model) and
+`expected` (true if `pred` is correct). A line may also have a `label`. All lines are timed, but a line whose label is
+not `ok` is not scored.
+
+Prints a table with a row per file and grader: accuracy, false positives, false negatives, hangs, and times. Both
+graders run in processes that have already started, so start-up is not timed. A grader that needs more than ten seconds
+for a line is killed, and the line counts as a hang. Times are wall-clock times of whole calls. A thousand lines take
+seconds, unless a grader hangs.
 """
 
 from __future__ import annotations
@@ -32,23 +36,23 @@ LIMIT_S = 10.0
 MATH_VERIFY_PROCESS = "--math-verify-process"
 COLUMNS = "Each line has gold and pred, which are texts, and expected, which is true or false."
 Grade = Callable[[str, str], bool | None]
-"""(gold, pred) -> correct, or None if the grader hung."""
+"""Grades (gold, pred): returns whether the answer is correct, or None if the grader hung."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A line of a file: an answer to grade, and whether it is right."""
+    """One line of a file: an answer to grade, and whether it is correct."""
 
     gold: str
     pred: str
     expected: bool
     is_scored: bool
-    """Whether the line counts as right or wrong; all lines are timed."""
+    """Whether the line counts towards accuracy. All lines are timed."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One grader on one set."""
+    """The results of one grader on one file."""
 
     grader: str
     cases: str
@@ -63,17 +67,17 @@ class Score:
 
 
 class MathVerify:
-    """math-verify in a process of its own, started again after a hang."""
+    """math-verify in a separate process, which is restarted after a hang."""
 
     def __init__(self) -> None:
         self._process = self._start()
 
     def grade(self, gold: str, pred: str) -> bool | None:
-        asked, answers = self._process.stdin, self._process.stdout
-        assert asked is not None
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None
         assert answers is not None
-        asked.write(json.dumps([gold, pred]) + "\n")
-        asked.flush()
+        questions.write(json.dumps([gold, pred]) + "\n")
+        questions.flush()
         if not select.select([answers], [], [], LIMIT_S)[0]:
             self.stop()
             self._process = self._start()
@@ -94,7 +98,10 @@ class MathVerify:
 
 
 def answer_lines() -> None:
-    """Answer (gold, pred) lines with math-verify's verdict, each extracted as its documentation says."""
+    """Answer (gold, pred) lines from standard input with math-verify's verdict.
+
+    Gold answer and prediction are extracted as its documentation recommends.
+    """
     import logging
 
     from math_verify import parse, verify
@@ -104,22 +111,22 @@ def answer_lines() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         gold, pred = json.loads(line)
-        wanted = parse(gold) or parse(f"${gold}$")
-        print(bool(wanted) and verify(wanted, parse(pred)), flush=True)
+        parsed_gold = parse(gold) or parse(f"${gold}$")
+        print(bool(parsed_gold) and verify(parsed_gold, parse(pred)), flush=True)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a grader said to one case."""
+    """A grader's answer to one case."""
 
     case: Case
     correct: bool | None
-    """Whether it called the answer correct; None if it hung."""
+    """Whether the grader called the answer correct; None if the grader hung."""
     ms: float
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The lines of a file; UserError, with the line's number, if one lacks a column."""
+    """Return the cases of a file. Raises UserError, with the line number, if a line lacks a column."""
     cases = []
     for number, row in read_objects(path, COLUMNS):
         gold, pred, expected = (row.get(name) for name in ("gold", "pred", "expected"))
@@ -140,7 +147,7 @@ def measure(cases: list[Case], grade: Grade) -> list[Answer]:
 
 
 def score(grader: str, cases: str, answers: list[Answer]) -> Score:
-    """Count and time a grader's answers to a set."""
+    """Return the accuracy, hangs and times of one grader's answers to one file."""
     scored = [answer for answer in answers if answer.case.is_scored]
     wrong = [answer for answer in scored if answer.correct != answer.case.expected]
     missed = sum(answer.case.expected for answer in wrong)
@@ -153,7 +160,7 @@ def score(grader: str, cases: str, answers: list[Answer]) -> Score:
 
 
 def run(grader: str, sets: dict[str, list[Case]], grade: Grade) -> list[Score]:
-    """One grader's figures for each set, and for all of them together."""
+    """Return one grader's scores for each file, and for all files together."""
     answers = {name: measure(cases, grade) for name, cases in sets.items()}
     answers["together"] = [answer for of_set in answers.values() for answer in of_set]
     return [score(grader, name, of_set) for name, of_set in answers.items()]
@@ -167,8 +174,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder with your *.jsonl files")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--alone", action="store_true", help="leave math-verify out")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--alone", action="store_true", help="measure only rstar2, without math-verify")
     options = parser.parse_args()
     files = sorted(options.folder.glob("*.jsonl"))
     if not files:

@@ -1,14 +1,21 @@
-"""How fast the judge is, beside what one would use instead, on this machine and in one sitting.
+"""Measures how fast the judge is, compared with plain interpreters, with the sandbox alone, and with other judges.
 
-    python benchmarks/judge.py                         # bare interpreters, the sandbox alone, the whole judge
-    python benchmarks/judge.py --codejudge http://host:8000  # and any server that speaks code-judge's protocol
-    python benchmarks/judge.py --against ../other      # only this judge and that of another checkout, with ratios
+    python benchmarks/judge.py                         # plain interpreters, the sandbox alone, the whole judge
+    python benchmarks/judge.py --codejudge http://host:8000  # the same, and a server with code-judge's protocol
+    python benchmarks/judge.py --against ../other      # this judge and that of another checkout, with ratios
 
-Every round runs all contestants one after another on each program; the figures are medians over the rounds,
-so that a machine whose speed changes is unfair to none. Rates are programs a second with `--workers` at work.
-Then, with the judge alone: latencies of single requests at half, a quarter and a tenth of the batched rate that
-was seen just before, each round with other arrivals, and how late an endless loop is ended. A shared machine stops
-programs for moments of its own; how long, with nothing to do, is told with the latencies, which hold no less.
+First come rates: each round runs every contestant on each program, one after another, with `--workers` workers. Prints
+the median rate over the rounds in programs per second. Since the contestants alternate, a machine whose speed changes
+treats them alike.
+
+Then the judge alone is measured:
+
+- Latencies of single requests at half, a quarter and a tenth of the batched rate, which is measured anew in each
+  round. Requests arrive at random times.
+- How long after its time limit an endless loop is answered.
+- How often and how long the machine itself pauses programs, as a shared machine does. Latencies include such pauses.
+
+The default of five rounds takes about four minutes.
 """
 
 from __future__ import annotations
@@ -44,25 +51,25 @@ PROGRAMS = {
     "numpy": "import numpy as np\nprint(np.arange(100).reshape(10, 10).trace())",
     "sympy": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.solve(x**3 - 6*x**2 + 11*x - 6, x))",
 }
-SHOULD = {"trivial": "42\n", "numpy": "495\n", "sympy": "[1, 2, 3]\n"}
+EXPECTED = {"trivial": "42\n", "numpy": "495\n", "sympy": "[1, 2, 3]\n"}
 BATCH = 64
 IN_FLIGHT = 4
 HEAVIEST = "import time, pandas\ntime.sleep(0.5)"
-"""Waits for the zygote that takes longest to get warm, and keeps a worker from doing it for another."""
+"""A program that waits for the zygote with the longest start. It sleeps so that each worker gets one of them."""
 PROFILING_S = 4.0
 
 
 class Wrong(Exception):
-    """A program gave something else than it should: the rate would mean nothing."""
+    """A program's output was wrong, so its rate would mean nothing."""
 
 
 def check(kind: str, stdout: str) -> None:
-    if stdout != SHOULD[kind]:
-        raise Wrong(f"{kind}: {stdout!r} instead of {SHOULD[kind]!r}")
+    if stdout != EXPECTED[kind]:
+        raise Wrong(f"the program {kind!r} printed {stdout!r} instead of {EXPECTED[kind]!r}")
 
 
 def bare(workers: int) -> Run:
-    """A fresh interpreter for each program: no isolation, no queue."""
+    """Return a function that runs each program in a new interpreter, without isolation or a queue."""
 
     def once(kind: str) -> None:
         command = [sys.executable, "-I", "-c", PROGRAMS[kind]]
@@ -98,7 +105,7 @@ def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> Non
 
 @contextmanager
 def sandboxes(workers: int, folder: Path, tier: Isolation | None) -> Iterator[Run]:
-    """The sandbox without HTTP and Redis, one a process."""
+    """Start sandboxes without HTTP and Redis, one per process. Yields a function that runs programs in them."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for number in range(workers):
@@ -131,7 +138,7 @@ def sandboxes(workers: int, folder: Path, tier: Isolation | None) -> Iterator[Ru
 def over_http(
     url: str, path: str, make_body: Callable[[str, int], Any], stdout_of: Callable[[Any], str]
 ) -> Run:
-    """Batches of BATCH, IN_FLIGHT at a time."""
+    """Return a function that sends batches of BATCH programs, with IN_FLIGHT batches in flight."""
 
     def run(kind: str, count: int) -> float:
         sizes = [BATCH] * (count // BATCH) + ([count % BATCH] if count % BATCH else [])
@@ -153,7 +160,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def judge(url: str) -> Run:
-    """The whole judge through its native batches."""
+    """Return a function that runs programs on the judge at `url`, in its own batch format."""
     return over_http(
         url,
         "/v1/runs/batch",
@@ -163,15 +170,15 @@ def judge(url: str) -> Run:
 
 
 def warm_up(url: str, workers: int) -> None:
-    """Wait until every worker's zygotes are warm, which takes processor time from all, and have been profiled."""
+    """Wait until the zygotes of every worker have started and have been profiled, both of which take CPU time."""
     body = {"runs": [{"code": HEAVIEST, "timeout_s": 60}] * workers}
     httpx.post(f"{url}/v1/runs/batch", json=body, timeout=600.0, trust_env=False).raise_for_status()
-    # Zygotes are profiled one at a time, each in a moment without work.
+    # Zygotes are profiled one at a time, whenever a worker is idle.
     time.sleep(PROFILING_S)
 
 
 def codejudge(url: str) -> Run:
-    """A server that speaks code-judge's protocol, through its long batches."""
+    """Return a function that runs programs on a server with code-judge's protocol, in long batches."""
     item = {"type": "python", "input": ""}
     return over_http(
         url,
@@ -181,8 +188,8 @@ def codejudge(url: str) -> Run:
     )
 
 
-def how_many(run: Run, kind: str, seconds: float, workers: int) -> int:
-    """As many programs as fill about `seconds`, a multiple of the workers."""
+def program_count(run: Run, kind: str, seconds: float, workers: int) -> int:
+    """Return the number of programs that take about `seconds`, as a multiple of the workers."""
     rate = run(kind, 8 * workers)
     rate = run(kind, max(workers, int(rate * seconds / 4) // workers * workers))
     return max(workers, int(rate * seconds) // workers * workers)
@@ -191,8 +198,10 @@ def how_many(run: Run, kind: str, seconds: float, workers: int) -> int:
 def rounds(
     contestants: dict[str, Run], count: int, seconds: float, workers: int
 ) -> dict[str, dict[str, float]]:
-    """Median rates, by contestant and program."""
-    sizes = {(n, k): how_many(run, k, seconds, workers) for n, run in contestants.items() for k in PROGRAMS}
+    """Return the median rates in programs per second, by contestant and program."""
+    sizes = {
+        (n, k): program_count(run, k, seconds, workers) for n, run in contestants.items() for k in PROGRAMS
+    }
     rates: dict[tuple[str, str], list[float]] = {key: [] for key in sizes}
     for number in range(count):
         for kind in PROGRAMS:
@@ -203,7 +212,7 @@ def rounds(
 
 
 def warm_judge(url: str) -> Run:
-    """The judge of one worker at a URL, once it is warm."""
+    """Wait until the judge at `url`, which has one worker, is warm. Returns a function that runs programs on it."""
     warm_up(url, workers=1)
     return judge(url)
 
@@ -213,7 +222,7 @@ CpuTimes = dict[int, tuple[int, int]]
 
 
 def cpu_times() -> CpuTimes:
-    """The kernel's counters. Source: proc_stat(5)."""
+    """Return the kernel's counters. Source: proc_stat(5)."""
     times = {}
     with open("/proc/stat") as stat:
         for line in stat:
@@ -225,13 +234,13 @@ def cpu_times() -> CpuTimes:
 
 
 def busy_share(before: CpuTimes, now: CpuTimes) -> float:
-    """How much of the time between two looks the processors were at work."""
+    """Return the share of the time between two readings in which the CPUs were busy."""
     idle, whole = (sum(now[place][n] - before[place][n] for place in now) for n in (0, 1))
     return 1 - idle / whole
 
 
 def overruns(url: str, count: int) -> list[float]:
-    """How many seconds after its limit each endless loop was answered."""
+    """Return how many seconds after its time limit each endless loop was answered, sorted."""
     late = []
     with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as client:
         for code in ["while True: pass", "sum(iter(int, 1))"] * (count // 2):
@@ -239,7 +248,9 @@ def overruns(url: str, count: int) -> list[float]:
             result = client.post("/v1/runs", json={"code": code, "timeout_s": 0.5}).json()
             late.append(time.perf_counter() - started - 0.5)
             if result["outcome"] != "timeout":
-                raise Wrong(f"an endless loop came out as {result['outcome']}")
+                raise Wrong(
+                    f"an endless loop ended with the outcome {result['outcome']!r} instead of 'timeout'"
+                )
     return sorted(late)
 
 
@@ -247,51 +258,55 @@ LOADS = {"half": 0.5, "a quarter": 0.25, "a tenth": 0.1}
 """Shares of the batched rate at which latencies are measured."""
 LATENCY_S = 6.0
 PAUSE_S = 0.001
-"""A program that only looks at the clock and does not get to it for so long was stopped."""
-CHECK_EVERY_S = 1.0
+"""A gap of at least this length between two readings of the clock counts as a pause of the machine."""
+CHECK_FOR_S = 1.0
 
 
 def pauses(processor: int) -> list[float]:
-    """Seconds of each pause that the machine makes on one processor within CHECK_EVERY_S."""
+    """Read the clock on one CPU for CHECK_FOR_S seconds. Returns the length of each pause in seconds."""
     os.sched_setaffinity(0, {processor})
-    found = []
+    gaps = []
     last = time.perf_counter()
-    end = last + CHECK_EVERY_S
+    end = last + CHECK_FOR_S
     while last < end:
         now = time.perf_counter()
         if now - last > PAUSE_S:
-            found.append(now - last)
+            gaps.append(now - last)
         last = now
-    return found
+    return gaps
 
 
 def machine_pauses() -> tuple[float, float]:
-    """(the percentage of the time that this machine stops programs, its longest pause in milliseconds)."""
+    """Return the percentage of the time in which the machine pauses programs, and its longest pause in ms."""
     processors = sorted(os.sched_getaffinity(0))
     with multiprocessing.get_context("fork").Pool(len(processors)) as pool:
-        found = [pause for each in pool.map(pauses, processors, chunksize=1) for pause in each]
-    return 100 * sum(found) / (len(processors) * CHECK_EVERY_S), 1000 * max(found, default=0.0)
+        gaps = [gap for each in pool.map(pauses, processors, chunksize=1) for gap in each]
+    return 100 * sum(gaps) / (len(processors) * CHECK_FOR_S), 1000 * max(gaps, default=0.0)
 
 
 def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[str, dict[str, list[float]]]:
-    """By load, of each round: requests a second, p50 and p99 in milliseconds, the percentage of the time the
-    processors were busy; and of the machine alone the percentage of the time it stops programs and the longest
-    pause in milliseconds."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Measure latencies at each load, in `count` rounds.
+
+    Returns:
+        By load and name, a value per round: requests per second (`rate`), latencies in milliseconds (`p50`, `p99`),
+        and the percentage of the time in which the CPUs were busy (`busy`). Under `machine`: the percentage of the
+        time in which the idle machine pauses programs (`stopped`), and its longest pause in milliseconds (`longest`).
+    """
+    readings: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(count):
         stopped, longest = machine_pauses()
-        found["machine"]["stopped"].append(stopped)
-        found["machine"]["longest"].append(longest)
+        readings["machine"]["stopped"].append(stopped)
+        readings["machine"]["longest"].append(longest)
         whole = batched()
         for load, share in LOADS.items():
             before = cpu_times()
             took = asyncio.run(latencies(url, whole * share, LATENCY_S, seed=number))
-            found[load]["rate"].append(whole * share)
-            found[load]["p50"].append(1000 * took[len(took) // 2])
-            found[load]["p99"].append(1000 * took[len(took) * 99 // 100])
-            found[load]["busy"].append(100 * busy_share(before, cpu_times()))
+            readings[load]["rate"].append(whole * share)
+            readings[load]["p50"].append(1000 * took[len(took) // 2])
+            readings[load]["p99"].append(1000 * took[len(took) * 99 // 100])
+            readings[load]["busy"].append(100 * busy_share(before, cpu_times()))
         print(f"latencies, round {number + 1} of {count} done", file=sys.stderr)
-    return found
+    return readings
 
 
 def spread(values: list[float]) -> str:
@@ -303,10 +318,10 @@ def report(
     waits: dict[str, dict[str, list[float]]],
     late: list[float],
 ) -> dict[str, Any]:
-    """Prints the table. → the same as values."""
+    """Print the table. Returns its values."""
     print(f"{'programs a second':22}" + "".join(f"{kind:>10}" for kind in PROGRAMS))
-    for name, found in rates.items():
-        print(f"{name:22}" + "".join(f"{found[kind]:10.0f}" for kind in PROGRAMS))
+    for name, by_kind in rates.items():
+        print(f"{name:22}" + "".join(f"{by_kind[kind]:10.0f}" for kind in PROGRAMS))
     for name in rates:
         if name != "bare":
             ratios = {kind: rates[name][kind] / rates["bare"][kind] for kind in PROGRAMS}
@@ -320,7 +335,7 @@ def report(
             f"{statistics.median(rate):.0f} a second, cores {statistics.median(busy):.0f}% busy"
         )
     print(
-        f"the machine by itself stops programs {spread(waits['machine']['stopped'])}% of the time, "
+        f"without load, the machine pauses programs {spread(waits['machine']['stopped'])}% of the time, "
         f"for at most {spread(waits['machine']['longest'])} ms"
     )
     print(
@@ -336,7 +351,7 @@ def report(
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """This checkout's judge beside its parts."""
+    """Measure this checkout's judge, its sandbox alone, and plain interpreters."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         handle = stack.enter_context(
@@ -358,30 +373,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, help="2 where nothing is given; always 1 with --against")
+    parser.add_argument("--workers", type=int, help="default: 2; not allowed with --against")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--seconds",
         type=float,
-        help="of each contestant on each program a round, 1.5 where nothing is given; with --against a turn, 0.4",
+        help="seconds of each contestant on each program in a round (default: 1.5), with --against in a turn (0.4)",
     )
     parser.add_argument("--isolation", choices=["strict", "landlock"], default="strict")
     parser.add_argument("--codejudge", metavar="URL", help="a server that speaks code-judge's protocol")
     parser.add_argument(
         "--against", type=Path, metavar="CHECKOUT", help="compare with the judge of another checkout"
     )
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.against:
         if options.workers is not None:
-            parser.error("--workers has no use with --against: each judge has one worker")
+            parser.error("--workers cannot be combined with --against, with which each judge has one worker")
         seconds = options.seconds or 0.4
-        found = compare(options.against, PROGRAMS, options.rounds, options.isolation, seconds, warm_judge)
+        figures = compare(options.against, PROGRAMS, options.rounds, options.isolation, seconds, warm_judge)
     else:
         options.workers, options.seconds = options.workers or 2, options.seconds or 1.5
-        found = measure(options)
+        figures = measure(options)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

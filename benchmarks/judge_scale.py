@@ -1,9 +1,13 @@
-"""Many programs at once, some of them endless: is every one answered, once, rightly, and at an even rate?
+"""Tests the judge under many concurrent programs: each must be answered correctly, exactly once, and at a steady rate.
 
-    python benchmarks/judge_scale.py                    # 1,000 and 30,000 programs on 512 connections
+    python benchmarks/judge_scale.py                    # 1,000, then 30,000, then 1,000 programs on 512 connections
     python benchmarks/judge_scale.py --programs 3000
 
-One program in 300 is an endless loop with a limit of one second. Every program is a request of its own.
+One program in 300 is an endless loop with a time limit of one second. Every program is a separate request.
+
+For each of the three loads, prints the programs per second, the number of wrong answers, and the memory of each process
+over time. Then prints the rate of the large load divided by the mean rate of the two small ones. At 200 programs a
+second the large load takes two and a half minutes. The exit code is 1 if any answer was wrong.
 """
 
 from __future__ import annotations
@@ -29,14 +33,14 @@ LOOP_EVERY = 300
 
 @dataclass
 class Outcome:
-    """What became of one load."""
+    """The result of one load."""
 
     programs: int
     seconds: float
     wrong: list[str] = field(default_factory=list)
-    """What was answered otherwise than it should be; the first few."""
+    """Descriptions of the wrong answers."""
     resident_mb: dict[str, list[float]] = field(default_factory=dict)
-    """Resident memory by part, sampled once a second."""
+    """Resident memory of each process in MiB, sampled once a second. The keys are those of `processes_of`."""
 
     @property
     def rate(self) -> float:
@@ -44,7 +48,7 @@ class Outcome:
 
 
 class Connection:
-    """One HTTP/1.1 connection that is kept; a full client costs more than what is measured."""
+    """A persistent HTTP/1.1 connection. A full HTTP client would cost more CPU time than what is measured."""
 
     def __init__(self, url: str) -> None:
         self.address = urlsplit(url)
@@ -62,10 +66,10 @@ class Connection:
         length = next(
             int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length")
         )
-        found = json.loads(await self.reader.readexactly(length))
+        answer = json.loads(await self.reader.readexactly(length))
         if b" 200 " not in lines[0]:
-            raise RuntimeError(f"{lines[0].decode()}: {found}")
-        return found
+            raise RuntimeError(f"the judge answered {lines[0].decode()!r}: {answer}")
+        return answer
 
 
 def is_loop(number: int) -> bool:
@@ -73,14 +77,14 @@ def is_loop(number: int) -> bool:
 
 
 async def load(url: str, programs: int, connections: int) -> Outcome:
-    """Send all programs over so many connections and check every answer."""
+    """Send all programs over `connections` connections, and check every answer."""
     numbers = iter(range(programs))
     seen: set[str] = set()
     outcome = Outcome(programs, 0.0)
 
     def check(number: int, result: dict[str, Any]) -> None:
-        should = ("timeout", "") if is_loop(number) else ("ok", f"{number}\n")
-        if (result["outcome"], result["stdout"]) != should or result["id"] in seen:
+        expected = ("timeout", "") if is_loop(number) else ("ok", f"{number}\n")
+        if (result["outcome"], result["stdout"]) != expected or result["id"] in seen:
             outcome.wrong.append(f"{number}: {result}")
         seen.add(result["id"])
 
@@ -103,20 +107,20 @@ async def load(url: str, programs: int, connections: int) -> Outcome:
     return outcome
 
 
-def parts(judge: JudgeHandle) -> dict[str, int]:
-    """The processes of a judge by a short name."""
-    found = {"supervisor": judge.pid}
+def processes_of(judge: JudgeHandle) -> dict[str, int]:
+    """Return the process ids of a judge by a short name."""
+    processes = {"supervisor": judge.pid}
     for pid in Path(f"/proc/{judge.pid}/task/{judge.pid}/children").read_text().split():
         command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         name = next(
             (word.rpartition(".")[2] for word in command if word.startswith("rstar2.judge.")), "redis"
         )
-        found[f"{name} {pid}"] = int(pid)
-    return found
+        processes[f"{name} {pid}"] = int(pid)
+    return processes
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of one process in MiB; 0 if it is gone."""
+    """Return the resident memory of a process in MiB, 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / (1 << 20)
     except OSError:
@@ -124,8 +128,8 @@ def resident_mb(pid: int) -> float:
 
 
 async def watched(judge: JudgeHandle, programs: int, connections: int) -> Outcome:
-    """The load, with the memory of the service sampled meanwhile."""
-    pids = parts(judge)
+    """Run one load, and sample the memory of the judge's processes while it runs."""
+    pids = processes_of(judge)
     samples: dict[str, list[float]] = {name: [] for name in pids}
 
     async def watch() -> None:
@@ -150,7 +154,10 @@ def show(outcome: Outcome) -> None:
     )
     for name, values in outcome.resident_mb.items():
         thirds = [values[0], *(max(values[len(values) * i // 3 :][: len(values) // 3 + 1]) for i in range(3))]
-        print(f"  {name}: MiB at start and at most in each third " + " ".join(f"{v:.0f}" for v in thirds))
+        print(
+            f"  {name}: MiB at the start, then the peak of each third: "
+            + " ".join(f"{v:.0f}" for v in thirds)
+        )
 
 
 def main() -> None:
@@ -162,18 +169,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, running_judge(Path(folder), options.workers) as judge:
-        # The heaviest zygotes take a while to get warm, and processor time from all.
+        # Zygotes that import much take a while to start, and their CPU time would slow the first load.
         with SyncJudgeClient(judge.url) as client:
             client.run_many([RunRequest(code="import pandas", timeout_s=60)] * 8 * options.workers)
         asyncio.run(load(judge.url, 300, 8))
-        few = asyncio.run(watched(judge, 1_000, options.connections))
-        show(few)
-        many = asyncio.run(watched(judge, options.programs, options.connections))
-        show(many)
+        small = asyncio.run(watched(judge, 1_000, options.connections))
+        show(small)
+        large = asyncio.run(watched(judge, options.programs, options.connections))
+        show(large)
         again = asyncio.run(watched(judge, 1_000, options.connections))
         show(again)
-        print(f"rate of the many over that of the few: {2 * many.rate / (few.rate + again.rate):.2f}")
-    sys.exit(bool(few.wrong or many.wrong or again.wrong))
+        print(
+            f"rate of the large load / mean rate of the small ones: {2 * large.rate / (small.rate + again.rate):.2f}"
+        )
+    sys.exit(bool(small.wrong or large.wrong or again.wrong))
 
 
 if __name__ == "__main__":

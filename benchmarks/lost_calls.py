@@ -1,11 +1,14 @@
-"""Does training learn the same where the judge loses tool calls? The demo, with and without losses made on purpose.
+"""Measures whether training learns the same if the judge loses tool calls: the demo, with and without losses.
 
-    python benchmarks/lost_calls.py                          seed 1, 5 % of the calls lost, beside none
+    python benchmarks/lost_calls.py                          seed 1: once without losses, once with 5 % of calls lost
     python benchmarks/lost_calls.py --seeds 1 2 3 --share 0.1
 
-A proxy stands between the demo and its judge, and replaces results by `lost`, as the judge says where three workers
-died over a program. Evaluations run a lost call again; of training they leave the pool before RoC selects.
-Minutes a run; a run that was killed resumes.
+A proxy between the demo and its judge replaces some results by the outcome `lost`. A real judge answers `lost` if three
+workers died while they ran the same program. An evaluation repeats a lost call. In training, a rollout with a lost call
+leaves the pool before Resampling on Correct (RoC) selects.
+
+Prints a table with two rows per seed: the rollouts that lost a call, the accuracy after SFT and after each stage, and
+the share of failed calls at the end. Each row is a run of the demo, which takes minutes. A killed run resumes.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ STAGES = ("stage1", "stage2", "stage3")
 
 
 class LosingProxy:
-    """Passes a judge's requests on, and replaces a share of its results by lost ones."""
+    """A proxy that forwards requests to a judge, and replaces a share of its results by the outcome `lost`."""
 
     def __init__(self, judge: str, token: str | None, share: float) -> None:
         self._judge, self._share = judge, share
@@ -57,23 +60,23 @@ class LosingProxy:
                     await judge.send_str(message.data)
                 await judge.close()
 
-            asking = asyncio.create_task(to_judge())
+            forwarding = asyncio.create_task(to_judge())
             try:
                 async for message in judge:
                     await client.send_str(
                         json.dumps([self._or_lost(each) for each in json.loads(message.data)])
                     )
             finally:
-                asking.cancel()
+                forwarding.cancel()
         return client
 
     def _or_lost(self, response: dict[str, object]) -> dict[str, object]:
         if response.get("result") and self._random.random() < self._share:
-            lost = {"id": response["id"], "outcome": "lost", "stderr": "lost on purpose"}
+            lost = {"id": response["id"], "outcome": "lost", "stderr": "lost by the benchmark"}
             return {**response, "result": lost}
         return response
 
-    async def _pass_on(self, request: web.Request) -> web.Response:
+    async def _forward(self, request: web.Request) -> web.Response:
         async with (
             aiohttp.ClientSession(headers=self._headers) as http,
             http.request(
@@ -85,10 +88,10 @@ class LosingProxy:
             )
 
     async def start(self) -> str:
-        """Listen on a free port of loopback; returns the URL."""
+        """Listen on a free port of the loopback interface. Returns the URL."""
         app = web.Application()
         app.router.add_get("/v1/runs/stream", self._stream)
-        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        app.router.add_route("*", "/{path:.*}", self._forward)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -99,7 +102,7 @@ class LosingProxy:
 
 @contextmanager
 def losing(judge: str, token: str | None, share: float) -> Iterator[str]:
-    """The URL of a proxy before a judge, which runs until the end of the block."""
+    """Run a LosingProxy in front of a judge until the block ends. Yields its URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -111,7 +114,7 @@ def losing(judge: str, token: str | None, share: float) -> Iterator[str]:
 
 
 def measure(seed: int, share: float, folder: Path) -> list[str]:
-    """One run of the demo: its accuracies after SFT and each stage, and the rollouts that lost a call."""
+    """Run the demo once. Returns a row of the table: lost rollouts, and accuracies after SFT and each stage."""
     plan = demo_plan("demo", seed, ["rl.judge.max_lost_share=0.5"])
     with (
         open_run(folder, "demo", plan.config()) as run,
@@ -128,15 +131,21 @@ def measure(seed: int, share: float, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--share", type=float, default=0.05, help="of the judge's results")
+    parser.add_argument(
+        "--share", type=float, default=0.05, help="share of the judge's results that are lost"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/lost-calls"))
-    given = parser.parse_args()
-    table = Table("seed", "lost", "rollouts that lost a call", "sft", *STAGES, "failed calls at the end")
-    for seed in given.seeds:
-        for share in (0.0, given.share):
-            table.add_row(*measure(seed, share, given.folder / f"seed{seed}-{share:g}"))
+    options = parser.parse_args()
+    table = Table(
+        "seed", "calls lost", "rollouts that lost a call", "sft", *STAGES, "failed calls at the end"
+    )
+    for seed in options.seeds:
+        for share in (0.0, options.share):
+            table.add_row(*measure(seed, share, options.folder / f"seed{seed}-{share:g}"))
     out.print(table)
 
 

@@ -1,10 +1,11 @@
-"""How long does the page of a large evaluation take to write, how large is it, and how fast is it in a browser?
+"""Measures the report page of a large evaluation: how long it takes to write, its size, and its speed in a browser.
 
     python benchmarks/report_page.py                        500 problems × 16 samples, 6 KB of text each
     python benchmarks/report_page.py --problems 30 --samples 64
 
-The traces are synthetic and full of formulas, with token ids and log-probabilities as an evaluation writes them. The
-browser is Chromium, if there is one: RSTAR2_CHROMIUM or the first on PATH.
+The traces are synthetic and full of formulas. Like those of an evaluation, they have token ids and log-probabilities.
+The browser is Chromium: the program that RSTAR2_CHROMIUM names, or the first one on PATH. Without Chromium only writing
+and size are measured. The default takes a few minutes.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from rstar2.report import write_report
 TOKENS_PER_BYTE = 0.3
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 BROWSER = TESTS / "support" / "report" / "page_speed.py"
-"""Opens, filters and searches a page in the browser of the tests."""
+"""The script of the tests that opens, filters and searches a page in the browser."""
 
 
 def formula(draw: random.Random) -> str:
-    """One of the forms that models write, with numbers of its own so that few are equal."""
+    """Return a formula as models write it, with random numbers so that few formulas are equal."""
     a, b, c = (draw.randrange(2, 1000) for _ in range(3))
     return draw.choice(
         [
@@ -44,7 +45,7 @@ def formula(draw: random.Random) -> str:
 
 
 def paragraph(draw: random.Random, length: int) -> str:
-    """Text of about this many characters, in which about every fifth word is followed by a formula."""
+    """Return text of about `length` characters, in which about every fifth piece is a formula."""
     words = (
         "so",
         "the",
@@ -70,7 +71,7 @@ def paragraph(draw: random.Random, length: int) -> str:
 
 
 def trace(problem: str, number: int, sample: int, size: int, draw: random.Random) -> Trace:
-    """A rollout with one tool call whose turns have `size` bytes of text together."""
+    """Return a rollout of two turns with one tool call. The turns have about `size` bytes of text in total."""
     code = f"from sympy import *\nx = symbols('x')\nprint(solve(x**2 - {number}*x + {sample}, x))"
     output = f"[{number}/2 - sqrt({number}**2 - 4*{sample})/2, {number}/2 + sqrt({number}**2 - 4*{sample})/2]"
     call = ToolCall(name="python", arguments={"code": code}, status="ok", output=output, wall_s=0.2)
@@ -100,7 +101,7 @@ def trace(problem: str, number: int, sample: int, size: int, draw: random.Random
 
 
 def make_run(folder: Path, problems: int, samples: int, size: int) -> None:
-    """A finished evaluation of one benchmark, without the judge, model and grader that would have made it."""
+    """Write the files of a finished evaluation of one benchmark, without a judge, model or grader."""
     draw = random.Random(0)
     write_json(folder / "config.json", {"kind": "eval", "config": {}})
     (folder / "math500").mkdir()
@@ -117,7 +118,7 @@ def main() -> None:
     )
     parser.add_argument("--problems", type=int, default=500)
     parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--size", type=int, default=6000, help="bytes of text in a trace")
+    parser.add_argument("--size", type=int, default=6000, help="bytes of text of a trace")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = Path(name)
@@ -129,8 +130,8 @@ def main() -> None:
         started, wall = time.process_time(), time.perf_counter()
         page = write_report(run)
         print(
-            f"written in {time.process_time() - started:.2f} s of processor time "
-            f"({time.perf_counter() - wall:.2f} s by the clock), {page.stat().st_size / 1e6:.1f} MB"
+            f"written in {time.process_time() - started:.2f} s of CPU time "
+            f"({time.perf_counter() - wall:.2f} s of wall-clock time), {page.stat().st_size / 1e6:.1f} MB"
         )
         subprocess.run(
             [sys.executable, BROWSER, page], env={**os.environ, "PYTHONPATH": str(TESTS)}, check=True

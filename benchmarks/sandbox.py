@@ -1,10 +1,13 @@
-"""Measures the sandbox alone, without HTTP and queue, against bare interpreters without isolation.
+"""Measures the sandbox alone, without HTTP and queue, compared with interpreters without isolation.
 
     python benchmarks/sandbox.py [--rounds 5] [--seconds 1.0] [--workers 2] [--tier strict] [--json FILE]
 
-Each round runs every kind of program first in the sandboxes (one per worker process), then in new `python -I
--c` processes, as many at a time as there are workers. The two take turns within one run, because the speed of a
-shared machine changes from minute to minute; compare the ratio.
+In each round, every kind of program runs first in the sandboxes and then in new `python -I -c` processes. There are
+`--workers` sandboxes, each in its own process, and as many interpreters at a time. The two alternate because the speed
+of a shared machine changes from minute to minute; therefore compare the ratio.
+
+Prints a row per program: programs per second of both, their ratio, and the sandbox's latencies. The default takes about
+a minute.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def _sandbox(root: str, tier: str) -> tuple[RunOne, Callable[[], None]]:
     def run(code: str) -> None:
         result = sandbox.run(RunRequest(code=code, timeout_s=60.0), "bench")
         if result.outcome != "ok":
-            raise RuntimeError(f"a program of the benchmark failed: {result!r}")
+            raise RuntimeError(f"a program of the benchmark did not end with the outcome 'ok': {result!r}")
 
     return run, sandbox.close
 
@@ -66,7 +69,7 @@ _KINDS = {"sandbox": _sandbox, "bare": _bare}
 
 
 def _worker(kind: str, root: str, tier: str, pipe: Connection) -> None:
-    """Run one program repeatedly for as long as each message says, and answer with the latencies."""
+    """For each message (program, seconds), run the program repeatedly for that time, and reply with the latencies."""
     run, close = _KINDS[kind](root, tier)
     for code in PROGRAMS.values():
         for _ in range(_WARM_UP_RUNS):
@@ -86,13 +89,13 @@ def _worker(kind: str, root: str, tier: str, pipe: Connection) -> None:
 
 @dataclass
 class Team:
-    """The worker processes of one kind."""
+    """The worker processes of one kind: `sandbox` or `bare`."""
 
     pipes: list[Connection]
     processes: list[multiprocessing.process.BaseProcess]
 
     def measure(self, name: str, seconds: float) -> tuple[float, Latencies]:
-        """(Programs per second of all workers together, every latency in seconds)."""
+        """Run a program on all workers. Returns their total programs per second, and every latency in seconds."""
         for pipe in self.pipes:
             pipe.send((name, seconds))
         answers = [pipe.recv() for pipe in self.pipes]
@@ -125,10 +128,15 @@ def _percentile(values: Latencies, share: float) -> float:
 
 
 def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, dict[str, float]]:
-    """Program → medians over the rounds: rates per second, their ratio; p50 and p99 in ms of all runs."""
+    """Measure each program.
+
+    Returns:
+        By program: median rates per second over the rounds, the median of their ratios, and the p50 and p99 of all
+        the sandbox's latencies in milliseconds.
+    """
     with tempfile.TemporaryDirectory() as root:
         teams = {kind: _team(kind, workers, root, tier) for kind in _KINDS}
-        found = {}
+        figures_of = {}
         for name in PROGRAMS:
             rates: dict[str, list[float]] = {kind: [] for kind in teams}
             latencies: Latencies = []
@@ -138,7 +146,7 @@ def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, d
                     rates[kind].append(rate)
                     latencies += spent if kind == "sandbox" else []
             ratios = [ours / theirs for ours, theirs in zip(rates["sandbox"], rates["bare"], strict=True)]
-            found[name] = {
+            figures_of[name] = {
                 "sandbox_per_s": statistics.median(rates["sandbox"]),
                 "bare_per_s": statistics.median(rates["bare"]),
                 "ratio": statistics.median(ratios),
@@ -147,7 +155,7 @@ def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, d
             }
         for team in teams.values():
             team.stop()
-    return found
+    return figures_of
 
 
 def main() -> None:
@@ -155,18 +163,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each kind in each round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each kind in each round")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--tier", default="strict", choices=["strict", "landlock", "none"])
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    found = measure(options.rounds, options.seconds, options.workers, options.tier)
+    figures_of = measure(options.rounds, options.seconds, options.workers, options.tier)
     print(f"{'':10}{'sandbox/s':>11}{'bare/s':>9}{'ratio':>8}{'p50 ms':>9}{'p99 ms':>9}")
-    for name, row in found.items():
+    for name, row in figures_of.items():
         figures = (row["sandbox_per_s"], row["bare_per_s"], row["ratio"], row["p50_ms"], row["p99_ms"])
         print("{:10}{:11.0f}{:9.1f}{:8.1f}{:9.2f}{:9.2f}".format(name, *figures))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures_of, indent=2) + "\n")
 
 
 if __name__ == "__main__":

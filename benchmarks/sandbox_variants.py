@@ -1,13 +1,16 @@
-"""Measures what one mechanism of the sandbox is worth: the sandboxes of several checkouts take turns in one run.
+"""Measures the effect of one change to the sandbox: the sandboxes of several checkouts run the same programs in turn.
 
-    cp -r rstar2 /tmp/without/        # then take the mechanism out of the copy
+    mkdir /tmp/without && cp -r rstar2 /tmp/without/       # then remove the mechanism from the copy
     python benchmarks/sandbox_variants.py . /tmp/without [--rounds 16] [--idle-s 0.01]
 
-Each checkout is a folder that contains `rstar2`, and has one sandbox. Every round runs each program on each checkout a
-few times, in a random order. The figures are medians over the rounds: milliseconds of wall and of CPU time per program
-(worker, zygote and program together), and their ratios to those of the first checkout in the same round. On a busy
-machine trust the CPU time. With `--idle-s` programs come after random pauses of this mean length, as at partial load.
-The control group of the sandbox must be readable for its CPU time: run it as root.
+Each checkout is a folder that contains the package `rstar2`, and has one sandbox. Every round runs each program on each
+checkout 10 or 20 times, in a random order of checkouts.
+
+Prints a row per program and checkout, with medians over the rounds: milliseconds of wall-clock and of CPU time per
+program, and their ratios to the first checkout in the same round. The CPU time is that of worker, zygote and program
+together. On a busy machine only the CPU time is reliable. With `--idle-s`, programs start after random pauses of this
+mean length, as under partial load. Run it as root: the CPU time is read from the sandbox's control group. Two
+checkouts take about a minute.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _WARM_UP_RUNS = 3
 
 
 def serve(folder: str) -> None:
-    """In a process of one checkout: run the programs that standard input names, and print what they took."""
+    """Run the programs that standard input names in one checkout's sandbox, and print their times as JSON."""
     from rstar2.judge.sandbox.sandbox import Sandbox
     from rstar2.judge.schema import RunRequest
 
@@ -45,7 +48,7 @@ def serve(folder: str) -> None:
     def run(code: str) -> float:
         result = sandbox.run(RunRequest(code=code, timeout_s=60.0), "bench")
         if result.outcome != "ok":
-            raise RuntimeError(f"a program of the benchmark failed: {result!r}")
+            raise RuntimeError(f"a program of the benchmark did not end with the outcome 'ok': {result!r}")
         return result.wall_s
 
     def cpu_s() -> float:
@@ -80,8 +83,8 @@ def _start(checkout: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def _ask(process: subprocess.Popen[str], name: str, idle_s: float) -> tuple[list[float], float]:
-    """One turn: wall seconds of each run, and CPU seconds per run."""
+def _take_turn(process: subprocess.Popen[str], name: str, idle_s: float) -> tuple[list[float], float]:
+    """Run one turn. Returns the wall-clock seconds of each run, and the CPU seconds per run."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(json.dumps([name, idle_s]), file=process.stdin, flush=True)
@@ -90,7 +93,7 @@ def _ask(process: subprocess.Popen[str], name: str, idle_s: float) -> tuple[list
 
 
 def measure(checkouts: list[str], rounds: int, idle_s: float) -> None:
-    """Print one line for each checkout and program."""
+    """Measure the checkouts, and print a row for each program and checkout."""
     with tempfile.TemporaryDirectory() as root:
         processes = [_start(each, Path(root) / str(n)) for n, each in enumerate(checkouts)]
         for process in processes:
@@ -102,7 +105,7 @@ def measure(checkouts: list[str], rounds: int, idle_s: float) -> None:
             turns: list[list[tuple[list[float], float]]] = [[] for _ in checkouts]
             for _ in range(rounds):
                 for number in random.sample(range(len(checkouts)), len(checkouts)):
-                    turns[number].append(_ask(processes[number], name, idle_s))
+                    turns[number].append(_take_turn(processes[number], name, idle_s))
             for checkout, each in zip(checkouts, turns, strict=True):
                 walls, cpus = [statistics.mean(turn[0]) for turn in each], [turn[1] for turn in each]
                 wall_ratio = statistics.median(
@@ -129,9 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkouts", nargs="*", help="the first is what the others are compared with")
+    parser.add_argument("checkouts", nargs="*", help="folders with rstar2; compared with the first")
     parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--idle-s", type=float, default=0.0)
+    parser.add_argument("--idle-s", type=float, default=0.0, help="mean pause before each program")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

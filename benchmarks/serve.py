@@ -1,11 +1,12 @@
-"""Seconds until `rstar2 serve` answers with vLLM, and tokens a second with some requests in flight.
+"""Measures how long `rstar2 serve` takes to start vLLM, and the tokens per second with several requests in flight.
 
     python benchmarks/serve.py models/smollm2 --python .venv-vllm/bin/python
-    python benchmarks/serve.py models/smollm2 --url http://127.0.0.1:8000        # one that runs; no start is timed
+    python benchmarks/serve.py models/smollm2 --url http://127.0.0.1:8000        # a running server; no start is timed
     python benchmarks/serve.py Qwen3-4B --in-flight 1 32 256 -- --load-format dummy     # random weights
 
-Every request has a prompt of its own of 64 tokens and is answered with exactly `--tokens` tokens. What is after `--`
-goes to vLLM.
+Every request has a different prompt of 64 tokens, and is answered with exactly `--tokens` tokens. Options after `--` go
+to vLLM. Prints a Markdown table: the seconds until the server is ready, and the tokens per second for each number of
+requests in flight. Most of the time is vLLM's start, which takes minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PROMPT = 64
 
 @contextmanager
 def started(model: str, python: str | None, extra: list[str]) -> Iterator[tuple[str, float]]:
-    """A server for the length of the block: its URL, and the seconds until it answered."""
+    """Serve the model until the block ends. Yields the URL, and the seconds until the server was ready."""
     port = free_port()
     words = [model, "--port", str(port), "--detach", "--ready-s", "3600"]
     words += ["--python", python or sys.executable, *(["--", *extra] if extra else [])]
@@ -47,7 +48,7 @@ def started(model: str, python: str | None, extra: list[str]) -> Iterator[tuple[
 
 
 async def rate(url: str, in_flight: int, tokens: int) -> float:
-    """Tokens a second while `in_flight` requests are answered at once."""
+    """Return the tokens per second of `in_flight` concurrent requests."""
     draw = random.Random(in_flight)
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=3600
@@ -64,10 +65,10 @@ async def rate(url: str, in_flight: int, tokens: int) -> float:
             assert answer.usage is not None
             return int(answer.usage.completion_tokens)
 
-        await one()  # warm
+        await one()  # the first request is slower
         began = time.monotonic()
-        made = await asyncio.gather(*(one() for _ in range(in_flight)))
-        return sum(made) / (time.monotonic() - began)
+        tokens_written = await asyncio.gather(*(one() for _ in range(in_flight)))
+        return sum(tokens_written) / (time.monotonic() - began)
 
 
 def measure(name: str, url: str, ready_s: float | None, many: list[int], tokens: int) -> None:
@@ -80,11 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model")
+    parser.add_argument("model", help="a model's folder or its name on the Hub")
     parser.add_argument("--python", help="the interpreter of vLLM's environment")
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each completion")
     parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--url")
+    parser.add_argument("--url", help="measure the server at this URL, and start none")
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     options, extra = parser.parse_args(words[:cut]), words[cut + 1 :]

@@ -1,9 +1,9 @@
-"""Add a benchmark: write its problems as JSON lines, and check the file before you run a model on it.
+"""Adds a benchmark: writes its problems as JSON lines, and checks the file without a model.
 
-This needs no change to rstar2; `rstar2 eval FILE.jsonl` measures a model on the file. To give a benchmark a name for
-everyone, add a `Source` to rstar2/data/benchmarks.py (CONTRIBUTING, "A benchmark").
+This needs no change to rstar2: `rstar2 eval FILE.jsonl` measures a model on the file. To add a benchmark that everyone
+can use by name, add a `Source` to rstar2/data/benchmarks.py (CONTRIBUTING, "A benchmark").
 
-Run `python examples/adding_a_benchmark.py FOLDER`; further arguments, such as `--judge URL`, go to `rstar2 eval`.
+Run `python examples/adding_a_benchmark.py FOLDER`. Further arguments, such as `--judge URL`, go to `rstar2 eval`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ def main(folder: Path, *options: str) -> None:
     problems = load_benchmark(str(file))
     print(f"{len(problems)} problems: {', '.join(problem.id for problem in problems)}")
 
-    # The oracle gives the gold answer, except for the first of each ten problems, which it deliberately answers wrong.
-    # So 2 of 3 must be correct. Any other score means a fault in the benchmark, the judge or the grader, and shows it
-    # without a model.
+    # The oracle gives the gold answer, except for the first of every ten problems, which it answers wrong. So 2 of 3
+    # answers must be correct. Any other score means a fault in the benchmark, the judge or the grader.
     command = [sys.executable, "-m", "rstar2", "eval", str(file), "--oracle", "-n", "2", *options]
     subprocess.run([*command, "--run", str(folder / "run")], check=True, stdout=subprocess.DEVNULL)
     results = json.loads((folder / "run" / "mine" / "results.json").read_text(encoding="utf-8"))
@@ -43,5 +42,5 @@ def main(folder: Path, *options: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(__doc__)  # it says what to give
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Grade answers: one with the function, many with the pool, and show their verdicts.
+"""Grades answers: one with the function, several with the pool.
 
 Run `python examples/grader.py`.
 """
@@ -19,11 +19,11 @@ PAIRS = [
 
 
 def main() -> None:
-    # `grade` is pure: it starts no process and has no time limit. Use it for short answers that you trust.
+    # `grade` is a pure function without a time limit. Use it for short answers that you trust.
     verdict = grade("\\frac{1}{2}", "It is \\boxed{0.5}.")
     print(f"{verdict.verdict} by rule {verdict.rule!r}, from {verdict.extracted!r}")
 
-    # The pool grades each answer with a CPU time limit, in a process that can be killed. Use it for model outputs.
+    # The pool grades in processes, with a limit on the CPU time of each answer. Use it for model outputs.
     with GraderPool(workers=2, timeout_s=1.5) as pool:
         for (gold, output), verdict in zip(PAIRS, pool.grade_many(PAIRS), strict=True):
             print(f"{gold:12} {output:28} {verdict.verdict:9} {verdict.rule}")

@@ -1,4 +1,4 @@
-"""Read the traces of a run: verdicts, failed calls, and one rollout turn by turn.
+"""Reads the traces of a run, and prints verdicts, failed calls, and one wrong rollout turn by turn.
 
 A run of `rstar2 eval` has one trace file per benchmark. Run
 `python examples/reading_traces.py RUN/BENCHMARK/traces.jsonl`.

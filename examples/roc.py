@@ -1,7 +1,7 @@
-"""GRPO-RoC on hand-written groups: which of a problem's 2G rollouts the update uses.
+"""Resampling on Correct (RoC) on a hand-written group: which of a problem's 2G rollouts the update uses.
 
-Half of the wrong rollouts are kept, at random. The rest of G is drawn from the correct ones; those with failed calls
-or a bad answer format are drawn less often. Run `python examples/roc.py`.
+RoC selects half of the wrong rollouts at random. It draws the rest of G from the correct rollouts, and those with
+failed calls or a bad answer format less often. Run `python examples/roc.py`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def main() -> None:
 
     for selection, select in (("roc", roc.select), ("random", random.select)):
         rng = np.random.default_rng(0)
-        kept = Counter(NAMES[at] for _ in range(1000) for at in select(GROUP, rng))
-        shares = ", ".join(f"{name} {kept[name] / 2000:.0%}" for name in KINDS)
-        print(f"select {selection}: share of each kind that is kept: {shares}")
+        selected = Counter(NAMES[at] for _ in range(1000) for at in select(GROUP, rng))
+        shares = ", ".join(f"{name} {selected[name] / 2000:.0%}" for name in KINDS)
+        print(f"select {selection}: share of each kind that is selected: {shares}")
 
     # A group whose rewards are all equal gives no gradient, so it is dropped.
     print("all correct, trained on:", gives_gradient([CLEAN] * 4, drop_equal_rewards=True))

@@ -30,5 +30,5 @@ async def main(url: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit(__doc__)  # it says what to give
+        sys.exit(__doc__)
     asyncio.run(main(sys.argv[1]))

@@ -20,7 +20,7 @@ from support.train.ray_nodes import ray_nodes
 
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import END_OF_TURN
@@ -119,8 +119,8 @@ def tokenizer() -> Any:
     )
     raw.train_from_iterator(
         [
-            ours().template,
-            ours().user,
+            default_format().template,
+            default_format().user,
             (REPOSITORY / "rstar2" / "loop" / "turns" / "template.py").read_text(),
         ],
         trainer,

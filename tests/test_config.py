@@ -14,6 +14,7 @@ from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
 from rstar2.train.recipe_files import RecipeKind, read_recipe, sft_recipe, stage_recipe, stage_recipes
+from rstar2.train.select import SELECTIONS
 
 
 class Trainer(Strict):
@@ -108,7 +109,7 @@ def test_a_wrong_value_of_the_file_is_the_files() -> None:
         ("sft.epochs=0", "sft.epochs must be a whole number of at least 1, not 0"),
         (
             "rl.select=x",
-            "select must be one of 'all_failed', 'random', 'release', 'roc', 'void_turn', or 'module:object', not 'x'",
+            f"select must be one of {', '.join(map(repr, SELECTIONS.shipped()))}, or 'module:object', not 'x'",
         ),
         (
             "rl.groups.keep=99",

@@ -1,22 +1,28 @@
-"""Measures the intervals of `eval` and `eval compare` by simulation, beside those of other evaluation tools.
+"""Measures the confidence intervals of `eval` and `eval compare` by simulation, and those of other evaluation tools.
 
     python benchmarks/eval/intervals.py --repetitions 4000 --seed 1
 
-Prints the tables of docs/evaluation.md. The models are made: each problem has a rate at which each of two models solves
-it, and every cell draws new problems and new samples in each repetition. *Coverage* is the share of intervals that hold
-the mean difference over all problems of the kind, *width* the mean length of the intervals in points, and *power* the
-share that leave out zero. All differences of one cell are the same for all methods.
+Prints the tables of docs/results/evaluation.md. The models are simulated: each of two models solves a problem with a
+given probability, its rate. Every cell of a table draws new problems and new samples in each repetition. Within a cell,
+all methods get the same draws.
+
+- *Coverage* is the share of intervals that contain the mean difference over all problems of the kind.
+- *Width* is the mean length of the intervals in percentage points.
+- *Power* is the share of intervals that exclude zero.
+
+The kinds of differences:
 
 - Small shifts: rates from Beta(1/2, 1/2), as on AIME, where most problems are nearly always or nearly never solved.
-  The second model's log-odds are higher by a constant, plus noise of half as much from problem to problem.
-- Rare flips: every problem is solved always or never, and a few change from one to the other. The number of samples
-  makes no difference then.
-- Hidden flips: half of the problems have rates from Beta(1/2, 1/2) that do not change. The others are never solved by
-  the first model, and a few of these always by the second.
-- Nearly decided: rates from Beta(0.02, 0.02), so that one problem in ten or so is not always or never solved. They do
-  not change, but a few problems that are never solved by the first model are always solved by the second.
+  The second model's log-odds are higher by a constant, plus noise across problems of half that size.
+- Rare flips: every problem is always or never solved, and a few problems change from one to the other. The number of
+  samples then makes no difference.
+- Hidden flips: half of the problems have rates from Beta(1/2, 1/2) that do not change. The first model never solves the
+  other half. The second model always solves a few of these.
+- Nearly decided: rates from Beta(0.02, 0.02), so that about one problem in ten is neither always nor never solved. The
+  rates do not change, except that the second model always solves a few problems that the first never solves.
 
-The formulas of other tools are written out here, so that none of them has to be installed.
+The formulas of the other tools are written out here, so that none of the tools has to be installed. 4,000 repetitions
+take tens of minutes.
 """
 
 from __future__ import annotations
@@ -36,27 +42,29 @@ Floats = NDArray[np.float64]
 PROBLEMS = (30, 60, 120, 500)
 SAMPLES = (1, 4, 16, 64)
 SHIFTS = {1: 1.6, 4: 0.8, 16: 0.5, 64: 0.35}
-"""Shift of the log-odds on 30 problems by the number of samples; on P problems it is √(30/P) of it."""
+"""Shift of the log-odds on 30 problems, by the number of samples. On P problems the shift is √(30/P) times as large."""
 GRID = np.sin(np.pi / 2 * (np.arange(20_000) + 0.5) / 20_000) ** 2
-"""Quantiles of Beta(1/2, 1/2), evenly spaced, for means over all problems."""
+"""Evenly spaced quantiles of Beta(1/2, 1/2), to average over all problems."""
 Z = float(special.ndtri(0.5 + LEVEL / 2))
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Two measurements of the same problems, repeated: shares of correct samples of shape (R, P)."""
+    """R repetitions of two measurements of P problems. Arrays have the shape (R, P)."""
 
     a: Floats
+    """Shares of correct samples of the first model."""
     b: Floats
+    """Shares of correct samples of the second model."""
     discordant: Floats
-    """Shares of samples in which the runs disagree, if sample i of one is paired with sample i of the other."""
+    """Shares of samples on which the models disagree. Sample i of one is paired with sample i of the other."""
     difference: float
-    """The mean over all problems of this kind."""
+    """The true mean of b - a over all problems of this kind."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the intervals of one method came to in one cell."""
+    """Coverage, width and power of one method's intervals in one cell, as shares."""
 
     coverage: float
     width: float
@@ -67,7 +75,7 @@ class Measured:
 
 
 Method = Callable[[Runs], tuple[Floats, Floats]]
-"""Lower and upper bounds [R] of the difference."""
+"""Computes the lower and the upper bounds of the difference, each of shape (R,)."""
 
 
 def ours(runs: Runs) -> tuple[Floats, Floats]:
@@ -75,7 +83,7 @@ def ours(runs: Runs) -> tuple[Floats, Floats]:
 
 
 def paired_t(runs: Runs) -> tuple[Floats, Floats]:
-    """Student's interval of the differences: Miller, arXiv 2411.00640, with Student's quantile."""
+    """Student's t interval of the paired differences. Source: Miller, arXiv 2411.00640 (with a normal quantile)."""
     differences = runs.b - runs.a
     problems = differences.shape[1]
     quantile = special.stdtrit(problems - 1, 0.5 + LEVEL / 2)
@@ -83,16 +91,16 @@ def paired_t(runs: Runs) -> tuple[Floats, Floats]:
 
 
 def two_standard_errors(runs: Runs) -> tuple[Floats, Floats]:
-    """Each run's standard error over problems, as Inspect's `stderr` and lm-eval's `mean_stderr` compute it.
+    """Combine each model's standard error over problems, as Inspect's `stderr` and lm-eval's `mean_stderr` compute it.
 
-    They are added as in lm-eval's scripts/model_comparator.py. Neither tool pairs the problems.
+    The variances are added as in lm-eval's scripts/model_comparator.py. Neither tool pairs the problems.
     """
     variance = (runs.a.var(1, ddof=1) + runs.b.var(1, ddof=1)) / runs.a.shape[1]
     return around(runs.b.mean(1) - runs.a.mean(1), Z * np.sqrt(variance))
 
 
 def evalstats(runs: Runs) -> tuple[Floats, Floats]:
-    """evalstats 0.3.3 for right and wrong: Bonett and Price's interval; with more runs its pseudo-items shrink."""
+    """Bonett and Price's interval, as evalstats 0.3.3 computes it for right and wrong answers."""
     differences = runs.b - runs.a
     items = differences.shape[1] + 2
     squares = (differences**2).sum(1)
@@ -152,7 +160,7 @@ def shifted(rates: Floats, log_odds: float | Floats) -> Floats:
 
 
 def flips(rng: np.random.Generator, repetitions: int, problems: int, expected: float, gains: float) -> Runs:
-    """A number of problems that is `expected` on average flips; a share `gains` of them from never to always right."""
+    """Flip `expected` problems on average, of which a share `gains` change from never to always right."""
     share = expected / problems
     chances = [share * gains, share * (1 - gains), 1 - share]
     changes = rng.choice([1.0, -1.0, 0.0], (repetitions, problems), p=chances)
@@ -197,7 +205,7 @@ def print_small_shifts(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_detectable(rng: np.random.Generator, repetitions: int) -> None:
-    """The median difference that `eval compare` says it could find, on rates from Beta(1/2, 1/2) that do not change."""
+    """Print the median detectable difference of `eval compare`, on unchanged rates from Beta(1/2, 1/2)."""
     print("\nDetectable difference in points\n")
     print(f"| problems | {' | '.join(f'n = {each}' for each in SAMPLES)} |\n|---|{'---|' * len(SAMPLES)}")
     for problems in PROBLEMS:
@@ -220,12 +228,12 @@ def print_flips(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_worst_flips() -> None:
-    """The least coverage over 0.1 to 15 expected flips and all mixes of gains and losses, from exact chances."""
+    """Print the lowest coverage over 0.1 to 15 expected flips and all mixes of gains and losses, computed exactly."""
     print(
         "\nRare flips, exactly: least coverage %\n\n| problems | coverage | flips | gains % |\n|---|---|---|---|"
     )
     for problems in PROBLEMS:
-        most = min(problems, 45)  # of 15 expected flips, more than 45 come about once in 10^9
+        most = min(problems, 45)  # With 15 expected flips, more than 45 have a probability of about 10^-9.
         gains, losses = (counts.ravel() for counts in np.mgrid[: most + 1, : most + 1])
         gains, losses = gains[gains + losses <= most], losses[gains + losses <= most]
         same = problems - gains - losses
@@ -252,10 +260,11 @@ def heading(first: str) -> str:
 
 
 def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
-    """What it would cost to cover flips that small differences hide, by how far they are allowed for."""
+    """Print what it would cost to cover flips that noise hides: coverage, width and power by the size allowed for."""
     methods: dict[str, Method] = {"none: paired t": paired_t}
     methods |= {
-        f"as large as those seen, doubt {doubt:g}": with_doubt(doubt) for doubt in (0.0, 0.8, 0.9, 0.95)
+        f"as large as the observed ones, doubt {doubt:g}": with_doubt(doubt)
+        for doubt in (0.0, 0.8, 0.9, 0.95)
     }
     methods["whole flips"] = with_doubt(1.0)
     kinds = (
@@ -265,9 +274,9 @@ def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
     print("\nHidden flips: worst coverage % with 1, 2 or 4 flips; width and power of small shifts\n")
     print("| unseen changes that are allowed for | problems | coverage | width, of the paired t's | power |")
     print("|---|---|---|---|---|")
-    for kind, made, sizes in kinds:
+    for kind, simulate, sizes in kinds:
         for problems, samples in sizes:
-            hidden = [made(rng, repetitions, problems, samples, each) for each in (1.0, 2.0, 4.0)]
+            hidden = [simulate(rng, repetitions, problems, samples, each) for each in (1.0, 2.0, 4.0)]
             shift = SHIFTS[samples] * np.sqrt(30 / problems)
             small = small_shift(rng, repetitions, problems, samples, shift)
             student = measure(paired_t, small)
@@ -281,7 +290,7 @@ def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def with_doubt(doubt: float) -> Method:
-    """Our method with another value of `statistics.DOUBT`."""
+    """Return the method of `eval compare` with another value of `statistics.DOUBT`."""
 
     def method(runs: Runs) -> tuple[Floats, Floats]:
         return bounds(statistics.paired_mean(row, doubt).by_problem for row in runs.b - runs.a)
@@ -290,7 +299,7 @@ def with_doubt(doubt: float) -> Method:
 
 
 def print_single_runs(rng: np.random.Generator, repetitions: int) -> None:
-    """The interval of one run's average, clustered by problem."""
+    """Print coverage and width for the mean accuracy of one run, clustered by problem."""
     kinds = {
         "Beta(½, ½)": (0.5, 0.5),
         "Beta(2, ½), mean 80 %": (2.0, 0.5),
@@ -312,7 +321,7 @@ def print_single_runs(rng: np.random.Generator, repetitions: int) -> None:
 
 
 def print_worst_single() -> None:
-    """The least coverage for one run whose problems are solved always or never, over all shares, from exact chances."""
+    """Print the lowest coverage for one run whose problems are always or never solved, over all shares, exactly."""
     print("\nOne run of decided problems, exactly: least coverage %\n")
     print("| problems | coverage | solved by expectation |\n|---|---|---|")
     for problems in PROBLEMS:
@@ -330,8 +339,8 @@ def print_worst_single() -> None:
 
 
 def print_single(label: str, runs: Runs, methods: Iterable[Method]) -> None:
-    found = [measure(method, runs) for method in methods]
-    cells = " | ".join(f"{100 * each.coverage:.1f} / {100 * each.width:.1f}" for each in found)
+    results = [measure(method, runs) for method in methods]
+    cells = " | ".join(f"{100 * each.coverage:.1f} / {100 * each.width:.1f}" for each in results)
     print(f"| {label} | {cells} |")
 
 
@@ -344,7 +353,7 @@ def one_standard_error(runs: Runs) -> tuple[Floats, Floats]:
 
 
 def wilson(runs: Runs) -> tuple[Floats, Floats]:
-    """evalstats' interval of one model: Wilson's over problems, whose rates add up to a whole number of right ones."""
+    """Wilson's interval over problems, as evalstats computes it for one model. The number of right ones is rounded."""
     problems = runs.a.shape[1]
     mean, spread = np.rint(runs.a.sum(1)) / problems, Z**2 / problems
     half = Z / (1 + spread) * np.sqrt((mean * (1 - mean) + spread / 4) / problems)
@@ -356,7 +365,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=4000, help="repetitions of each cell")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random draws")
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
     for table in (print_small_shifts, print_flips, print_hidden_flips, print_single_runs):

@@ -1,11 +1,14 @@
-"""Is any short text right for two gold answers that are not equal?
+"""Searches for short texts that the grader accepts for two gold answers that are not equal.
 
     python benchmarks/grader_checks/constants.py --seed 1
     python benchmarks/grader_checks/constants.py --seed 1 --golds PROBLEMS.jsonl
 
-Grades generated texts against 500 integers and some formulas as gold answers, and against the different `answer`s of a
-file of JSON lines if one is named. Prints each text that is right for two or more gold answers that are not equal by
-exact arithmetic or by values. Gold answers of which that is not known, such as words and sets, are printed apart.
+Generates texts and grades each against 500 integers and some formulas as gold answers. With `--golds`, the different
+`answer`s in a file of JSON lines are gold answers too.
+
+Prints each text that is accepted for two or more gold answers whose exact or numerical values differ. If it cannot be
+decided whether two gold answers are equal, as for words and sets, the texts are printed separately. The exit code is 1
+if such a text exists or a grading failed.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ LEAST_TEXTS = 450
 
 
 def accepted(golds: list[str], answers: list[str], processes: int) -> tuple[dict[str, list[str]], int]:
-    """The gold answers for which each text is right, and how many pairs ended without a verdict."""
+    """Grade each text against each gold answer.
+
+    Returns:
+        The gold answers for which each text is accepted, and the number of pairs without a verdict.
+    """
     right: dict[str, list[str]] = defaultdict(list)
     failed = 0
     pairs = [(gold, answer) for answer in answers for gold in golds]
@@ -42,7 +49,10 @@ def accepted(golds: list[str], answers: list[str], processes: int) -> tuple[dict
 
 
 def unequal(right: dict[str, list[str]], decision: str) -> Iterator[tuple[str, list[str]]]:
-    """The texts that are right for gold answers of which two are so: `differs`, or `undecided`."""
+    """Yield the texts that are accepted for two gold answers whose comparison has the result `decision`.
+
+    `decision` is `differs` or `undecided`. A text with a pair that differs is not yielded as `undecided`.
+    """
     for answer, golds in right.items():
         pairs = list(combinations(sorted(golds), 2))
         decisions = {decided(one, other, Random(0)) for one, other in pairs}
@@ -56,11 +66,11 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--texts", type=int, default=600, help=f"at least {LEAST_TEXTS}")
-    parser.add_argument("--golds", type=Path, help="JSON lines with an `answer` each")
+    parser.add_argument("--golds", type=Path, help="a file of JSON lines, each with an `answer`")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.texts < LEAST_TEXTS:
-        parser.error(f"--texts {options.texts} is fewer than {LEAST_TEXTS}")
+        parser.error(f"--texts {options.texts} is too small; give at least {LEAST_TEXTS}")
     golds = [*INTEGERS, *FORMULAS]
     if options.golds:
         answers = (str(row["answer"]) for _, row in read_objects(options.golds, "Each line has an answer."))
@@ -71,12 +81,14 @@ def main() -> None:
     for answer, several in unequal(right, "undecided"):
         together[tuple(several)].append(answer)
     for of_golds, several in together.items():
-        print(f"not known whether {of_golds} are equal: {len(several)} texts, such as {several[0]!r}")
+        print(
+            f"undecided whether {of_golds} are equal: accepted {len(several)} texts, such as {several[0]!r}"
+        )
     wrong = list(unequal(right, "differs"))
     for answer, several in wrong:
-        print(f"right for unequal gold answers: {answer!r} for {several}")
+        print(f"accepted for unequal gold answers: {answer!r} for {several}")
     print(f"{len(generated)} texts x {len(golds)} gold answers, {failed} pairs without a verdict")
-    print(f"{len(right)} texts are right for some gold answer, {len(wrong)} for two that are not equal")
+    print(f"{len(right)} texts are accepted for some gold answer, {len(wrong)} for two that are not equal")
     sys.exit(len(wrong) > 0 or failed > 0)
 
 

@@ -1,11 +1,14 @@
-"""Differential test of the grader: random formulas beside altered ones, all of which differ, and equal rewritings.
+"""Differential test of the grader: random formulas, each with an altered version or an equal rewriting.
 
     python benchmarks/grader_checks/differential.py --seed 1 --count 10000
 
-Makes `count` altered and `count` equal pairs. An evaluator that shares no code with the grader decides which pairs
-differ and which are equal; pairs that it cannot decide are dropped, and counted. Prints all failures and, for each kind
-of letters, how many altered formulas were accepted (there must be none) and the share of equal ones that were (at least
-99 %). CPU times are those of the grading process.
+Generates `count` pairs of a formula and an altered one, and `count` pairs of a formula and an equal rewriting. An
+evaluator that shares no code with the grader checks which pairs differ and which are equal. A pair that the evaluator
+cannot decide is dropped and counted.
+
+Prints all failures. Then prints a table by kind of letters: the altered formulas that the grader accepted (there must
+be none), the share of equal ones that it accepted (at least 99 %), and the CPU times of grading. The exit code is 1 if
+one of these conditions is not met.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ LEAST_ACCEPTED = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A pair and what grading it came to."""
+    """A pair and the outcome of grading it."""
 
     pair: Pair
     graded: Graded
@@ -42,7 +45,7 @@ class Result:
 
 
 def run(seed: int, count: int, processes: int) -> tuple[list[Result], Counter[tuple[Relation, Kind]]]:
-    """Grade `count` altered and `count` equal pairs; also returns how many pairs were dropped."""
+    """Grade `count` altered and `count` equal pairs. Returns the results, and the numbers of dropped pairs."""
     pairs = Pairs(seed)
     used: list[Pair] = []
 
@@ -56,7 +59,7 @@ def run(seed: int, count: int, processes: int) -> tuple[list[Result], Counter[tu
 
 
 def rows(results: list[Result]) -> Iterator[tuple[str, list[Result], list[Result]]]:
-    """The altered and the equal pairs of each kind of letters, and of all kinds together."""
+    """Yield the altered and the equal pairs of each kind of letters, and of all kinds together."""
     for kind in (*KINDS, "together"):
         of_kind = [one for one in results if kind in {one.pair.kind, "together"}]
         yield (
@@ -67,13 +70,13 @@ def rows(results: list[Result]) -> Iterator[tuple[str, list[Result], list[Result
 
 
 def show(results: list[Result], dropped: Counter[tuple[Relation, Kind]], console: Console) -> None:
-    """Print the failures, then the figures as a table."""
+    """Print the failures, then the table."""
     for one in sorted(
         (one for one in results if one.failed), key=lambda one: (one.pair.relation, one.pair.kind)
     ):
-        pair, said = one.pair, one.graded.verdict or one.graded.end
+        pair, outcome = one.pair, one.graded.verdict or one.graded.end
         console.print(
-            f"{pair.relation} {pair.kind}: {said} ({one.graded.rule})\n    {pair.gold}\n    {pair.answer}",
+            f"{pair.relation} {pair.kind}: {outcome} ({one.graded.rule})\n    {pair.gold}\n    {pair.answer}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     table = Table(
@@ -99,9 +102,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=10_000, help="altered pairs, and as many equal ones")
+    parser.add_argument(
+        "--count", type=int, default=10_000, help="number of altered pairs, and of equal pairs"
+    )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--failures", type=Path, help="write the failures here, as JSON lines")
+    parser.add_argument("--failures", type=Path, help="also write the failures to this file, as JSON lines")
     options = parser.parse_args()
     results, dropped = run(options.seed, options.count, options.processes)
     show(results, dropped, Console(width=130, highlight=False, emoji=False))

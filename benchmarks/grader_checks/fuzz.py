@@ -1,10 +1,15 @@
-"""Fuzz of the grader: texts that are expensive, deep, broken or odd, none of which equals its gold answer.
+"""Fuzz test of the grader: texts that are expensive, deep, broken or odd, none of which equals its gold answer.
 
     python benchmarks/grader_checks/fuzz.py --count 20000 --seed 1
 
-Prints crashes and accepted texts (there must be none; those that an evaluator of its own finds equal are left out), the
-CPU time of the grading process for a pair (p99 at most 50 ms, the worst at most 500 ms), deadlines (1.5 s of CPU time,
-at most two), the slowest pairs, the time by kind of text, and the memory of the processes.
+Prints, with the limit of each:
+
+- crashes and accepted texts: there must be none. A text that an independent evaluator finds equal is not counted
+- CPU time of a grading: at most 50 ms at p99, and at most 500 ms
+- deadlines, that is gradings that needed more than 1.5 s of CPU time: at most two
+- the slowest pairs, the times by kind of text, and the memory of the grading processes
+
+The exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,14 +30,14 @@ from rich.table import Table
 from texts.hostile import pairs
 
 P99_MS, WORST_MS, DEADLINES = 50.0, 500.0, 2
-SHOWN = 30
-"""How many accepted texts and crashes are printed, the shortest first."""
+PRINTED = 30
+"""The maximal number of accepted texts, and of crashes, that are printed. The shortest come first."""
 WARM = 0.1
-"""Memory is compared after this share of the pairs and after all of them."""
+"""The memory after this share of the pairs is compared with the memory after all pairs."""
 
 
 def run(count: int, seed: int, processes: int) -> list[tuple[str, Graded]]:
-    """The outcomes of all texts with their kinds, in the order in which they were done."""
+    """Grade all texts. Returns (kind, outcome) pairs, in the order in which the gradings finished."""
     kinds: list[str] = []
 
     def texts() -> Iterator[tuple[str, str]]:
@@ -49,7 +54,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def is_equal(outcome: Graded) -> bool:
-    """Whether the text does equal the gold answer, by chance."""
+    """Whether the text happens to equal the gold answer."""
     text = outcome.answer.removeprefix("\\boxed{").removesuffix("}")
     return any(decided(outcome.gold, each, Random(0)) == "equal" for each in (outcome.answer, text))
 
@@ -61,7 +66,7 @@ def shortened(text: str, most: int = 160) -> str:
 
 
 def show(outcomes: list[tuple[str, Graded]], console: Console) -> bool:
-    """Print the figures; returns whether all are as they should be."""
+    """Print the results. Returns whether all limits are met."""
     by_kind: dict[str, list[Graded]] = defaultdict(list)
     for kind, outcome in outcomes:
         by_kind[kind].append(outcome)
@@ -80,7 +85,7 @@ def show(outcomes: list[tuple[str, Graded]], console: Console) -> bool:
     crashes = [one for one in every if one.end == "crash"]
     for name, several in (("accepted", accepted), ("crash", crashes)):
         console.print(f"{name}: {len(several)}")
-        for one in sorted(several, key=lambda one: len(one.answer))[:SHOWN]:
+        for one in sorted(several, key=lambda one: len(one.answer))[:PRINTED]:
             console.print(
                 f"{name}: {shortened(one.gold)!r}\n    {shortened(one.answer)!r}\n    {one.rule}",
                 markup=False,
@@ -106,10 +111,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=20_000, help="texts, besides formulas and mutations")
+    parser.add_argument(
+        "--count", type=int, default=20_000, help="number of texts besides formulas and mutations"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--save", type=Path, help="write all outcomes here, as JSON lines")
+    parser.add_argument("--save", type=Path, help="also write all outcomes to this file, as JSON lines")
     options = parser.parse_args()
     outcomes = run(options.count, options.seed, options.processes)
     passed = show(outcomes, Console(width=130, highlight=False, emoji=False, soft_wrap=True))

@@ -1,4 +1,4 @@
-"""Grades pairs in processes whose CPU time per pair is limited, and measures that time and the memory."""
+"""Grades pairs in processes with a limit on the CPU time per pair, and measures CPU time and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from rstar2.eval.grader import grade
 
 LIMIT_S = 1.5
-"""Seconds of CPU time for a pair, as the pool's workers have by default."""
+"""Limit of the CPU time per pair in seconds, the default of the grader's pool."""
 _PAGE = resource.getpagesize()
 
 End: TypeAlias = Literal["verdict", "deadline", "crash"]
@@ -24,14 +24,14 @@ End: TypeAlias = Literal["verdict", "deadline", "crash"]
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What grading one pair came to."""
+    """The outcome of grading one pair."""
 
     gold: str
     answer: str
     end: End
     verdict: str = ""
     rule: str = ""
-    """The rule that decided; the traceback of a crash."""
+    """The rule that decided, or the traceback of a crash."""
     cpu_ms: float = LIMIT_S * 1000
     memory_mb: float = 0.0
     """Resident memory of the process after the pair."""
@@ -42,9 +42,10 @@ class Graded:
 
 
 def graded(pairs: Iterable[tuple[str, str]], processes: int = 2) -> Iterator[tuple[int, Graded]]:
-    """The outcomes of (gold, answer) pairs and the pairs' numbers, in the order in which they are done.
+    """Grade (gold, answer) pairs. Yields (number of the pair, outcome) in the order in which the gradings finish.
 
-    A process that a pair kills is started again; the pair counts as `deadline` if its CPU time was used up.
+    If a pair kills its process, a new process is started. The outcome is then `deadline` if the pair used up its CPU
+    time, else `crash`.
     """
     numbered = enumerate(pairs)
     workers = [_Worker() for _ in range(processes)]
@@ -83,7 +84,7 @@ class _Worker:
             self.connection.send(job[1])
 
     def receive(self) -> tuple[int, Graded, bool]:
-        """The number of the pair, its outcome, and whether the process lives."""
+        """Return the number of the pair, its outcome, and whether the process is still alive."""
         assert self.job is not None
         number, (gold, answer) = self.job
         try:
@@ -102,9 +103,9 @@ class _Worker:
 
 
 def _answer(connection: Connection) -> None:
-    """The loop of a process: a pair in, its outcome out, until the other end is closed."""
+    """Receive pairs and send their outcomes until the other end of the connection is closed."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # loads what the first comparison needs
+    grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # The first comparison loads modules.
     while True:
         try:
             gold, answer = connection.recv()

@@ -1,1 +1,1 @@
-"""What benchmarks share or start, and nobody runs by itself."""
+"""Modules that several benchmarks import, and programs that benchmarks start."""

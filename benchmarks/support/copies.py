@@ -1,6 +1,7 @@
-r"""Measures which copies of problems the filters of `rstar2 data prepare` find, and what else they drop.
+r"""Measures which copies of problems the filters of `rstar2 data prepare` find, and which other problems they drop.
 
-Copies are made from problems in files: in other spellings (`\dfrac` for `\frac`), and with other words.
+The copies are changed versions of problems in files: other spellings (`\dfrac` for `\frac`) or other words.
+`benchmarks/data.py --copies` runs it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from rstar2.data.reading import Origin, read_source
 
 RULES = ("literal", "distinctive", "contained")
 SHORT = 8
-"""Problems with fewer words are reported by themselves."""
+"""Problems with fewer words than this are also reported separately."""
 _FORMULA = re.compile(r"\$[^$]+\$")
 _WORD = re.compile(r"(?<![\\\w<&{])[A-Za-z]{2,}(?![\w}]*[}>;])")
 Change = Callable[[str, random.Random], str]
 
 
 def _formulas(change: Callable[[str], str]) -> Change:
-    """Changes what stands between dollars."""
+    """Return a change of every formula between dollar signs."""
     return lambda text, rng: _FORMULA.sub(lambda formula: change(formula.group()), text)
 
 
 def _each_word(change: Callable[[str, random.Random], str], share: float) -> Change:
-    """Changes this share of the words that are not in a formula."""
+    """Return a change of a random share of the words outside formulas."""
 
     def changed(text: str, rng: random.Random) -> str:
         def one(word: re.Match[str]) -> str:
@@ -56,15 +57,15 @@ def _split(word: str, rng: random.Random, sign: str) -> str:
 
 
 def _one_word(text: str, rng: random.Random) -> str:
-    """The text with another word in place of one in the middle that is not in a formula."""
+    """Replace one random word outside formulas, neither the first nor the last."""
     spans = [formula.span() for formula in _FORMULA.finditer(text)]
-    found = [
+    candidates = [
         word for word in _WORD.finditer(text)
         if not any(start <= word.start() < end for start, end in spans)
     ][1:-1]  # fmt: skip
-    if not found:
+    if not candidates:
         return text
-    word = rng.choice(found)
+    word = rng.choice(candidates)
     return text[: word.start()] + "whichever" + text[word.end() :]
 
 
@@ -78,7 +79,7 @@ SPELLINGS: dict[str, Change] = {
         "[0-9]", lambda digit: chr(ord(digit.group()) + 0xFEE0), text
     ),
 }
-"""The spellings that hid the most copies before texts had a normal form."""
+"""The spellings that hid the most copies before the filters compared texts in a normal form."""
 
 
 def _all_spellings(text: str, rng: random.Random) -> str:
@@ -155,7 +156,7 @@ NOT_ALIKE: dict[str, Change] = {
     "`1 000`": lambda text, rng: re.sub(r"(?<=\d)(?:,|\{,\})(?=\d{3})", " ", text),
     "`ν` for v": _each_word(lambda word, rng: word.replace("v", "ν"), 0.3),
 }
-"""Spellings that the normal form does not make one."""
+"""Spellings that stay different in the normal form."""
 WORDS: dict[str, Change] = {
     "a word in front": lambda text, rng: f"Please {text[0].lower()}{text[1:]}",
     "a sentence in front": lambda text, rng: f"Solve the following task and explain each step. {text}",
@@ -165,7 +166,7 @@ WORDS: dict[str, Change] = {
 
 
 def changed_copies(problems: Iterable[Problem], change: Change, seed: int) -> list[tuple[Problem, str]]:
-    """The problems that the change alters, each with its copy."""
+    """Return the problems that the change alters, each with its changed text."""
     rng = random.Random(seed)
     copies = [(problem, change(problem.problem, rng)) for problem in problems]
     return [(problem, text) for problem, text in copies if text != problem.problem]
@@ -174,7 +175,7 @@ def changed_copies(problems: Iterable[Problem], change: Change, seed: int) -> li
 def measure_copies(
     benchmarks: Iterable[Path], clean: Iterable[Path], leaked: Iterable[str], folder: Path, seed: int
 ) -> None:
-    """Print tables of what is found, by rule of `grams` and by setting of `near-duplicates`."""
+    """Print the share of copies that each rule of `grams` and each setting of `near-duplicates` finds."""
     measured = {file.stem: read_problems(file) for file in benchmarks}
     originals = [problem for problems in measured.values() for problem in problems]
     others = [problem for file in clean for problem in read_problems(file)]
@@ -207,16 +208,16 @@ def _measure_grams(
             shares = [len(dropped(rule, texts)) / len(texts) for rule in RULES]
             print(f"| {title} | {len(texts)} | {' | '.join(f'{share:.3f}' for share in shares)} |")
     print(f"\n| {len(others)} other problems | {' | '.join(RULES)} |\n|---|---|---|---|")
-    found = {
+    ids_dropped = {
         rule: [others[at].id for at in dropped(rule, [each.problem for each in others])] for rule in RULES
     }
-    true = {rule: sum(each in leaked for each in ids) for rule, ids in found.items()}
+    true = {rule: sum(each in leaked for each in ids) for rule, ids in ids_dropped.items()}
     clean = len(others) - sum(each.id in leaked for each in others)
     rows = {
-        "dropped": [str(len(found[rule])) for rule in RULES],
+        "dropped": [str(len(ids_dropped[rule])) for rule in RULES],
         f"known copies found, of {len(leaked)}": [str(true[rule]) for rule in RULES],
-        "precision": [f"{true[rule] / max(1, len(found[rule])):.1%}" for rule in RULES],
-        "clean problems lost": [f"{(len(found[rule]) - true[rule]) / clean:.1%}" for rule in RULES],
+        "precision": [f"{true[rule] / max(1, len(ids_dropped[rule])):.1%}" for rule in RULES],
+        "clean problems lost": [f"{(len(ids_dropped[rule]) - true[rule]) / clean:.1%}" for rule in RULES],
     }
     for title, cells in rows.items():
         print(f"| {title} | {' | '.join(cells)} |")
@@ -232,7 +233,7 @@ _NEAR = {
     "`near.words=1 near.similarity=0.7`": Near(words=1, similarity=0.7),
 }
 _LENGTHS = ((0, 12), (12, 25), (25, 50), (50, 10_000))
-"""The groups of problem lengths in the report, in words: from the first number up to below the second."""
+"""Groups of problem lengths in words. The first number belongs to the group, the second does not."""
 
 
 def _measure_near(originals: list[Problem], others: list[Problem], folder: Path, seed: int) -> None:
@@ -255,7 +256,7 @@ def _measure_near(originals: list[Problem], others: list[Problem], folder: Path,
 
 
 def _near(problems: list[tuple[str, str]], settings: Near, folder: Path) -> list[int]:
-    """The places of the problems that are dropped as near duplicates."""
+    """Return the indices of the problems that are dropped as near duplicates."""
     file, read = folder / "near.jsonl", folder / "near.arrow"
     lines = (json.dumps({"problem": text, "answer": answer}) + "\n" for text, answer in problems)
     file.write_text("".join(lines), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""This checkout's judge beside that of another checkout; `python benchmarks/judge.py --against CHECKOUT` runs it.
+"""Compares this checkout's judge with that of another checkout, for `python benchmarks/judge.py --against CHECKOUT`.
 
-Both judges are up at once, and take turns of a fraction of a second: the speed of a shared machine changes from second
-to second. Each has one worker and one CPU, the same for both. Every round starts both anew. Judges are started by each
-checkout's own command line, and half-load latencies are measured with its own client.
+Both judges run at once and take turns of a fraction of a second, because the speed of a shared machine changes from
+second to second. Both have one worker and use the same CPU. Every round starts both anew. Each judge is started by its
+own checkout's command line, and each checkout's own client measures latencies at half load.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ START_S = 120.0
 _TURNS = 16
 """Turns of each judge on each program in a round."""
 _TRIAL_PROGRAMS = 32
-"""Programs of each kind before the turns, which say how many fill a turn."""
+"""Programs of each kind that run before the turns. Their speed decides how many programs a turn has."""
 _LATENCY_TURNS, _LATENCY_S = 6, 4.0
-"""Turns of each judge under half load in a round, and how long each is."""
+"""Latency turns of each judge in a round, and the seconds of each. They run at half load."""
 Run = Callable[[str, int], float]
-"""Runs a program so many times. → programs a second."""
+"""Runs a program a number of times, and returns the programs per second: `run(kind, count)`."""
 
 
 @contextmanager
 def judge_of(checkout: Path, isolation: str, cpu: int) -> Iterator[str]:
-    """A judge of that checkout, with one worker, on one CPU. → its URL."""
+    """Run a judge of that checkout with one worker on one CPU until the block ends. Yields its URL."""
     with tempfile.TemporaryDirectory() as state:
         command = [sys.executable, "-m", "rstar2", "judge", "up", "--port", "0"]
         command += ["--workers", "1", "--isolation", isolation]
@@ -50,7 +50,7 @@ def judge_of(checkout: Path, isolation: str, cpu: int) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(60)
-            # Its supervisor ends by itself, shortly after.
+            # The supervisor ends shortly after the command.
             time.sleep(2.0)
 
 
@@ -62,13 +62,13 @@ def _url(note: Path, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + START_S
     while not note.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the judge did not start: {process.args!r}")
+            raise RuntimeError(f"the judge did not start within {START_S:.0f} s: {process.args!r}")
         time.sleep(0.05)
     return str(json.loads(note.read_text())["url"])
 
 
 def _latencies_ms(checkout: Path, url: str, rate: float, seed: int) -> list[float]:
-    """Milliseconds that each program took, with the client of that checkout, when they arrive at `rate`."""
+    """Return the milliseconds of each program at `rate` programs per second, measured with that checkout's client."""
     script = Path(__file__).with_name("judge_load.py")
     words = ["--url", url, "--rate", str(rate), "--seconds", str(_LATENCY_S), "--seed", str(seed)]
     done = subprocess.run(
@@ -89,12 +89,15 @@ def compare(
     seconds: float,
     warm: Callable[[str], Run],
 ) -> dict[str, Any]:
-    """Prints and returns the rates of both, the ratios of neighbouring turns, and the latencies.
+    """Measure both judges. Prints and returns their rates, the ratios of neighbouring turns, and latencies.
 
     Args:
-        kinds: the names of the programs; `trivial`, under which latencies are measured, must be among them.
-        seconds: the length of a turn.
-        warm: waits until the judge at a URL is warm. → runs programs there.
+        against: The other checkout.
+        kinds: Names of the programs. `trivial` must be one of them: latencies are measured with it.
+        rounds: Rounds; each starts both judges anew.
+        isolation: The isolation of both judges.
+        seconds: Length of a turn.
+        warm: Waits until the judge at a URL is warm, and returns a function that runs programs on it.
     """
     checkouts = {"this": HERE, "other": against.resolve()}
     cpu = min(os.sched_getaffinity(0))
@@ -122,11 +125,11 @@ def _report(rates: dict[str, dict[str, list[float]]], waits: dict[str, list[list
         for kind, each in rates["this"].items()
     }
     print(f"{'programs a second':18}" + "".join(f"{kind:>22}" for kind in ratios))
-    for name, found in rates.items():
-        print(f"{name:18}" + "".join(f"{statistics.median(found[kind]):22.0f}" for kind in ratios))
-    shown = {kind: _median_and_quartiles(each, 3) for kind, each in ratios.items()}
-    print(f"{'this / other':18}" + "".join(f"{shown[kind]:>22}" for kind in ratios))
-    print("latency at half the rate of the slower: of all programs, and the p99 of the turns")
+    for name, by_kind in rates.items():
+        print(f"{name:18}" + "".join(f"{statistics.median(by_kind[kind]):22.0f}" for kind in ratios))
+    cells = {kind: _median_and_quartiles(each, 3) for kind, each in ratios.items()}
+    print(f"{'this / other':18}" + "".join(f"{cells[kind]:>22}" for kind in ratios))
+    print("latencies at half the rate of the slower judge: of all programs, and the p99 of each turn")
     for name, turns in waits.items():
         every = [wait for turn in turns for wait in turn]
         p50, p90, p99 = (_percentile(every, percent) for percent in (50, 90, 99))
@@ -152,7 +155,7 @@ def _take_turns(
     seconds: float,
     rates: dict[str, dict[str, list[float]]],
 ) -> None:
-    """Run each program on each judge in turn, as often for both, and add the rates that were seen."""
+    """Run each program on both judges in turn, equally often, and append the measured rates to `rates`."""
     counts = {}
     for kind in kinds:
         first = [runs[name](kind, _TRIAL_PROGRAMS) for name in order]

@@ -1,8 +1,8 @@
-"""Small programs that arrive at a judge at random: how long did each take?
+"""Sends small programs to a judge at random times, and prints the seconds that each took, sorted, as JSON.
 
-    python benchmarks/support/judge_load.py --url http://127.0.0.1:8088 --rate 100    # seconds of each, sorted, as JSON
+    python benchmarks/support/judge_load.py --url http://127.0.0.1:8088 --rate 100
 
-The client is that of the checkout that is first on PYTHONPATH.
+It takes `--seconds` (6 by default). The client is that of the checkout that is first on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ CODE, STDOUT = "print(6 * 7)", "42\n"
 
 
 async def latencies(url: str, rate: float, seconds: float, seed: int = 7) -> list[float]:
-    """Seconds each program took when they arrive at random at `rate`, on one client."""
-    took: list[float] = []
+    """Run programs that arrive at random at `rate` per second, for `seconds`.
+
+    Returns the latency of each program in seconds, sorted.
+    """
+    seconds_each: list[float] = []
     dice = random.Random(seed)
 
     async def one(client: JudgeClient) -> None:
         started = time.perf_counter()
         result = await client.run(RunRequest(code=CODE))
-        took.append(time.perf_counter() - started)
+        seconds_each.append(time.perf_counter() - started)
         if result.stdout != STDOUT:
-            raise RuntimeError(f"{result!r} instead of {STDOUT!r}")
+            raise RuntimeError(f"the judge answered {result!r} instead of {STDOUT!r}")
 
     async with JudgeClient(url) as client, asyncio.TaskGroup() as group:
         due = time.perf_counter()
@@ -38,7 +41,7 @@ async def latencies(url: str, rate: float, seconds: float, seed: int = 7) -> lis
             due += dice.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             group.create_task(one(client))
-    return sorted(took)
+    return sorted(seconds_each)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Makes the sources of the mixtures `paper-rl` and `paper-sft` from nothing, with faults whose number is known."""
+"""Generates sources for the mixtures `paper-rl` and `paper-sft`, with a known number of faults."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _VOCABULARY = [
     f"{one}{two}{three}" for one in _SYLLABLES for two in _SYLLABLES for three in ("n", "r", "st", "l")
 ]
 _TOOLS = 3000
-"""Different tools; a call's source lists one of them."""
+"""The number of different tools. A row of a source with calls lists one of them."""
 _SHARED = 2000
-"""Rows of a source that a later one repeats."""
+"""The maximal number of rows of a source that the next source may repeat."""
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row, str]]
-"""Source, row, and the filter or reason by which it must be dropped, or ''."""
+"""(source, row, reason) triples. The reason is that for which the row must be dropped, or '' if it must not."""
 PROBLEM_SHARES = {"dapo": 0.35, "openmathreasoning": 0.64, "project-euler": 0.01}
 CONVERSATION_SHARES = {
     **{"toolace": 0.05, "apigen-mt": 0.02, "glaive-v2": 0.44, "magicoder": 0.25, "tulu3": 0.11},
@@ -39,20 +39,23 @@ def _problem(source: str, text: object, answer: object, rate: object = "0.5") ->
 
 
 def problems(count: int, seed: int, measured: list[str]) -> Rows:
-    """About `count` rows of the three sources. Two in a hundred have each fault; of a contradicted problem both copies,
-    of a repeated one the later must be dropped."""
+    """Generate about `count` rows of the three sources.
+
+    About 2 % of the rows have each fault. If two rows contradict each other, both must be dropped. If one repeats the
+    other, the later one must be dropped.
+    """
     rng = random.Random(seed)
     repeated: list[tuple[str, str]] = []
     for source, share in PROBLEM_SHARES.items():
-        wanted = round(count * share)
-        for text, answer in repeated[: wanted // 10]:
+        rows_of_source = round(count * share)
+        for text, answer in repeated[: rows_of_source // 10]:
             yield source, _problem(source, text, answer), "duplicates"
         clean: list[tuple[str, str]] = []
-        made = min(len(repeated), wanted // 10)
-        while made < wanted:
+        rows_yielded = min(len(repeated), rows_of_source // 10)
+        while rows_yielded < rows_of_source:
             for row, reason, text, answer in _problem_with_its_copy(source, rng, measured):
                 yield source, row, reason
-                made += 1
+                rows_yielded += 1
                 if not reason and len(clean) < _SHARED:
                     clean.append((text, answer))
         repeated = clean
@@ -61,10 +64,13 @@ def problems(count: int, seed: int, measured: list[str]) -> Rows:
 def _problem_with_its_copy(
     source: str, rng: random.Random, measured: list[str]
 ) -> Iterator[tuple[Row, str, str, str]]:
-    """A row, often with a fault, and the one that repeats or contradicts it, if any, with text and answer."""
-    number, said, answer = rng.randrange(10**9), words(rng, 40, 80), str(rng.randrange(10**6))
-    text = f"{' '.join(said)}, {number}?"
-    other = list(said)
+    """Generate a row, sometimes with a fault, and the row that repeats or contradicts it, if any.
+
+    Yields (row, reason, text, answer).
+    """
+    number, content, answer = rng.randrange(10**9), words(rng, 40, 80), str(rng.randrange(10**6))
+    text = f"{' '.join(content)}, {number}?"
+    other = list(content)
     other[rng.randrange(len(other))] = "changed"
 
     def row(reason: str, text: Any = text, answer: Any = answer, rate: Any = "0.5") -> Any:
@@ -79,7 +85,7 @@ def _problem_with_its_copy(
         2: lambda: [row("huge", answer=rng.choice([f"6.5e{number}", "9" * 40, "10^{100}"]))],
         3: lambda: [row("integer", answer=rng.choice([f"{answer}.5", "\\sqrt{2}", "1/3"]))],
         4: lambda: [row("language", text="".join(rng.choices("天地人口山水火木金土", k=60)) + str(number))],
-        5: lambda: [row("grams", text=f"{' '.join(said[:20])} {rng.choice(measured)}, {number}")],
+        5: lambda: [row("grams", text=f"{' '.join(content[:20])} {rng.choice(measured)}, {number}")],
         6: lambda: [row("malformed", text=None)],
         7: lambda: [row("contradicted"), row("contradicted", answer=str(int(answer) + 1))],
         8: lambda: [row(""), row("duplicates", text.upper().replace(",", " :"), f"${answer}$")],
@@ -99,83 +105,83 @@ def _tool(number: int) -> Row:
     }
 
 
-def _conversation(source: str, asked: Any, reply: str, tool: int, call: str) -> Row:
-    """A source's row; `call` is the text of the arguments."""
+def _conversation(source: str, question: Any, reply: str, tool: int, call: str) -> Row:
+    """Return a conversation in the source's columns. `call` is the JSON text of the call's arguments."""
     listed, name = json.dumps(_tool(tool)), f"look_up_{tool}"
     if source == "glaive-v2":
         called = f'ASSISTANT: <functioncall> {{"name": "{name}", "arguments": \'{call}\'}} <|endoftext|>'
-        chat = [f"USER: {asked}", called, 'FUNCTION RESPONSE: {"found": true}', f"ASSISTANT: {reply}"]
+        chat = [f"USER: {question}", called, 'FUNCTION RESPONSE: {"found": true}', f"ASSISTANT: {reply}"]
         system = f"SYSTEM: You are a helpful assistant with access to these functions -\n{listed}\n"
-        return {"system": system, "chat": None if asked is None else "\n\n\n".join(chat)}
+        return {"system": system, "chat": None if question is None else "\n\n\n".join(chat)}
     if source == "apigen-mt":
-        given: list[tuple[str, Any]] = [
-            ("human", asked),
+        parts: list[tuple[str, Any]] = [
+            ("human", question),
             ("function_call", f'{{"name": "{name}", "arguments": {call}}}'),
             ("observation", '{"found": true}'),
             ("gpt", reply),
         ]
-        turns = [{"from": who, "value": text} for who, text in given]
+        turns = [{"from": who, "value": text} for who, text in parts]
         return {"system": "You look things up.", "tools": f"[{listed}]", "conversations": turns}
     if source == "toolace":
         pairs = call.strip()[1:-1].replace('"name": ', "name=").replace('"count": ', "count=")
-        given = [
-            ("user", asked),
+        parts = [
+            ("user", question),
             ("assistant", f"[{name}({pairs})]"),
             ("tool", "[true]"),
             ("assistant", reply),
         ]
-        turns = [{"from": who, "value": text} for who, text in given]
+        turns = [{"from": who, "value": text} for who, text in parts]
         return {"system": f"You may call these functions: [{listed}].", "conversations": turns}
     if source == "magicoder":
         solution = f"Like this:\n```python\nprint({call})\n```\n{reply}"
-        return {"problem": asked, "solution": solution, "lang": "python"}
+        return {"problem": question, "solution": solution, "lang": "python"}
     if source == "tulu3":
-        said = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
-        return {"prompt": asked, "messages": said, "constraints": []}
-    return {"input": [{"role": "user", "content": asked}], "output": reply, "reasoning": "off"}
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+        return {"prompt": question, "messages": messages, "constraints": []}
+    return {"input": [{"role": "user", "content": question}], "output": reply, "reasoning": "off"}
 
 
 CALLING = ("glaive-v2", "apigen-mt", "toolace")
 
 
 def conversations(count: int, seed: int, measured: list[str]) -> Rows:
-    """About `count` rows of the six sources. Two in a hundred have each fault."""
+    """Generate about `count` rows of the six sources. About 2 % of the rows have each fault."""
     rng = random.Random(seed)
     for source, share in CONVERSATION_SHARES.items():
-        made, wanted = 0, round(count * share)
-        while made < wanted:
+        rows_yielded, rows_of_source = 0, round(count * share)
+        while rows_yielded < rows_of_source:
             for row, reason in _conversation_with_its_copy(source, rng, measured):
                 yield source, row, reason
-                made += 1
+                rows_yielded += 1
 
 
 def _conversation_with_its_copy(
     source: str, rng: random.Random, measured: list[str]
 ) -> Iterator[tuple[Row, str]]:
-    number, said, tool = rng.randrange(10**9), words(rng, 40, 80), rng.randrange(_TOOLS)
-    asked, reply = f"{' '.join(said)}, {number}?", " ".join(words(rng, 20, 30))
-    call = json.dumps({"name": said[0], "count": number})
+    number, content, tool = rng.randrange(10**9), words(rng, 40, 80), rng.randrange(_TOOLS)
+    question, reply = f"{' '.join(content)}, {number}?", " ".join(words(rng, 20, 30))
+    call = json.dumps({"name": content[0], "count": number})
     kind = rng.randrange(50)
     if kind == 0 and source in CALLING:
-        bad = rng.choice(['{"name": }', '{"count": 3}', f'{{"name": "x", "count": "{said[0]}"}}'])
-        yield _conversation(source, asked, reply, tool, bad), "bad call"
+        bad = rng.choice(['{"name": }', '{"count": 3}', f'{{"name": "x", "count": "{content[0]}"}}'])
+        yield _conversation(source, question, reply, tool, bad), "bad call"
     elif kind == 1:
         yield _conversation(source, None, reply, tool, call), "malformed"
     elif kind == 2:
-        shared = f"{said[0]} {rng.choice(measured)} {number}"
+        shared = f"{content[0]} {rng.choice(measured)} {number}"
         yield _conversation(source, shared, reply, tool, call), "grams"
     elif kind == 3:
         yield _conversation(source, "very " * 15_000 + str(number), reply, tool, call), "length"
     elif kind == 4 and source == "magicoder":
-        yield {**_conversation(source, asked, reply, tool, call), "lang": "rust"}, "not Python"
+        yield {**_conversation(source, question, reply, tool, call), "lang": "rust"}, "not Python"
     elif kind == 4 and source == "llama-nemotron":
-        yield {**_conversation(source, asked, reply, tool, call), "reasoning": "on"}, "reasoning"
+        yield {**_conversation(source, question, reply, tool, call), "reasoning": "on"}, "reasoning"
     else:
-        whole = _conversation(source, asked, reply, tool, call)
+        whole = _conversation(source, question, reply, tool, call)
         yield whole, ""
         if kind == 5:
             yield whole, "duplicates"
         elif kind == 6:
-            said[5] = "changed"
-            near = f"{' '.join(said)}, {number}?"
+            content[5] = "changed"
+            near = f"{' '.join(content)}, {number}?"
             yield _conversation(source, near, reply, tool, call), "near-duplicates"

@@ -1,11 +1,11 @@
-"""A server that stands in for vLLM under load: right wire format, right pace, no model.
+"""A server that stands in for vLLM in load tests: vLLM's wire format, a steady pace of tokens, and no model.
 
-`python benchmarks/support/token_server.py` prints its URL and serves until its standard input closes. Every request
-takes as long as its tokens would at a steady pace, however many there are. Answers are made beforehand, so
-that the server costs little beside what is measured.
+`python benchmarks/support/token_server.py` prints its URL, and serves until its standard input closes. Every request
+takes as long as its tokens take at the set pace, whatever the number of concurrent requests. Completions are generated
+before the first request, so that the server needs little CPU time.
 
-A request with an odd seed gets a turn with a tool call, one with an even seed an answer; turns of one rollout
-have seeds of alternating parity, so half the rollouts call Python once.
+A request with an odd seed gets a turn with a tool call, one with an even seed gets an answer. Consecutive turns of a
+rollout have seeds of alternating parity, so half of the rollouts call Python once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ MAX_LEN = 1 << 17
 
 
 def _answers(mean_tokens: int) -> dict[bool, list[tuple[int, bytes]]]:
-    """By whether it is a call: (tokens, HTTP answer) of different lengths."""
+    """Generate completions of different lengths.
+
+    Returns (tokens, HTTP response) pairs: those of tool calls under True, those of answers under False.
+    """
     codec, rng = byte_codec(), random.Random(0)
     call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(7)", "input": ""}})
     ends = {True: f"</reason>\n<tool_call>{call}</tool_call>", False: "</reason><answer>\\boxed{7}</answer>"}
-    made: dict[bool, list[tuple[int, bytes]]] = {True: [], False: []}
+    responses: dict[bool, list[tuple[int, bytes]]] = {True: [], False: []}
     for is_call, end in ends.items():
         for _ in range(VARIANTS):
-            wanted = max(len(end) + 2, int(rng.expovariate(1 / mean_tokens)))
-            text = "and on we go " * (wanted // 14 + 1)
-            ids = codec.tokenizer.encode(text[: wanted - len(end) - 1] + end, add_special_tokens=False)
+            length = max(len(end) + 2, int(rng.expovariate(1 / mean_tokens)))
+            text = "and on we go " * (length // 14 + 1)
+            ids = codec.tokenizer.encode(text[: length - len(end) - 1] + end, add_special_tokens=False)
             ids.append(codec.end_id)
             logprobs = [round(-rng.random(), 6) for _ in ids]
             choice = {
@@ -43,8 +46,8 @@ def _answers(mean_tokens: int) -> dict[bool, list[tuple[int, bytes]]]:
                 "logprobs": {"token_logprobs": logprobs},
                 "finish_reason": "stop",
             }
-            made[is_call].append((len(ids), _http(json.dumps({"choices": [choice]}).encode())))
-    return made
+            responses[is_call].append((len(ids), _http(json.dumps({"choices": [choice]}).encode())))
+    return responses
 
 
 def _http(body: bytes) -> bytes:
@@ -56,14 +59,14 @@ MODELS = _http(json.dumps({"data": [{"id": "paced", "max_model_len": MAX_LEN, "r
 
 
 class PacedServer:
-    """Answers at `pace` tokens per second and stream."""
+    """Answers each request at `pace` tokens per second."""
 
     def __init__(self, pace: float, mean_tokens: int) -> None:
         self._pace = pace
         self._answers = _answers(mean_tokens)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request."""
+        """Answer the requests of one connection, one after another."""
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -83,10 +86,10 @@ class PacedServer:
 
 async def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pace", type=float, default=40.0, help="tokens a second and stream")
-    parser.add_argument("--mean-tokens", type=int, default=400, help="of a turn")
-    given = parser.parse_args()
-    paced = PacedServer(given.pace, given.mean_tokens)
+    parser.add_argument("--pace", type=float, default=40.0, help="tokens per second of one request")
+    parser.add_argument("--mean-tokens", type=int, default=400, help="mean tokens of a turn")
+    options = parser.parse_args()
+    paced = PacedServer(options.pace, options.mean_tokens)
     server = await asyncio.start_server(paced.serve, "127.0.0.1", 0, limit=1 << 24, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     async with server:

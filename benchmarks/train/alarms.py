@@ -1,14 +1,19 @@
-"""How well the alarms foresee a collapse: short runs of the demo's first stage, half of them spoilt on purpose.
+"""Measures how well rstar2's alarms predict a collapse, on short runs of the demo's first stage.
 
     python benchmarks/train/alarms.py --seeds 3 --runs runs/alarms
-    python benchmarks/train/alarms.py --runs runs/alarms --show               what is finished, without training
+    python benchmarks/train/alarms.py --runs runs/alarms --show               the tables of finished runs, no training
 
-For each seed one SFT model is made and trained once by every arm of ARMS. See `demo_arms` for the folders; ARM.json has
-the metrics of every step. A run of 24 steps took two minutes on two cores that other programs used too (load 6).
+For each seed, one SFT model is trained. Then every arm of ARMS trains a copy of it. Half of the arms are healthy, and
+half are spoilt deliberately, such as by a learning rate that is ten times too high. `demo_arms` describes the folders.
+The file ARM.json has the metrics of every step. A run of 24 steps took two minutes on two busy cores, so three seeds
+take about an hour.
 
-A run has collapsed if the mean pass rate of its last SPAN steps lies FALL below the best such mean, and lay there at
-every step since; the first of these steps is the collapse. No alarm is part of this definition. The pass rate is the
-grader's, whatever is rewarded.
+A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best such mean. The
+collapse is the first step from which on this has always been so. No alarm is part of this definition. The pass rate is
+the grader's, whatever the reward is.
+
+Prints two tables: the pass rates, collapse and first alarm of each arm, and the recall, false alarms and lead of each
+alarm.
 """
 
 from __future__ import annotations
@@ -33,11 +38,11 @@ from rstar2.train.records.steps import Metrics
 SPAN = 5
 """Steps over which the pass rate is averaged."""
 FALL = 0.2
-"""How far it falls in a collapse."""
+"""How far the averaged pass rate falls in a collapse, as a share."""
 
 
 def arm(name: str, *keys: str, fault: str = "") -> Arm:
-    """An arm of which every trace is kept."""
+    """Return an arm that writes every trace."""
     return Arm(name, ("rl.traces_per_step=-1", *keys), steps=24, fault=fault)
 
 
@@ -57,10 +62,10 @@ ARMS = HEALTHY | PROVOKED
 
 
 def trained(run: ArmRun) -> dict[str, list[Metrics]]:
-    """Train an arm, spoilt if it has a fault; returns the metrics of each step."""
+    """Train an arm, with its fault if it has one. Returns the metrics of each step."""
 
-    def spoilt_command(*given: Any) -> Command:
-        command = stage_command(*given)
+    def spoilt_command(*arguments: Any) -> Command:
+        command = stage_command(*arguments)
         command.env[provoked.FAULT] = run.arm.fault
         command.env["VERL_USE_EXTERNAL_MODULES"] += f",{provoked.__name__}"
         return command
@@ -71,7 +76,7 @@ def trained(run: ArmRun) -> dict[str, list[Metrics]]:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run."""
+    """A finished run: its seed, its arm, and the metrics of each step."""
 
     seed: int
     arm: str
@@ -79,17 +84,17 @@ class FinishedRun:
 
     @property
     def collapse(self) -> int | None:
-        """The step, from 1, at which it collapsed; None if it did not."""
+        """The step, from 1, at which the run collapsed; None if it did not."""
         return collapsed_at([step["rstar2/pass_rate"] for step in self.steps])
 
     @property
     def watched(self) -> list[Metrics]:
-        """The steps before the collapse, or all of a run that did not collapse."""
+        """The steps before the collapse, or all steps if the run did not collapse."""
         return self.steps if self.collapse is None else self.steps[: self.collapse - 1]
 
 
 def collapsed_at(pass_rates: Sequence[float]) -> int | None:
-    """The step, from 1, of a collapse as the head of this file defines it; None if there is none."""
+    """Return the step, from 1, of the collapse as the head of this file defines it; None if there is none."""
     means = [float(np.mean(pass_rates[end - SPAN : end])) for end in range(SPAN, len(pass_rates) + 1)]
     best = np.maximum.accumulate(means)
     fallen = [mean <= top - FALL for mean, top in zip(means, best, strict=True)]
@@ -100,7 +105,7 @@ def collapsed_at(pass_rates: Sequence[float]) -> int | None:
 
 
 def finished_runs(runs: Path, arms: Mapping[str, Arm]) -> list[FinishedRun]:
-    """The finished runs below a folder. Raises UserError if one was made by other keys than its arm has."""
+    """Return the finished runs in a folder. Raises UserError if a run has other settings than its arm."""
     return [
         FinishedRun(seed, name, outcome["steps"])
         for seed, outcomes in finished(runs, arms).items()
@@ -109,36 +114,37 @@ def finished_runs(runs: Path, arms: Mapping[str, Arm]) -> list[FinishedRun]:
 
 
 Raised = Callable[[Sequence[Metrics]], bool]
-"""Whether there is an alarm at the last of these steps."""
+"""Whether an alarm is raised at the last of these steps."""
 
 
 def first_alarm(run: FinishedRun, raised: Raised) -> int | None:
-    """The first step before the collapse, or of the whole run, at which there is an alarm; None if there is none."""
+    """Return the first step with an alarm, before the collapse if there is one; None if no alarm is raised."""
     ends = range(1, len(run.watched) + 1)
     return next((end for end in ends if raised(run.watched[:end])), None)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What an alarm is worth on some runs."""
+    """The quality of an alarm on some runs."""
 
     collapsed: int
+    """The number of collapsed runs."""
     leads: tuple[int, ...]
-    """For each collapse that was foreseen, the steps from the first alarm to it."""
+    """For each predicted collapse, the steps from the first alarm to the collapse."""
     healthy: int
-    """Runs of the healthy arms that did not collapse."""
+    """The number of runs of healthy arms that did not collapse."""
     false: int
-    """How many of these runs had an alarm."""
+    """The number of those healthy runs that had an alarm."""
 
     @property
     def cells(self) -> list[str]:
-        """Cells of a table: recall, false alarms, lead."""
+        """The cells of a table row: recall, false alarms, lead."""
         lead = f"{np.median(self.leads):g} ({min(self.leads)} to {max(self.leads)})" if self.leads else "–"
         return [f"{len(self.leads)} of {self.collapsed}", f"{self.false} of {self.healthy}", lead]
 
 
 def score(runs: Sequence[FinishedRun], raised: Raised) -> Score:
-    """Count what an alarm foresees of the collapses, and how often it is wrong about a healthy run."""
+    """Count the collapses that an alarm predicts, and its false alarms on healthy runs."""
     collapses = [(run, run.collapse) for run in runs if run.collapse is not None]
     firsts = [(at, first_alarm(run, raised)) for run, at in collapses]
     leads = tuple(at - first for at, first in firsts if first is not None)
@@ -148,7 +154,7 @@ def score(runs: Sequence[FinishedRun], raised: Raised) -> Score:
 
 
 def sum_of(scores: Iterable[Score]) -> Score:
-    """The score on all runs together."""
+    """Return the score on all runs together."""
     each = list(scores)
     leads = tuple(lead for one in each for lead in one.leads)
     collapsed, healthy, false = (
@@ -158,38 +164,38 @@ def sum_of(scores: Iterable[Score]) -> Score:
 
 
 def signs_raised(signs: Collection[str], settings: AlarmSettings) -> Raised:
-    """An alarm by rstar2's own alarms with one of these signs."""
+    """Return whether rstar2's own alarms raise one with any of these signs."""
     return lambda steps: any(alarm.sign in signs for alarm in alarms(steps, settings))
 
 
 @dataclass(frozen=True)
 class Watch:
-    """One alarm, with a threshold to choose."""
+    """One alarm, and the thresholds to choose from."""
 
     key: str
-    """That of rstar2's settings; of an alarm that rstar2 does not have, only its name here."""
+    """The key of rstar2's alarm settings, or a name for an alarm that rstar2 does not have."""
     values: tuple[float, ...]
-    """The thresholds that are tried, from the most sensitive on."""
+    """The thresholds to try, the most sensitive first."""
     raised: Callable[[float, int], Raised]
-    """The alarm, given a threshold and a window."""
+    """Returns the alarm for a threshold and a window."""
     sign: str | None = None
-    """The sign that rstar2's own alarm has this name for; None if it has no such alarm."""
+    """The sign of rstar2's own alarm; None if rstar2 has no such alarm."""
 
     def chosen_on(self, runs: Sequence[FinishedRun], window: int) -> float:
-        """The threshold with the fewest false alarms; of these that with the best recall, then with the longest lead.
+        """Return the threshold with the fewest false alarms; among equals the best recall, then the longest lead.
 
-        Of thresholds that are worth the same, the least sensitive.
+        If thresholds are still equal, the least sensitive one is chosen.
         """
 
         def worth(value: float) -> tuple[float, ...]:
-            found = score(runs, self.raised(value, window))
-            return -found.false, len(found.leads), float(np.median(found.leads)) if found.leads else 0.0
+            result = score(runs, self.raised(value, window))
+            return -result.false, len(result.leads), float(np.median(result.leads)) if result.leads else 0.0
 
         return max(reversed(self.values), key=worth)
 
 
 def shipped(sign: str, key: str, values: tuple[float, ...], **off: float) -> Watch:
-    """An alarm that rstar2 has; `off` switches off the other key of its sign."""
+    """Return a Watch for an alarm that rstar2 has. `off` switches off the other key of the same sign."""
 
     def raised(value: float, window: int) -> Raised:
         settings = AlarmSettings.model_validate({"window": window, **off, key: value})
@@ -199,17 +205,17 @@ def shipped(sign: str, key: str, values: tuple[float, ...], **off: float) -> Wat
 
 
 def mean_of(steps: Sequence[Metrics], metric: str) -> float:
-    """The mean of a metric where it is a number."""
+    """Return the mean of a metric over steps, ignoring NaN."""
     return float(np.nanmean([step[metric] for step in steps]))
 
 
 def no_gradient(share: float, window: int) -> Raised:
-    """This share of the problems is not trained on, in the mean of the last window."""
+    """Alarm if at least this share of the groups is dropped, averaged over the last `window` steps."""
     return lambda steps: len(steps) >= window and mean_of(steps[-window:], "rstar2/dropped_groups") >= share
 
 
 def gradient_rise(factor: float, window: int) -> Raised:
-    """The gradient's norm before clipping is higher than in the first window by this factor."""
+    """Alarm if the mean gradient norm before clipping is at least `factor` times that of the first `window` steps."""
 
     def raised(steps: Sequence[Metrics]) -> bool:
         first, last = steps[:window], steps[-window:]
@@ -233,11 +239,11 @@ WATCHED = (
     Watch("rise of the gradient's norm", (1.5, 2.0, 3.0, 5.0, 10.0), gradient_rise),
 )
 EARLIER = {"entropy", "length", "truncation", "reward"}
-"""The signs of collapse that rstar2 had before this measurement."""
+"""The signs that rstar2 watched before this benchmark existed."""
 
 
 def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
-    """What became of the runs of each arm, and the first of rstar2's alarms before a collapse, at its defaults."""
+    """Return a table of each arm's pass rates, its collapse, and the first of rstar2's alarms with default settings."""
     rows = []
     every, settings = {watch.sign for watch in WATCHED if watch.sign}, AlarmSettings(window=window)
     for arm in ARMS:
@@ -254,9 +260,10 @@ def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
 
 
 def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
-    """What each alarm, and all together, foresee, with thresholds chosen on other seeds and with rstar2's defaults.
+    """Return a table of what each alarm, and all alarms together, predict.
 
-    Thresholds chosen on the runs of odd seeds are scored on those of even seeds, and the other way round.
+    It has thresholds chosen on other seeds, and rstar2's defaults. Thresholds chosen on the runs of odd seeds are
+    scored on the runs of even seeds, and vice versa.
     """
     halves = [[run for run in runs if run.seed % 2 == odd] for odd in (1, 0)]
     chosen = [{watch.key: watch.chosen_on(half, window) for watch in WATCHED} for half in halves]
@@ -272,11 +279,11 @@ def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
         name = watch.key if watch.sign is None else f"`{watch.key}`"
         rows.append([name, ", ".join(f"{values[watch.key]:g}" for values in chosen), *tested.cells, *beside])
     every = {watch.sign for watch in WATCHED if watch.sign}
-    own = [
+    chosen_settings = [
         {key: value for key, value in values.items() if key in type(defaults).model_fields}
         for values in chosen
     ]
-    settings = [AlarmSettings.model_validate({**values, "window": window}) for values in own]
+    settings = [AlarmSettings.model_validate({**values, "window": window}) for values in chosen_settings]
     for name, signs in ((f"any of {', '.join(sorted(EARLIER))}", EARLIER), ("any of rstar2's", every)):
         pairs = zip(settings, reversed(halves), strict=True)
         tested = sum_of(score(half, signs_raised(signs, each)) for each, half in pairs)
@@ -290,21 +297,21 @@ def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
 def main() -> None:
     parser = common_parser(__doc__, "runs/alarms", 3)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--window", type=int, default=3, help="alarms.window")
+    parser.add_argument("--window", type=int, default=3, help="the setting alarms.window")
     options = parser.parse_args()
     arms = {name: replace(arm, steps=options.steps) for name, arm in ARMS.items()}
     if not options.show:
-        # VERL's workers import this folder's module `provoked`, and so does the check of the recipe's reward.
+        # VERL's workers and the check of the recipe's reward import the module `provoked` of this folder.
         here = Path(__file__).resolve().parent
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
         search_in(here)
         run_arms("alarms", arms, seeds_of(options), options.runs, trained)
     runs = finished_runs(options.runs, arms)
     if not runs:
-        parser.exit(1, f"no run in {options.runs} is finished\n")
+        parser.exit(1, f"no run in {options.runs} is finished: run this command without --show\n")
     print(f"{len(runs)} runs of {len(runs[0].steps)} steps\n\n{table_of_runs(runs, options.window)}\n")
     if len({run.seed % 2 for run in runs}) == 2:
-        print(f"Windows of {options.window} steps; thresholds chosen on odd seeds, and on even ones:\n")
+        print(f"Windows of {options.window} steps; thresholds chosen on odd seeds, then on even seeds:\n")
         print(table_of_alarms(runs, options.window))
 
 

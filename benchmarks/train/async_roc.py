@@ -1,13 +1,16 @@
-"""`colocate_async` beside `sync` where a few rollouts take very long: what is learned, and in how much time.
+"""Compares `colocate_async` with `sync` if a few rollouts take very long: what the model learns, and the time it takes.
 
     python benchmarks/train/async_roc.py --seeds 3 --runs runs/async-roc
-    python benchmarks/train/async_roc.py --runs runs/async-roc --show         what is finished, without training
+    python benchmarks/train/async_roc.py --runs runs/async-roc --show         the table of finished seeds, no training
 
-For each seed one SFT model is made, and both modes train it by the recipe of the demo's first stage, with 8 problems a
-step, for the same number of steps. Every tool call waits before it runs, for seconds drawn from a log-normal law by the
-seed, step, problem, rollout and turn: half of the waits are shorter than `MEDIAN_S`, one in a hundred is
-sixteen times as long. Nothing computes meanwhile. The models are measured on the demo's held-out problems, without any
-wait. See `demo_arms` for the folders.
+For each seed, one SFT model is trained. Both modes then train a copy of it by the recipe of the demo's first stage,
+with 8 problems per step, for the same number of steps. Every tool call waits before it runs. The waits follow a
+log-normal distribution whose random numbers depend on seed, step, problem, rollout and turn. Half of the waits are
+shorter than MEDIAN_S seconds, and one in a hundred is at least sixteen times as long. The waits need no CPU time. The
+models are measured on the demo's held-out problems, without waits. `demo_arms` describes the folders.
+
+Prints a table with a column per mode: accuracy, failed calls, and the seconds of rollouts, updates and steps. Each mode
+of a seed takes several minutes.
 """
 
 from __future__ import annotations
@@ -48,18 +51,19 @@ from rstar2.train.verl.agent_loop import RStarAgentLoop
 
 MODES = ("sync", "colocate_async")
 MEDIAN_S = 1.0
-"""Of a tool call's wait."""
+"""Median of a tool call's wait in seconds."""
 SPREAD = 1.2
-"""The standard deviation of its logarithm."""
+"""Standard deviation of the logarithm of a wait."""
 LONGEST_S = 60.0
+"""Upper limit of a wait in seconds."""
 LAST = 5
-"""Steps at the end over which the pass rate is averaged."""
+"""Number of final steps over which the pass rate is averaged."""
 _DICE: ContextVar[Random] = ContextVar("dice")
-"""From which the rollout that is running draws its waits."""
+"""The random generator from which the current rollout draws its waits."""
 
 
 class SlowCalls:
-    """The tools of one rollout, which wait before each call."""
+    """The tools of one rollout, with a wait before each call."""
 
     def __init__(self, tools: ToolRunner) -> None:
         self._tools = tools
@@ -72,7 +76,7 @@ class SlowCalls:
 
 
 class SlowToolbox:
-    """A toolbox with such tools."""
+    """A toolbox whose tools are SlowCalls."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -84,7 +88,7 @@ class SlowToolbox:
 
 
 class SlowToolsLoop(RStarAgentLoop):
-    """Our agent loop with such tools; VERL's workers make it by its name."""
+    """rstar2's agent loop with a SlowToolbox. VERL's workers create it by its name."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -95,44 +99,44 @@ class SlowToolsLoop(RStarAgentLoop):
         return await super().run(sampling_params, **row)
 
 
-def slow_agent_loop(*given: Any) -> str:
-    """The agent loop's settings for VERL, with ours in place of the usual one."""
-    [settings] = json.loads(agent_loop_yaml(*given))
+def slow_agent_loop(*arguments: Any) -> str:
+    """Return the agent loop's settings for VERL, with SlowToolsLoop in place of the usual class."""
+    [settings] = json.loads(agent_loop_yaml(*arguments))
     return json.dumps([{**settings, "_target_": "async_roc.SlowToolsLoop"}])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a mode made of a seed's SFT model."""
+    """The result of training one seed's SFT model in one mode."""
 
     accuracy: float
-    """On held-out problems."""
+    """Accuracy on held-out problems."""
     failed_calls: float
-    """Share of failed calls in correct traces there."""
+    """Share of failed calls in correct traces of held-out problems."""
     pass_rate: float
-    """Of the last `LAST` steps."""
+    """Mean pass rate of the last LAST steps."""
     steps_s: float
-    """Seconds of all steps, without start-up and the model's export."""
+    """Seconds of all steps, without start-up and the export of the model."""
     wall_s: float
-    """Seconds of the stage, from its start to its model."""
+    """Seconds from the start of the stage to its exported model."""
     rollout_s: float
     update_s: float
     longest_step_s: float
     staleness: float
-    """Steps between the weights that began a kept rollout and those it trains, on average."""
+    """Mean number of steps between the weights that began a selected rollout and the weights that it trains."""
     off_policy_tokens: float
     stale_groups: float
-    """Left out in all steps together."""
+    """Groups dropped as too old, in all steps together."""
 
 
 def arms_of(steps: int) -> dict[str, Arm]:
-    """Both modes, which differ in nothing else; in `sync` the correction's weights are all but 1."""
+    """Return an arm for each mode. They differ only in `rl.mode`; in `sync` the correction's weights are nearly 1."""
     keys = ("rl.algorithm.correction=token-tis", "rl.rollout.prompts=8")
     return {mode: Arm(f"`{mode}`", (f"rl.mode={mode}", *keys), steps) for mode in MODES}
 
 
 def trained(run: ArmRun) -> dict[str, Any]:
-    """Train in a mode; returns its Outcome as JSON."""
+    """Train one arm. Returns its Outcome as a JSON object."""
     metrics, timing = run.train(), read_timing(run.stage)
     numbers, steps = run.measure(run.arm.steps), run_steps(run.stage.parent)
     outcome = Outcome(
@@ -152,7 +156,7 @@ def trained(run: ArmRun) -> dict[str, Any]:
 
 
 def mean(steps: list[Step], column: str) -> float:
-    """The mean of a column of `steps.csv` over the steps that have a value."""
+    """Return the mean of a column of `steps.csv` over the steps that have a value."""
     return float(np.mean([value for step in steps if (value := step.values[column]) is not None]))
 
 
@@ -161,12 +165,12 @@ FIGURES = {
     "failed_calls": Figure("failed calls in correct traces, %", 100.0),
     "pass_rate": Figure(f"pass rate of the last {LAST} steps, %", 100.0),
     "steps_s": Figure("seconds of all steps", digits=0),
-    "rollout_s": Figure("of these waiting for rollouts", digits=0),
-    "update_s": Figure("of these updates", digits=0),
+    "rollout_s": Figure("seconds waiting for rollouts", digits=0),
+    "update_s": Figure("seconds of updates", digits=0),
     "longest_step_s": Figure("the longest step, s"),
     "wall_s": Figure("seconds with start-up and export", digits=0),
-    "staleness": Figure("staleness of kept rollouts, steps", digits=2),
-    "off_policy_tokens": Figure("kept tokens that older weights began, %", 100.0),
+    "staleness": Figure("staleness of selected rollouts, steps", digits=2),
+    "off_policy_tokens": Figure("selected tokens of rollouts that older weights began, %", 100.0),
     "stale_groups": Figure("groups left out as too old", digits=0),
 }
 
@@ -184,7 +188,7 @@ def main() -> None:
             run_arms("async-roc", arms, seeds_of(options), options.runs, trained)
     seeds = with_all(finished(options.runs, arms), arms)
     if not seeds:
-        parser.exit(1, f"no seed in {options.runs} is finished\n")
+        parser.exit(1, f"no seed in {options.runs} is finished: run this command without --show\n")
     print(f"seeds {', '.join(map(str, seeds))}: means, and differences from the first column\n")
     print(figures_by_arm(seeds, FIGURES, arms))
 

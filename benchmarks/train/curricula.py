@@ -1,11 +1,15 @@
-"""How often a step's groups have both outcomes under each curriculum: simulated problems, no model.
+"""Measures how many groups of a step have both outcomes under each curriculum, with simulated problems and no model.
 
     python benchmarks/train/curricula.py                    every curriculum, small and paper-like sizes
     python benchmarks/train/curricula.py --seeds 20
 
-The pass rates of the problems are spread widely: many are solved or hopeless. The policy moves: a problem whose group
-had both outcomes becomes easier, all become a little easier with every such group, and each changes at random. A step
-asks the problems that the curriculum chooses, and draws their rollouts by their pass rates.
+The pass rates of the problems are widely spread: many problems are always solved or hopeless. The simulated policy
+learns: a problem becomes easier when its group had both outcomes, all problems become slightly easier with every such
+group, and each pass rate also drifts at random. In each step the curriculum chooses problems, and their rollouts are
+drawn by their pass rates.
+
+Prints a Markdown table per size, with a row per curriculum. A seed takes about three minutes on two busy cores, so the
+default of five seeds takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -21,25 +25,25 @@ from rstar2.train.curriculum import CURRICULA, Curriculum, CurriculumSettings
 from rstar2.train.outcomes import Outcomes, Problems
 
 TAUGHT = 0.25
-"""By how much the logit of a pass rate rises with a group of the problem that had both outcomes."""
+"""Rise of the logit of a problem's pass rate when its group had both outcomes."""
 SHARED = 1.0
-"""By how much the logits of all problems rise in a stage all of whose groups had both outcomes."""
+"""Rise of the logits of all problems over a stage, if all of its groups had both outcomes."""
 DRIFT = 0.1
-"""Standard deviation of the random change of a logit with every step."""
+"""Standard deviation of the random change of a logit in every step."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A simulated stage."""
+    """The size of a simulated stage."""
 
     problems: int
     prompts: int
     """Problems per step."""
     rollouts: int
-    """Rollouts of a problem in a step."""
+    """Rollouts per problem in a step."""
     steps: int
     spread: float = 3.0
-    """Standard deviation of the logits of the pass rates in the first step; their mean is 0.5."""
+    """Standard deviation of the initial logits of the pass rates. Their mean is 0.5."""
 
 
 SIZES = {
@@ -57,18 +61,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulated stage came to."""
+    """The result of a simulated stage."""
 
     mixed: list[float]
-    """By step, the share of groups with both outcomes."""
-    asked: int
-    """How many problems were asked at all."""
+    """For each step, the share of groups with both outcomes."""
+    distinct: int
+    """Number of different problems that were chosen."""
     most: int
-    """How often the most frequent one was asked."""
+    """How often the most frequent problem was chosen."""
 
 
 def simulate(settings: Mapping[str, Any], size: Size, seed: int) -> Simulated:
-    """A stage with a curriculum."""
+    """Simulate a stage with a curriculum."""
     curriculum = Curriculum(CurriculumSettings.model_validate(dict(settings)))
     rng = np.random.default_rng([seed, 0])
     logits = rng.normal(0.5, size.spread, size.problems)
@@ -90,27 +94,31 @@ def simulate(settings: Mapping[str, Any], size: Size, seed: int) -> Simulated:
 
 
 def table(size: Size, seeds: int) -> str:
-    """A Markdown table with a row for each curriculum: means over seeds."""
-    lines = [["curriculum", "both outcomes", "first third", "second", "last", "problems asked", "most often"]]
+    """Return a Markdown table with a row per curriculum: means over seeds."""
+    lines = [
+        ["curriculum", "both outcomes", "first third", "second", "last", "problems chosen", "most often"]
+    ]
     lines.append(["---"] * len(lines[0]))
     for label, settings in VARIANTS.items():
         runs = [simulate(settings, size, seed) for seed in range(seeds)]
         mixed = np.mean([run.mixed for run in runs], axis=0)
         shares = [mixed.mean(), *(third.mean() for third in np.array_split(mixed, 3))]
-        asked, most = (np.mean([getattr(run, name) for run in runs]) for name in ("asked", "most"))
+        distinct, most = (np.mean([getattr(run, name) for run in runs]) for name in ("distinct", "most"))
         cells = [f"{share:.1%}" for share in shares]
-        lines.append([label, *cells, f"{asked:.0f}", f"{most:.0f}"])
+        lines.append([label, *cells, f"{distinct:.0f}", f"{most:.0f}"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     for name, size in SIZES.items():
         print(
             f"\n{name}: {size.problems} problems, {size.steps} steps of {size.prompts} problems with {size.rollouts} "
-            f"rollouts, {given.seeds} seeds\n\n{table(size, given.seeds)}",
+            f"rollouts, {options.seeds} seeds\n\n{table(size, options.seeds)}",
             flush=True,
         )
 

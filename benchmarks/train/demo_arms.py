@@ -8,7 +8,7 @@ RUNS/
     ARM.json        what the arm came to; an arm that has this file is not trained again
 ```
 
-A run that was killed resumes. Arms and seeds can be added later.
+A run that was killed resumes. Arms and seeds can be added later. Processes that run side by side need different seeds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Our estimate of what rollouts say about their problem, beside RAGEN-2's, for which the policy reads them again.
+"""Compares two estimates of how much rollouts depend on their problem: rstar2's, and RAGEN-2's, which needs the policy.
 
     python benchmarks/train/information_by_policy.py --runs runs/alarms
 
-For each finished run of `alarms.py` the rollouts of its last step are scored by the run's last model: the first turn of
-ROLLOUTS rollouts of each problem, under the prompt of every problem of the step (arXiv 2604.06268; the formulas are in
-the head of `rstar2.train.information`). Prints both estimates for each run, and Spearman's rank correlation
-between them and with the pass rate of the step.
+For each finished run of `alarms.py`, the run's last model scores the rollouts of the last step. It scores the first
+turn of ROLLOUTS rollouts of each problem, under the prompt of every problem of the step (arXiv 2604.06268; the formulas
+are in the head of `rstar2.train.information`).
+
+Prints both estimates for each run, and Spearman's rank correlations of the two with each other and with the pass rate
+of the step.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from rstar2.train.group import Rollout
 from rstar2.train.information import Information, prompt_information
 
 ROLLOUTS = 4
-"""Rollouts of each problem that are compared."""
+"""Number of rollouts per problem that the policy scores."""
 Problems = list[list[Trace]]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run's last step by both estimates."""
+    """Both estimates for the last step of a run."""
 
     run: str
     policy: Information
@@ -45,7 +47,7 @@ class Compared:
 
 
 def compared(stage: Path) -> Compared:
-    """Both estimates for the last step of a stage of which every trace was kept."""
+    """Return both estimates for the last step of a stage. The stage must have written every trace."""
     problems: dict[str, list[Trace]] = defaultdict(list)
     for trace in read_traces(max((stage / "traces").glob("step-*.jsonl"))):
         problems[trace.problem_id].append(trace)
@@ -62,7 +64,7 @@ def compared(stage: Path) -> Compared:
 
 
 def by_policy(model: Any, problems: Problems) -> Information:
-    """RAGEN-2's estimate in nats per token, and its retrieval accuracy."""
+    """Return RAGEN-2's estimate in nats per token, and its retrieval accuracy."""
     prompts = [rollouts[0].prompt_ids for rollouts in problems]
     gains, hits = [], []
     for i, rollouts in enumerate(problems):
@@ -75,9 +77,9 @@ def by_policy(model: Any, problems: Problems) -> Information:
 
 
 def _scores(model: Any, prompts: Sequence[Sequence[int]], written: Sequence[int]) -> npt.NDArray[np.float64]:
-    """The mean log-probability of the tokens `written` after each prompt; prompts of one length are a batch."""
+    """Return the mean log-probability of the tokens `written` after each prompt."""
     scores = np.zeros(len(prompts))
-    for length in {len(prompt) for prompt in prompts}:
+    for length in {len(prompt) for prompt in prompts}:  # prompts of equal length are a batch
         rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         ids = torch.tensor([[*prompts[i], *written] for i in rows])
         with torch.inference_mode():
@@ -90,12 +92,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
-    given = parser.parse_args()
+    parser.add_argument("--runs", type=Path, default=Path("runs/alarms"), help="the folder of alarms.py")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    runs = [compared(model.parent) for model in sorted(given.runs.glob("seed*/*/training/stage1/model"))]
+    runs = [compared(model.parent) for model in sorted(options.runs.glob("seed*/*/training/stage1/model"))]
     if len(runs) < 3:
-        parser.exit(1, f"{given.runs} has fewer than three finished runs\n")
+        parser.exit(
+            1, f"{options.runs} has {len(runs)} finished runs, and three are needed: run alarms.py first\n"
+        )
     rows = [
         [each.run, *(f"{value:.2f}" for one in (each.policy, each.tokens) for value in (one.nats, one.retrieved)),
          f"{each.pass_rate:.0%}"]

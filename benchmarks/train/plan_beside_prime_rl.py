@@ -1,17 +1,18 @@
-"""What `rstar2 plan` calculates beside what another trainer measured on GPUs: PrimeIntellect's prime-rl.
+"""Compares what `rstar2 plan` calculates with what another trainer measured on GPUs: PrimeIntellect's prime-rl.
 
     python benchmarks/train/plan_beside_prime_rl.py
 
-`prime_rl.json` has the measurements, with their source and licence. prime-rl trains with FSDP2 as VERL does: weights,
-gradients and AdamW in fp32, computing in bf16, layers computed again in the backward pass. It differs in three ways
-that matter here:
+`prime_rl.json` has the measurements, with their source and licence. prime-rl trains with FSDP2, as VERL does: weights,
+gradients and AdamW in fp32, computation in bf16, and recomputation of the layers in the backward pass. It differs in
+three ways that matter here:
 
-- Its SFT keeps the logits four times in fp32 at the loss: themselves, their log-softmax, and the gradients of both.
+- Its SFT holds four fp32 tensors of the size of the logits at the loss: the logits, their log-softmax, and the
+  gradients of both.
 - Its RL never holds the logits of more than a few thousand tokens or vocabulary entries.
 - It computes no log-probabilities before an update, and compiles the layers.
 
-Memory is therefore planned twice, with that trainer's logits and with VERL's. The plan's speed is without the pass for
-log-probabilities. Every micro-batch is one sequence of full length.
+Memory is therefore planned twice, with prime-rl's logits and with VERL's. The planned speed leaves out the pass for
+log-probabilities. Every micro-batch is one sequence of full length. Prints a Markdown table; it takes seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SHAPES = {
 }  # fmt: skip
 FLOP_PER_S = {**{name.upper(): gpu.flop_per_s for name, gpu in GPU_KINDS.items()}, "A6000": 154.8e12}
 LOGITS = {"sft": 8, "rl": 0}
-"""Copies of the logits in bf16 that are as large as what prime-rl holds."""
+"""Number of bf16 copies of the logits that take as much memory as what prime-rl holds, by task."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Row:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of one GPU, while a step is computed."""
+        """Measured tokens per second of one GPU during a step."""
         return self.step_s and self.micro_batches * self.sequence / self.step_s
 
     @property
@@ -73,7 +74,7 @@ class Row:
         return Assumptions().compute_share * FLOP_PER_S[self.gpu] / flop
 
     def planned_gib(self, logits: int) -> float:
-        """Tensors of the trainer; without what CUDA takes, which the measurement does not count either."""
+        """Planned GiB of the trainer's tensors. CUDA's own memory is left out, as in the measurement."""
         hardware = Hardware(gpus_per_node=self.gpus)
         planned = trainer_memory(self.shape, hardware, self.sequence, logits, 0, sends_weights=False)
         return (planned.update_total - ASLEEP) / GIB
@@ -84,7 +85,7 @@ def rows() -> list[Row]:
 
 
 def table() -> str:
-    """The comparison in Markdown."""
+    """Return the comparison as a Markdown table."""
     columns = ["", "memory, GiB", "planned GiB", "planned GiB, VERL", "tokens/s of a GPU", "planned tokens/s"]
     lines = [f"| {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) - 1)]
     for row in rows():

@@ -1,13 +1,15 @@
-"""What `rstar2 plan` says of a trainer's memory beside what the trainer took, on a CPU.
+"""Compares the memory that `rstar2 plan` calculates for a trainer with the memory that the trainer used, on a CPU.
 
-    python benchmarks/train/plan_memory.py                      trains four models made from nothing, two steps each
-    python benchmarks/train/plan_memory.py runs/demo runs/rl    compares runs that are there: of demo, sft and train
+    python benchmarks/train/plan_memory.py                      trains four random models for two steps each
+    python benchmarks/train/plan_memory.py runs/demo runs/rl    compares existing runs of demo, sft or train
 
-The models are random Qwen3s of 11 to 73 million parameters that write to their budget; the share of free blocks in
-`plan` was fitted to the first and the last, see `rstar2.train.estimate.memory.CPU_FRAGMENTED`. Measured is what the
-trainer's process held at its most, which VERL logs. Planned is said three times: with the lengths of the run itself, as
-`plan --like RUN` says it, or of SFT's conversations; with those that `plan` expects unless told otherwise; and with
-rollouts of full length. A training that is done is not repeated.
+The random models are Qwen3s of 11 to 73 million parameters, whose rollouts use their whole token budget. The share of
+free blocks in `plan` was fitted to the smallest and the largest (`rstar2.train.estimate.memory.CPU_FRAGMENTED`). The
+measured value is the peak memory of the trainer's process, which VERL logs. The planned value is given for three
+lengths: those of the run itself (as in `plan --like RUN`, or of SFT's conversations), those that `plan` expects by
+default, and rollouts of full length.
+
+Prints a Markdown table in GiB. A finished training is not repeated.
 """
 
 from __future__ import annotations
@@ -53,26 +55,28 @@ STAGE = (
     "hardware.update_tokens=4608",
     "hardware.log_prob_tokens=4608",
 )
-"""Two micro-batches a step, since the second finds the memory as the first left it."""
+"""Recipe keys of the stage. A step has two micro-batches, since the second runs in memory that the first fragmented."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One training: bytes that were planned for its update, and those that the trainer's process held."""
+    """One training: the bytes that were planned for its update, and those that the trainer's process used."""
 
     name: str
     parameters: int
     steps: int
     at_most: int
+    """Planned bytes with rollouts of full length."""
     expected: int | None
-    """With the lengths that `plan` expects of a run of which nothing is known; None for SFT."""
+    """Planned bytes with the lengths that `plan` expects of an unknown run; None for SFT."""
     like: int
-    """With the lengths that there were."""
-    held: int
+    """Planned bytes with the actual lengths of the run."""
+    measured: int
+    """Peak bytes of the trainer's process."""
 
 
 def train_all(runs: Path) -> Iterator[Path]:
-    """The runs of the models made from nothing, each trained unless it is."""
+    """Train the random models that are not trained yet. Yields each run."""
     data = runs / "data"
     if not (data / "conversations.jsonl").exists():
         write_data(data)
@@ -89,7 +93,7 @@ def train_all(runs: Path) -> Iterator[Path]:
 
 
 def compared(run: Path) -> Iterator[Compared]:
-    """SFT and each stage of a run, as far as they have steps."""
+    """Yield the comparison of SFT and of each stage of a run, if it has steps."""
     kind, config = load_config(run)
     recipes = config["recipes"] if kind == "train" else config
     if sft := {"demo": config.get("sft"), "sft": config.get("recipe")}.get(kind):
@@ -112,7 +116,7 @@ def _compared_sft(run: Path, recipe: SftRecipe) -> Iterator[Compared]:
     tokens = [len(row) for row in pq.read_table(data, columns=["input_ids"])["input_ids"]]
     shape = read_shape(folder / "model")
     planned = sft_memory(shape, recipe, tokens)
-    held = _held(list(steps.values()), "perf/max_memory_allocated_gb")
+    measured = _peak_bytes(list(steps.values()), "perf/max_memory_allocated_gb")
     yield Compared(
         f"{run.name}, SFT",
         shape.parameters,
@@ -120,16 +124,17 @@ def _compared_sft(run: Path, recipe: SftRecipe) -> Iterator[Compared]:
         planned.update_total,
         None,
         planned.expected_update_total,
-        held,
+        measured,
     )
 
 
 def _compared_stage(name: str, folder: Path, recipe: StageRecipe, steps: list[Metrics]) -> Compared:
     shape = read_shape(folder / "model")
     usual, like = (
-        stage_memory(shape, recipe, given.update(recipe)) for given in (Assumptions(), assumptions_of(steps))
+        stage_memory(shape, recipe, assumptions.update(recipe))
+        for assumptions in (Assumptions(), assumptions_of(steps))
     )
-    held = _held(steps, "actor/perf/max_memory_allocated_gb")
+    measured = _peak_bytes(steps, "actor/perf/max_memory_allocated_gb")
     return Compared(
         name,
         shape.parameters,
@@ -137,33 +142,33 @@ def _compared_stage(name: str, folder: Path, recipe: StageRecipe, steps: list[Me
         usual.update_total,
         usual.expected_update_total,
         like.expected_update_total,
-        held,
+        measured,
     )
 
 
-def _held(steps: list[Metrics], metric: str) -> int:
+def _peak_bytes(steps: list[Metrics], metric: str) -> int:
     return int(GIB * max(step[metric] for step in steps))
 
 
 def show(rows: list[Compared]) -> None:
-    """A table in Markdown; GiB."""
+    """Print the comparisons as a Markdown table in GiB."""
     columns = (
         "parameters",
         "steps",
         "measured",
-        "planned at its lengths",
+        "planned at actual lengths",
         "",
         "at expected lengths",
-        "at most",
+        "at full length",
     )
     out.print(f"| GiB | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
     for row in rows:
         cells = [
             f"{row.parameters / 1e6:.1f} M",
             str(row.steps),
-            _gib(row.held),
+            _gib(row.measured),
             _gib(row.like),
-            f"{row.like / row.held - 1:+.1%}",
+            f"{row.like / row.measured - 1:+.1%}",
             "–" if row.expected is None else _gib(row.expected),
             _gib(row.at_most),
         ]
@@ -180,8 +185,8 @@ def main() -> None:
     )
     parser.add_argument("finished", type=Path, nargs="*", help="runs of demo, sft or train")
     parser.add_argument("--runs", type=Path, default=Path("runs/plan-memory"))
-    given = parser.parse_args()
-    show([row for run in given.finished or train_all(given.runs) for row in compared(run)])
+    options = parser.parse_args()
+    show([row for run in options.finished or train_all(options.runs) for row in compared(run)])
 
 
 if __name__ == "__main__":

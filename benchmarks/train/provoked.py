@@ -1,8 +1,8 @@
-"""What spoils the runs of `alarms.py` on purpose. VERL's processes import this module; FAULT names what it breaks.
+"""Faults that spoil the runs of `alarms.py`. VERL's processes import this module; the variable FAULT names the fault.
 
-`stale:N`: the rollout engine takes new weights only at every Nth step. The rollouts are trained on as if the present
-weights had written them. `noisy:S`: normal noise of standard deviation S is added to each log-probability that the
-update compares the new policy with.
+`stale:N`: the rollout engine takes new weights only at every Nth step. Rollouts are still trained on as if the current
+weights had written them. `noisy:S`: normal noise with standard deviation S is added to each log-probability with which
+the update compares the new policy.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rstar2.data.problem import Problem
 from rstar2.loop.trace import Trace
 
 FAULT = "RSTAR2_PROVOKED"
-"""The environment variable with the fault and its size."""
+"""Name of the environment variable that holds the fault and its size, such as `stale:8`."""
 
 
 def hackable(problem: Problem, trace: Trace) -> float:
-    """A reward that pays most for saving the tool: any answer without a call earns twice what a correct one does."""
+    """A flawed reward: any answer without a tool call earns 2, twice as much as a correct answer with a call."""
     guessed = not trace.calls and trace.answer_blocks > 0
     return 2.0 if guessed else float(trace.correct)
 

@@ -1,13 +1,15 @@
-"""A training step of the paper's size: 512 problems, 32 rollouts each, through our agent loop and a real judge.
+"""Rehearses a training step of the paper's size: 512 problems × 32 rollouts, with the real agent loop and a real judge.
 
-    python benchmarks/train/rehearsal.py                   the whole step, in real time: about ten minutes on two cores
-    python benchmarks/train/rehearsal.py --problems 16     a small one
+    python benchmarks/train/rehearsal.py                   the whole step in real time: about ten minutes on two cores
+    python benchmarks/train/rehearsal.py --problems 16     a small step
 
-Only the engines are simulated: 32 of them, with room for 128 rollouts each, write scripted turns at a given pace. What
-VERL would run is real: the agent loop with all rollouts at once, our router in front of the engines, the judge under
-its strictest isolation, the grader, and RoC's selection of each group. Every rollout makes 3 to 10 calls, of which some
-fail and some take long. It ends in a table: what became of the rollouts, where their time went, and the memory of
-each kind of process at a quarter, half, three quarters and the end of the step.
+Only the engines are simulated: 32 engines with room for 128 rollouts each write scripted turns at a fixed pace.
+Everything else is the code that VERL would run: the agent loop with all rollouts at once, the router in front of the
+engines, the judge with its strictest isolation, the grader, and the selection of each group by Resampling on Correct
+(RoC). Every rollout makes 3 to 10 calls, of which some fail and some take long.
+
+Prints tables: the outcomes of the rollouts, where their time went, and the memory of each kind of process after a
+quarter, a half, three quarters and all of the step.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from rstar2.cli.common import out
 from rstar2.engines.oracle import byte_codec
 from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.service.start import running_judge
-from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, default_format, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.group import Rollout, gives_gradient
@@ -53,27 +55,27 @@ PROGRAMS = {
     "exception": ("print(({n} + 1) / ({n} - {n}))", 0.10),
     "long output": ("for k in range(2000):\n    print(k * {n})", 0.02),
 }
-"""What a rollout's calls run, and how often each; `n` differs from call to call."""
+"""Programs of the rollouts' calls with their probabilities. `n` differs from call to call."""
 THOUGHT = "So the next thing to look at is the remainder. "
 GOLD = "42"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the step and of the engines."""
+    """The sizes of the step and of the engines."""
 
     problems: int
     rollouts: int
     engines: int
     in_flight: int
     tokens_per_s: float
-    """Of one rollout on an engine."""
+    """Tokens per second of one rollout on an engine."""
     turn_tokens: int
-    """Of thought before a call, on average."""
+    """Mean tokens of thought before a call."""
 
 
 def turns(sizes: Sizes, problem: int, sample: int) -> Iterator[str]:
-    """What a rollout writes, turn by turn: the same each time."""
+    """Yield the turns of a rollout. They are the same in every run of this script."""
     dice = random.Random(f"{problem} {sample}")
     names = list(PROGRAMS)
     for _ in range(dice.randint(3, 10)):
@@ -81,21 +83,21 @@ def turns(sizes: Sizes, problem: int, sample: int) -> Iterator[str]:
         call = json.dumps({"name": NAME, "arguments": {"code": code.format(n=dice.randint(50, 5000))}})
         thought = THOUGHT * max(1, round(dice.expovariate(len(THOUGHT) / sizes.turn_tokens)))
         yield f"<reason>{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
-    # A third of the problems is always solved, a third by some rollouts, a third by few.
+    # A third of the problems is solved by all rollouts, a third by some, a third by few.
     right = dice.random() < (1.0, 0.6, 0.1)[problem % 3]
     yield f"<reason>{THOUGHT}</reason>\n<answer>\\boxed{{{GOLD if right else 41}}}</answer>"
 
 
 @dataclass
 class Script:
-    """A rollout between its turns."""
+    """The remaining turns of a rollout, and when its last turn ended."""
 
     turns: Iterator[str]
     left_at: float | None = None
 
 
 class Engines:
-    """Stands where VERL's client of its rollout servers does, behind our router."""
+    """Simulated engines with the interface of VERL's client for rollout servers, behind rstar2's router."""
 
     def __init__(self, sizes: Sizes, codec: ChatCodec) -> None:
         self.sizes, self._codec = sizes, codec
@@ -140,21 +142,21 @@ class Engines:
 
 
 class Memory:
-    """Resident MiB of this process and all below it, by kind, while a step runs."""
+    """Private memory of this process and its descendants in MiB, by kind of process, sampled during a step."""
 
     def __init__(self) -> None:
         self.readings: list[dict[str, float]] = []
 
     def read(self) -> None:
-        found: defaultdict[str, float] = defaultdict(float)
+        by_kind: defaultdict[str, float] = defaultdict(float)
         this = psutil.Process()
         for process in (this, *this.children(recursive=True)):
             with suppress(psutil.Error):
-                found[_kind(process, this)] += process.memory_full_info().uss / (1 << 20)
-        self.readings.append(found)
+                by_kind[_kind(process, this)] += process.memory_full_info().uss / (1 << 20)
+        self.readings.append(by_kind)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """Kind, and its memory at four points of the step; sandboxed programs come and go, and are one kind."""
+        """Yield each kind with its memory at four points of the step. All sandboxed programs are one kind."""
         quarters = [self.readings[len(self.readings) * quarter // 4 - 1] for quarter in (1, 2, 3, 4)]
         for kind in sorted({kind for reading in quarters for kind in reading}):
             yield (kind, *(f"{reading.get(kind, 0.0):.0f}" for reading in quarters))
@@ -167,7 +169,7 @@ _KINDS = {
     "redis": "judge: Valkey",
     "judge.service": "judge: supervisor",
 }
-"""By a word in the command line of a process, or of one that it descends from."""
+"""Kind of a process, by a word in its command line or in that of an ancestor."""
 
 
 def _kind(process: psutil.Process, this: psutil.Process) -> str:
@@ -182,9 +184,9 @@ def _kind(process: psutil.Process, this: psutil.Process) -> str:
     return "grader"
 
 
-def made_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Path) -> RStarAgentLoop:
-    """VERL's agent loop as its worker makes it."""
-    save_format(ours(), folder)
+def agent_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Path) -> RStarAgentLoop:
+    """Create the agent loop as VERL's worker does."""
+    save_format(default_format(), folder)
     config = {"actor_rollout_ref": {"rollout": {"name": "vllm", "response_length": 8192}}}
     return RStarAgentLoop(
         trainer_config=DictConfigWrap(OmegaConf.create(config)),
@@ -210,10 +212,15 @@ def made_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Pa
 
 
 async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[list[Rollout], int, float]:
-    """All rollouts of a step, those that RoC keeps of groups that teach, and the seconds of the selection."""
+    """Run a step.
+
+    Returns:
+        All rollouts, the number of rollouts that RoC selects from groups with a gradient, and the seconds that the
+        selections took.
+    """
     sizes = engines.sizes
     roc = Selection(SelectSettings(name="roc"))
-    dice, selection, kept, done = np.random.default_rng(1), 0.0, 0, 0
+    dice, selection_s, selected, done = np.random.default_rng(1), 0.0, 0, 0
     progress = max(1, sizes.problems * sizes.rollouts // 20)
 
     async def one(problem: int, sample: int) -> Rollout:
@@ -235,20 +242,20 @@ async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[
         return rollout_of(output.extra_fields)
 
     async def group(problem: int) -> list[Rollout]:
-        nonlocal selection, kept
+        nonlocal selection_s, selected
         rollouts = await asyncio.gather(*(one(problem, sample) for sample in range(sizes.rollouts)))
         began = time.monotonic()
         chosen = [rollouts[at] for at in roc.choose(rollouts, sizes.rollouts // 2, dice)]
-        kept += len(chosen) * gives_gradient(chosen, drop_equal_rewards=True)
-        selection += time.monotonic() - began
+        selected += len(chosen) * gives_gradient(chosen, drop_equal_rewards=True)
+        selection_s += time.monotonic() - began
         return list(rollouts)
 
     groups = await asyncio.gather(*(group(problem) for problem in range(sizes.problems)))
-    return [rollout for found in groups for rollout in found], kept, selection
+    return [rollout for members in groups for rollout in members], selected, selection_s
 
 
 def report(
-    engines: Engines, rollouts: list[Rollout], kept: int, selection: float, wall: float, cpu: float
+    engines: Engines, rollouts: list[Rollout], selected: int, selection_s: float, wall: float, cpu: float
 ) -> None:
     calls, failed = (sum(getattr(each, name) for each in rollouts) for name in ("calls", "failed_calls"))
     lost = sum(each.lost_calls for each in rollouts)
@@ -256,14 +263,14 @@ def report(
     wrong = sum(each.reward == 0 for each in rollouts)
     for name, value in {
         "rollouts graded": f"{len(rollouts):,} ({len(rollouts) - wrong:,} right)",
-        "kept by RoC, of groups that teach": f"{kept:,}",
+        "selected by RoC, in groups with a gradient": f"{selected:,}",
         "calls": f"{calls:,}, {calls / wall:,.0f} a second",
-        "of these failed, as a tenth are made to": f"{failed:,}",
+        "of these failed (a tenth are meant to)": f"{failed:,}",
         "of these lost": f"{lost}",
         "turns, tokens": f"{engines.turns:,}, {engines.tokens:,}",
-        "wall": f"{wall:.0f} s",
+        "wall-clock time": f"{wall:.0f} s",
         "CPU time of the agent loop": f"{cpu:.0f} s, {1000 * cpu / len(rollouts):.0f} ms a rollout",
-        "RoC's selection": f"{selection:.1f} s",
+        "RoC's selection": f"{selection_s:.1f} s",
     }.items():
         table.add_row(name, value)
     out.print(table)
@@ -279,30 +286,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--problems", type=int, default=512)
-    parser.add_argument("--rollouts", type=int, default=32, help="of a problem")
+    parser.add_argument("--rollouts", type=int, default=32, help="rollouts per problem")
     parser.add_argument("--engines", type=int, default=32)
-    parser.add_argument("--in-flight", type=int, default=128, help="rollouts on an engine at once")
-    parser.add_argument("--tokens-per-s", type=float, default=40.0, help="of one rollout")
-    parser.add_argument("--turn-tokens", type=int, default=400, help="of thought before a call, on average")
-    parser.add_argument("--workers", type=int, default=2, help="of the judge")
-    given = parser.parse_args()
+    parser.add_argument("--in-flight", type=int, default=128, help="maximal concurrent rollouts of an engine")
+    parser.add_argument("--tokens-per-s", type=float, default=40.0, help="tokens per second of one rollout")
+    parser.add_argument("--turn-tokens", type=int, default=400, help="mean tokens of thought before a call")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the judge")
+    options = parser.parse_args()
     sizes = Sizes(
-        given.problems, given.rollouts, given.engines, given.in_flight, given.tokens_per_s, given.turn_tokens
+        options.problems,
+        options.rollouts,
+        options.engines,
+        options.in_flight,
+        options.tokens_per_s,
+        options.turn_tokens,
     )
     memory = Memory()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with running_judge(folder / "judge", workers=given.workers) as judge:
-            out.print(f"judge: isolation {judge.isolation}, {given.workers} workers")
+        with running_judge(folder / "judge", workers=options.workers) as judge:
+            out.print(f"judge: isolation {judge.isolation}, {options.workers} workers")
             codec = byte_codec()
 
             async def run() -> None:
                 engines = Engines(sizes, codec)
-                loop = made_loop(engines, codec, judge, folder)
+                loop = agent_loop(engines, codec, judge, folder)
                 began, cpu_before = time.monotonic(), time.process_time()
-                rollouts, kept, selection = await step(loop, engines, memory)
+                rollouts, selected, selection_s = await step(loop, engines, memory)
                 wall, cpu = time.monotonic() - began, time.process_time() - cpu_before
-                report(engines, rollouts, kept, selection, wall, cpu)
+                report(engines, rollouts, selected, selection_s, wall, cpu)
 
             asyncio.run(run())
             table = Table("private memory, MiB", "1/4", "1/2", "3/4", "end")

@@ -1,14 +1,15 @@
-"""What rolling groups out in rounds saves, and how it changes what is learned, for every pass rate and outcome count.
+"""Calculates how many rollouts groups in rounds save, and how rounds change what is learned, by the pass rate.
 
-    python benchmarks/train/rounds.py                                            the tables of docs/training.md
+    python benchmarks/train/rounds.py                                            the tables of docs/results/rounds.md
     python benchmarks/train/rounds.py --rollouts 8 --keep 4 --round 4 --enough 1          other groups
 
-A stop that depends on outcomes changes their distribution. The first three tables are exact: given a problem's pass
-rate its rollouts are independent, and a group stops by its counts of correct and wrong rollouts at the end of a round,
-so the probability of every pair of counts follows by recursion from round to round. From each pair RoC's own code
-chooses what is trained on, and GRPO's formula gives the advantages. The third table has other rules for the paper's
-groups. The last one compares the lengths of rollouts by the test of Kolmogorov and Smirnov, in groups whose rollouts
-have random lengths.
+A group that stops by its outcomes has a different distribution of outcomes. The first three tables are exact. Given a
+problem's pass rate, its rollouts are independent. A group stops by its counts of correct and wrong rollouts at the end
+of a round. The probability of every pair of counts therefore follows by recursion from round to round. For each pair,
+the code of Resampling on Correct (RoC) selects the rollouts to train on, and GRPO's formula gives their advantages.
+
+Prints four Markdown tables: what the first round decides; the effect by pass rate; the same for other rules and the
+paper's groups; and, from simulated groups, whether rounds change the lengths of rollouts (Kolmogorov-Smirnov test).
 """
 
 from __future__ import annotations
@@ -33,42 +34,45 @@ PAPER = Rounds(size=8, most=32, enough=2, solved_after=8, hopeless_after=32)
 KEEP = 16
 PASS_RATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)
 Counts = tuple[int, int]
-"""Correct and wrong rollouts of a group."""
+"""The numbers of correct and of wrong rollouts of a group."""
 Lengths = NDArray[np.float64]
 
 
 def at_once(rounds: Rounds) -> Rounds:
-    """The same groups with all rollouts made in one round."""
+    """Return the same groups with all rollouts generated in one round."""
     return replace(rounds, size=rounds.most)
 
 
 def ends(pass_rate: float, rounds: Rounds) -> dict[Counts, float]:
-    """The probability of each pair of counts with which a group ends."""
-    found: dict[Counts, float] = defaultdict(float)
+    """Return the probability of each pair of counts with which a group can end."""
+    ended: dict[Counts, float] = defaultdict(float)
     growing: dict[Counts, float] = {(0, 0): 1.0}
-    made = 0
+    generated = 0
     while growing:
-        more = min(rounds.size, rounds.most - made)
-        made += more
+        more = min(rounds.size, rounds.most - generated)
+        generated += more
         after: dict[Counts, float] = defaultdict(float)
         for (right, wrong), probability in growing.items():
             for k, chance in enumerate(binomial(more, pass_rate)):
                 after[right + k, wrong + more - k] += probability * chance
         growing = {}
         for (right, wrong), probability in after.items():
-            over = made == rounds.most or rounds.decision([1.0] * right + [0.0] * wrong) is not None
-            (found if over else growing)[right, wrong] = probability + (found[right, wrong] if over else 0.0)
-    return dict(found)
+            is_over = generated == rounds.most or rounds.decision([1.0] * right + [0.0] * wrong) is not None
+            if is_over:
+                ended[right, wrong] += probability
+            else:
+                growing[right, wrong] = probability
+    return dict(ended)
 
 
 def binomial(size: int, pass_rate: float) -> list[float]:
-    """The probability of each number of correct rollouts, from 0 to `size`."""
+    """Return the probability of each number of correct rollouts, from 0 to `size`."""
     return [math.comb(size, k) * pass_rate**k * (1 - pass_rate) ** (size - k) for k in range(size + 1)]
 
 
 @cache
 def trained(right: int, wrong: int, keep: int) -> Counts:
-    """How many correct and wrong rollouts RoC chooses; its draws decide which ones, not how many."""
+    """Return how many correct and wrong rollouts RoC selects. Its random draws decide which ones, not how many."""
     rollouts = (Rollout(1.0, 1, 0, 1, 2),) * right + (Rollout(0.0, 1, 0, 1, 2),) * wrong
     chosen = roc.select(Group(rollouts, keep), np.random.default_rng(0))
     return sum(i < right for i in chosen), sum(i >= right for i in chosen)
@@ -76,27 +80,27 @@ def trained(right: int, wrong: int, keep: int) -> Counts:
 
 @dataclass(frozen=True)
 class Effect:
-    """What becomes of a problem's group on average."""
+    """Averages over all possible groups of a problem."""
 
     rollouts: float
-    """Made."""
+    """Rollouts that are generated."""
     trains: float
     """The probability that the group has a gradient."""
     weight_by_tokens: float
-    """The sum of the advantages of its correct rollouts, 0 without a gradient; that of its wrong ones is its negative.
-    It is how much the problem pulls at the policy if every token of a step weighs the same."""
+    """Sum of the advantages of the correct rollouts, 0 without a gradient. The wrong ones have the negative sum.
+    It is the problem's influence on the policy if every token of a step has the same weight."""
     weight_by_problems: float
-    """The same divided by the number of its rollouts: if every problem weighs the same."""
+    """The same divided by the number of rollouts: the influence if every problem has the same weight."""
     of_correct: float
-    """The advantage of a correct rollout that is trained on, on average over groups with a gradient."""
+    """Mean advantage of a correct rollout that is trained on, over groups with a gradient."""
     of_wrong: float
-    """The same of a wrong one."""
+    """Mean advantage of a wrong rollout that is trained on, over groups with a gradient."""
     candidates: float
-    """Correct rollouts from which RoC chooses each correct one, on average over groups with a gradient."""
+    """Mean number of correct rollouts per correct rollout that RoC selects, over groups with a gradient."""
 
 
 def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
-    """Exact, over every pair of counts."""
+    """Compute the averages exactly, over every pair of counts."""
     total: dict[str, float] = defaultdict(float)
     for (right, wrong), probability in ends(pass_rate, rounds).items():
         total["rollouts"] += probability * (right + wrong)
@@ -105,7 +109,7 @@ def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
             continue
         size = n_right + n_wrong
         mean = n_right / size
-        # VERL divides by the standard deviation of a sample.
+        # VERL divides by the sample standard deviation, with n - 1.
         deviation = math.sqrt(mean * (1 - mean) * size / (size - 1))
         pull = n_right * (1 - mean) / deviation
         total["trains"] += probability
@@ -120,7 +124,7 @@ def effect(pass_rate: float, rounds: Rounds, keep: int) -> Effect:
 
 
 def outcome_table(rounds: Rounds, keep: int) -> str:
-    """Markdown: what the first round decides, by its number of correct rollouts."""
+    """Return a Markdown table of what the first round decides, by its number of correct rollouts."""
     lines = [
         f"| correct of the first {rounds.size} | decided | trained on, correct + wrong |",
         "|---|---|---|",
@@ -130,13 +134,13 @@ def outcome_table(rounds: Rounds, keep: int) -> str:
         decision = rounds.decision([1.0] * right + [0.0] * wrong)
         n_right, n_wrong = trained(right, wrong, rounds.kept(rounds.size, keep))
         chosen = f"{n_right} + {n_wrong}" if n_right and n_wrong else "none: no gradient"
-        kept = chosen if decision else "–"
-        lines.append(f"| {right} | {decision or 'no: another round'} | {kept} |")
+        selected = chosen if decision else "–"
+        lines.append(f"| {right} | {decision or 'no: another round'} | {selected} |")
     return "\n".join(lines)
 
 
 def effect_table(rounds: Rounds, keep: int) -> str:
-    """Markdown, a row a pass rate: in rounds, and in parentheses with all rollouts at once."""
+    """Return a Markdown table with a row per pass rate: in rounds, and in parentheses with all rollouts at once."""
     lines = [
         "| pass rate | rollouts | groups with a gradient, % | weight, every token alike | weight, every problem alike "
         "| advantage of a correct rollout | of a wrong one | candidates for each correct one |",
@@ -171,7 +175,7 @@ FEW_RATES = (0.05, 0.2, 0.5, 0.8, 0.95)
 
 
 def variant_table() -> str:
-    """Markdown, a row a rule: rollouts, and in brackets the weight of a problem if every problem weighs the same."""
+    """Return a Markdown table with a row per rule: rollouts, and in brackets `Effect.weight_by_problems`."""
     lines = [
         f"| rule | {' | '.join(f'pass rate {rate:g}' for rate in FEW_RATES)} |",
         f"|---{'|---' * len(FEW_RATES)}|",
@@ -190,18 +194,18 @@ def variant_table() -> str:
 GROUPS = 20_000
 SEED = 20261126
 SPREAD = 0.6
-"""The standard deviation of a length's logarithm; half of the correct rollouts have up to 3,000 tokens."""
+"""Standard deviation of the logarithm of a rollout's length."""
 MEDIAN = {True: 3000.0, False: 4500.0}
-"""Tokens of a correct and of a wrong rollout."""
+"""Median tokens of a correct and of a wrong rollout."""
 
 
 def simulated(
     pass_rate: float, rounds: Rounds, rng: np.random.Generator, first_finished: bool = False
 ) -> dict[bool, Lengths]:
-    """The lengths of the correct and of the wrong rollouts of `GROUPS` groups.
+    """Simulate GROUPS groups. Returns the lengths of the correct (True) and of the wrong (False) rollouts.
 
-    With `first_finished` the rule is asked whenever a rollout finishes, shortest first, and those still under way when
-    the group is decided are dropped. That is the fault which rounds avoid.
+    With `first_finished`, the rule is applied whenever a rollout finishes, the shortest first. Rollouts that are still
+    unfinished when the group is decided are dropped. Rounds avoid the bias towards short rollouts that this causes.
     """
     correct = rng.random((GROUPS, rounds.most)) < pass_rate
     medians = np.where(correct, MEDIAN[True], MEDIAN[False])
@@ -225,7 +229,7 @@ def simulated(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Lengths of the rollouts of one outcome and pass rate, beside those of groups that are made at once."""
+    """Rollout lengths of one outcome and pass rate, compared with groups that are generated at once."""
 
     pass_rate: float
     correct: bool
@@ -233,23 +237,23 @@ class Comparison:
     """The largest distance between the two distributions."""
     p_value: float
     mean: float
-    """Mean length relative to that of groups that are made at once."""
+    """Mean length, relative to groups that are generated at once."""
 
 
 def comparisons(rounds: Rounds, first_finished: bool = False) -> Iterator[Comparison]:
-    """By the two-sided test of Kolmogorov and Smirnov, with independent groups on both sides."""
+    """Compare lengths by the two-sided Kolmogorov-Smirnov test, with independent groups on both sides."""
     rng = np.random.default_rng(SEED)
     for pass_rate in (0.1, 0.35, 0.65, 0.9):
         now = simulated(pass_rate, rounds, rng, first_finished)
         full = simulated(pass_rate, at_once(rounds), rng)
         for correct in (True, False):
-            found = stats.ks_2samp(now[correct], full[correct])
+            test = stats.ks_2samp(now[correct], full[correct])
             mean = float(now[correct].mean() / full[correct].mean())
-            yield Comparison(pass_rate, correct, float(found.statistic), float(found.pvalue), mean)
+            yield Comparison(pass_rate, correct, float(test.statistic), float(test.pvalue), mean)
 
 
 def length_table(rounds: Rounds) -> str:
-    """Markdown, a row an outcome and pass rate."""
+    """Return a Markdown table of the comparisons, with a row per pass rate and outcome."""
     lines = [
         "| pass rate | outcome | rounds: distance | p | mean length | first finished: distance | p | mean length |",
         "|---|---|---|---|---|---|---|---|",
@@ -264,22 +268,24 @@ def length_table(rounds: Rounds) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rollouts", type=int, default=PAPER.most, help="2G")
-    parser.add_argument("--keep", type=int, default=KEEP, help="G")
-    parser.add_argument("--round", type=int, default=PAPER.size)
-    parser.add_argument("--enough", type=int, default=PAPER.enough)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rollouts", type=int, default=PAPER.most, help="rollouts of a group, 2G")
+    parser.add_argument("--keep", type=int, default=KEEP, help="rollouts that are trained on, G")
+    parser.add_argument("--round", type=int, default=PAPER.size, help="groups.round")
+    parser.add_argument("--enough", type=int, default=PAPER.enough, help="groups.enough")
     parser.add_argument("--solved-after", type=int, help="by default the size of a round")
     parser.add_argument("--hopeless-after", type=int, help="by default never")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rounds = Rounds(
-        size=given.round,
-        most=given.rollouts,
-        enough=given.enough,
-        solved_after=given.solved_after or given.round,
-        hopeless_after=given.hopeless_after or given.rollouts,
+        size=options.round,
+        most=options.rollouts,
+        enough=options.enough,
+        solved_after=options.solved_after or options.round,
+        hopeless_after=options.hopeless_after or options.rollouts,
     )
-    tables = outcome_table(rounds, given.keep), effect_table(rounds, given.keep), variant_table()
+    tables = outcome_table(rounds, options.keep), effect_table(rounds, options.keep), variant_table()
     for table in (*tables, length_table(rounds)):
         print(f"\n{table}")
 

@@ -1,11 +1,13 @@
-"""Groups in rounds beside groups that are made at once, in VERL's modes `sync` and `colocate_async`: the demo's model.
+"""Compares groups in rounds with groups that are generated at once, in the modes `sync` and `colocate_async`.
 
     python benchmarks/train/rounds_demo.py --seeds 1 --runs runs/rounds
-    python benchmarks/train/rounds_demo.py --runs runs/rounds --show         what is finished, without training
+    python benchmarks/train/rounds_demo.py --runs runs/rounds --show         the table of finished seeds, no training
 
-For each seed one SFT model is made, and every arm trains it by the recipe of the demo's first stage for the same number
-of steps, with `algorithm.loss_weights` = "problems" in all of them. The models are measured on the demo's held-out
-problems. See `demo_arms` for the folders.
+For each seed, one SFT model of the demo is trained. Every arm then trains a copy of it by the recipe of the demo's
+first stage, for the same number of steps. All arms have `algorithm.loss_weights` = "problems". The models are measured
+on the demo's held-out problems. `demo_arms` describes the folders.
+
+Prints a table with a column per arm: rollouts, tokens, groups, accuracy and seconds. Each arm of a seed takes minutes.
 """
 
 from __future__ import annotations
@@ -37,38 +39,39 @@ ARMS = {
     "async": Arm("async", (WEIGHTS, *ASYNC)),
     "async-rounds": Arm("async, rounds", (WEIGHTS, *ASYNC, ROUNDS)),
 }
-"""The demo has 2G = 8 and G = 4."""
+"""Each group of the demo has 2G = 8 rollouts, of which G = 4 are trained on."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an arm came to, over all of its steps."""
+    """The result of an arm, over all of its steps."""
 
     rollouts: float
     saved: float
-    """Rollouts that rounds did not make."""
+    """Rollouts that rounds did not generate."""
     tokens: float
-    """Tokens of all rollouts that were made, with tool output."""
+    """Tokens of all generated rollouts, tool output included."""
     kept: float
     """Rollouts that were trained on."""
     rounds: float
-    """Per group, on average."""
+    """Mean number of rounds per group."""
     solved: float
-    """Groups that stopped because all of their rollouts were correct."""
+    """Number of groups that stopped because all of their rollouts were correct."""
     mixed: float
+    """Number of groups that stopped because they had enough correct and wrong rollouts."""
     trained_groups: float
-    """Share of groups that were trained on."""
+    """Share of the groups that were trained on."""
     accuracy: float
-    """On held-out problems."""
+    """Accuracy on held-out problems."""
     failed_calls: float
-    """Share of failed calls in correct traces there."""
+    """Share of failed calls in correct traces of held-out problems."""
     rollout_s: float
     wall_s: float
-    """Seconds of the stage, from its start to its model."""
+    """Seconds from the start of the stage to its exported model."""
 
 
 def trained(run: ArmRun) -> dict[str, Any]:
-    """Train an arm; returns its Outcome as JSON."""
+    """Train an arm. Returns its Outcome as a JSON object."""
     steps, timing = list(run.train().values()), read_timing(run.stage)
     numbers = run.measure(run.arm.steps)
 
@@ -114,7 +117,7 @@ def main() -> None:
         run_arms("rounds", ARMS, seeds_of(options), options.runs, trained)
     seeds = with_all(finished(options.runs, ARMS), ARMS)
     if not seeds:
-        raise SystemExit(f"no seed in {options.runs} is finished")
+        raise SystemExit(f"no seed in {options.runs} is finished: run this command without --show")
     print(f"seeds {', '.join(map(str, seeds))}: means, and differences from the first column\n")
     print(figures_by_arm(seeds, FIGURES, ARMS))
 

@@ -1,16 +1,22 @@
-"""The rollout scheduler beside three others, on simulated engines: who finishes a training step's rollouts soonest.
+"""Compares the rollout scheduler with four others on simulated engines: which finishes a step's rollouts soonest.
 
-`python benchmarks/train/scheduler.py` takes ten minutes. Time is simulated: an engine writes one token for each of its
-requests in
+    python benchmarks/train/scheduler.py       about ten minutes
+
+Time is simulated. An engine writes one token for each of its running requests in
 
     fixed_s + context_s * (tokens of all running requests)
 
-seconds, the time in which a GPU reads the weights and the KV cache; a prompt's tokens that are not in the cache take
-`prefill_s` each, during which nothing else runs. Like vLLM it runs at most `in_flight` requests, keeps what earlier
-turns wrote until it needs the room (least recently used first), and throws out the newest request where running ones
-fill the cache. By default an engine is Qwen3-14B on two H100, by the shares of `rstar2 plan`, and a step is the
-paper's: 512 problems, 32 rollouts each, 8K tokens. Rollouts of a problem are alike in length; turns and tools' times
-are long-tailed.
+seconds, the time in which a GPU reads the weights and the KV cache. A token of a prompt that is not in the cache takes
+`prefill_s`, during which nothing else runs. Like vLLM, an engine runs at most `in_flight` requests. It caches the
+tokens of earlier turns until it needs the room, and then drops the least recently used. If running requests fill the
+cache, it preempts the newest one.
+
+By default an engine is Qwen3-14B on two H100s at the speeds of `rstar2 plan`, and a step has the paper's size: 512
+problems, 32 rollouts each, 8K tokens. Rollouts of the same problem have similar lengths. The lengths of turns and the
+times of tools are long-tailed.
+
+Prints a row per scheduler and number of engines: the seconds of the step, their ratio to a lower bound, preemptions,
+prefix-cache hits and waits.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from rstar2.train.scheduler.policy import Scheduler, SchedulerSettings
 
 READ_EVERY_S = 2.0
 WATERMARK = 0.01
-"""Share of the cache that vLLM keeps free of new requests."""
+"""Share of the cache that vLLM does not give to new requests."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +56,19 @@ class EngineModel:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a rollout does in a turn."""
+    """One turn of a rollout."""
 
     written: int
+    """Tokens that the model writes."""
     reply: int
     """Tokens of the tool's reply."""
     wait_s: float
-    """Of the tool; 0 after the last turn."""
+    """Seconds of the tool call; 0 after the last turn."""
 
 
 @dataclass
 class Rollout:
-    """One rollout and what became of it."""
+    """One rollout, its progress and its statistics."""
 
     name: str
     group: str
@@ -71,7 +78,6 @@ class Rollout:
     tokens: int = 0
     turn: int = 0
     engine: str = ""
-    asked_at: float = 0.0
     first_wait_s: float = -1.0
     later: int = 0
     stayed: int = 0
@@ -81,7 +87,7 @@ class Rollout:
 
 
 class Policy(Protocol):
-    """Decides on the engine of each turn; `place(rollout, engine)` starts it."""
+    """Chooses the engine of each turn, and calls `place(rollout, engine)` to start the turn there."""
 
     def request(self, rollout: Rollout, now: float) -> None: ...
     def turn_ended(self, rollout: Rollout, now: float) -> None: ...
@@ -98,28 +104,28 @@ class Request:
 
     rollout: Rollout
     left: float
-    """Tokens that are still to be written."""
+    """Tokens that the request has yet to write."""
     context: float
-    """Tokens it holds in the cache while it runs."""
+    """Tokens in the cache when the request starts."""
     ends_at: float = 0.0
-    """The engine's count of steps at its last token."""
+    """The engine's step count at the request's last token."""
 
 
 @dataclass
 class Engine:
-    """One simulated engine. Its clock is moved on by `advance`."""
+    """One simulated engine. `advance` moves its clock."""
 
     name: str
     model: EngineModel
     running: dict[str, Request] = field(default_factory=dict)
     queue: deque[Request] = field(default_factory=deque)
     cached: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """Tokens of rollouts that wait for a tool, by rollout, least recently used first."""
+    """Cached tokens of rollouts that wait for a tool, by rollout, least recently used first."""
     now: float = 0.0
     steps: float = 0.0
     resident: float = 0.0
     """Tokens of running requests."""
-    kept: float = 0.0
+    cached_tokens: float = 0.0
     """Tokens in `cached`."""
     stalled_until: float = 0.0
     preemptions: int = 0
@@ -129,7 +135,7 @@ class Engine:
     version: int = 0
 
     def advance(self, now: float) -> None:
-        """Write tokens up to a moment."""
+        """Write tokens until the time `now`."""
         start = max(self.now, min(now, self.stalled_until))
         self.busy_s += now - self.now if self.running else 0.0
         self.now = now
@@ -140,11 +146,11 @@ class Engine:
         self.steps += steps
         self.resident += steps * len(self.running)
         for_idle = self.model.capacity - self.resident
-        while self.kept > max(0.0, for_idle) and self.cached:
+        while self.cached_tokens > max(0.0, for_idle) and self.cached:
             name, tokens = next(iter(self.cached.items()))
-            gone = min(tokens, self.kept - max(0.0, for_idle))
+            gone = min(tokens, self.cached_tokens - max(0.0, for_idle))
             self.cached[name] = tokens - gone
-            self.kept -= gone
+            self.cached_tokens -= gone
             if tokens - gone < 1:
                 del self.cached[name]
         self.peak = max(self.peak, self.resident)
@@ -159,7 +165,7 @@ class Engine:
         return steps * b + self.model.context_s * len(self.running) * steps * steps / 2
 
     def next_event(self) -> float:
-        """When a request ends, or the cache is full."""
+        """Return the time at which a request ends or the cache is full."""
         if not self.running:
             return math.inf
         first = min(request.ends_at for request in self.running.values()) - self.steps
@@ -171,21 +177,24 @@ class Engine:
         self.admit()
 
     def settle(self) -> list[Rollout]:
-        """End what is written, throw out what does not fit, start what waits; returns the rollouts of ended turns."""
+        """End finished requests, preempt those that do not fit, and start waiting ones.
+
+        Returns the rollouts whose turn ended.
+        """
         ended = [each for each in self.running.values() if each.ends_at - self.steps < 1e-6]
         for request in ended:
             tokens = self._stop(request)
             self.cached[request.rollout.name] = tokens
-            self.kept += tokens
-        thrown_out = False
+            self.cached_tokens += tokens
+        preempted = False
         while len(self.running) > 1 and self.model.capacity - self.resident < len(self.running) * 1e-6:
             newest = self.running[next(reversed(self.running))]
             newest.context = self._stop(newest)
             newest.left = newest.ends_at - self.steps
             self.queue.appendleft(newest)
             self.preemptions += 1
-            thrown_out = True
-        if not thrown_out:
+            preempted = True
+        if not preempted:
             self.admit()
         return [request.rollout for request in ended]
 
@@ -203,7 +212,7 @@ class Engine:
             self.queue.popleft()
             rollout = request.rollout
             hit = min(request.context, self.cached.pop(rollout.name, 0.0))
-            self.kept -= hit
+            self.cached_tokens -= hit
             if rollout.turn:
                 before = sum(each.written + each.reply for each in rollout.turns[: rollout.turn - 1])
                 known = rollout.prompt + before + rollout.turns[rollout.turn - 1].written
@@ -224,7 +233,7 @@ MakePolicy = Callable[[dict[str, Engine], Place], Policy]
 
 
 class Sessions:
-    """Ours. `before` are the lengths of an earlier step's rollouts, as shares of their budget."""
+    """rstar2's scheduler. `before` holds the lengths of an earlier step's rollouts, as shares of their budget."""
 
     def __init__(
         self, engines: dict[str, Engine], place: Place, window: int, safety: float, before: list[float]
@@ -264,7 +273,7 @@ class Sessions:
 
 
 class Fifo:
-    """Plain first come, first served: each where most of the cache is free, at its full length; for comparison."""
+    """First come, first served: each rollout reserves its full length on the engine with the most free cache."""
 
     def __init__(self, engines: dict[str, Engine], place: Place) -> None:
         self._free = {name: float(engine.model.capacity) for name, engine in engines.items()}
@@ -299,7 +308,7 @@ class Fifo:
 
 
 class StaticSplit:
-    """Rollouts are dealt to the engines beforehand, one after another."""
+    """Assigns rollouts to engines in turn (round robin). A rollout stays on its engine."""
 
     def __init__(self, engines: dict[str, Engine], place: Place) -> None:
         self._names = itertools.cycle(engines)
@@ -317,7 +326,7 @@ class StaticSplit:
 
 
 class VerlsDefault:
-    """VERL's own class: sticky by request among the last 10,000, else fewest requests in flight."""
+    """VERL's own load balancer: sticky for the last 10,000 requests, else the engine with the fewest in flight."""
 
     def __init__(self, engines: dict[str, Engine], place: Place) -> None:
         from verl.workers.rollout.router import GlobalRequestLoadBalancer
@@ -338,7 +347,7 @@ class VerlsDefault:
 
 
 class StickyLeastLoaded:
-    """Each rollout on the engine that has the fewest, to its end; nobody waits outside of the engines."""
+    """Assigns each rollout to the engine with the fewest rollouts, until its end. All waiting is in the engines."""
 
     def __init__(self, engines: dict[str, Engine], place: Place) -> None:
         self._count = dict.fromkeys(engines, 0)
@@ -361,7 +370,7 @@ class StickyLeastLoaded:
 
 
 def workload(problems: int, samples: int, budget: int, seed: int) -> list[Rollout]:
-    """The rollouts of a step; those of a problem have a difficulty in common."""
+    """Generate the rollouts of a step. Rollouts of the same problem share a difficulty."""
     draw = random.Random(seed)
     rollouts = []
     for problem in range(problems):
@@ -384,8 +393,11 @@ def workload(problems: int, samples: int, budget: int, seed: int) -> list[Rollou
 
 
 def bound_s(rollouts: list[Rollout], engines: int, model: EngineModel) -> tuple[float, float]:
-    """What no scheduler can go below: the work spread evenly over engines that are always full, and the longest rollout
-    alone on an engine. Seconds."""
+    """Return two lower bounds of a step's seconds.
+
+    The first spreads the work evenly over engines that are always full. The second is the longest rollout, alone on an
+    engine.
+    """
     work = longest = 0.0
     for rollout in rollouts:
         tokens, reads, alone = rollout.prompt, 0.0, 0.0
@@ -401,7 +413,7 @@ def bound_s(rollouts: list[Rollout], engines: int, model: EngineModel) -> tuple[
 
 
 class Simulation:
-    """One policy over one step's rollouts."""
+    """Simulates one policy on the rollouts of one step."""
 
     def __init__(
         self,
@@ -419,7 +431,7 @@ class Simulation:
         self.policy = make(self.engines, self._place)
 
     def run(self) -> float:
-        """Seconds until the last rollout ended."""
+        """Run the simulation. Returns the simulated seconds until the last rollout ended."""
         started = time.perf_counter()
         for rollout in self.rollouts:
             rollout.tokens = rollout.prompt
@@ -457,7 +469,7 @@ class Simulation:
             rollout.stayed += not rollout.moved
         if rollout.engine and rollout.engine != name:
             old = self.engines[rollout.engine]
-            old.kept -= old.cached.pop(rollout.name, 0.0)
+            old.cached_tokens -= old.cached.pop(rollout.name, 0.0)
         rollout.engine = name
         engine = self.engines[name]
         engine.advance(self.now)
@@ -481,7 +493,7 @@ class Simulation:
                 self._push(self.now + turn.wait_s, "request", rollout)
 
     def record(self, bound: float) -> dict[str, float]:
-        """The columns of the table."""
+        """Return the columns of the output. `bound` is the lower bound in seconds."""
         later = sum(rollout.later for rollout in self.rollouts)
         context = sum(rollout.context_tokens for rollout in self.rollouts)
         engines = self.engines.values()
@@ -512,7 +524,9 @@ def policies(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engines", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--problems", type=int, default=512)
     parser.add_argument("--samples", type=int, default=32)
@@ -521,34 +535,33 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--safety", type=float, default=4.0)
     parser.add_argument("--capacity", type=int, default=EngineModel.capacity)
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    model = EngineModel(capacity=given.capacity)
-    earlier = workload(given.problems, given.samples, given.budget, given.seed + 1)
+    parser.add_argument("--only", nargs="+", help="simulate only the schedulers with these names")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of rows")
+    options = parser.parse_args()
+    model = EngineModel(capacity=options.capacity)
+    earlier = workload(options.problems, options.samples, options.budget, options.seed + 1)
     before = [
-        min(1.0, sum(turn.written + turn.reply for turn in rollout.turns) / given.budget)
+        min(1.0, sum(turn.written + turn.reply for turn in rollout.turns) / options.budget)
         for rollout in earlier
     ]
     rows = []
-    for engines in given.engines:
+    for engines in options.engines:
         work, longest = bound_s(
-            workload(given.problems, given.samples, given.budget, given.seed), engines, model
+            workload(options.problems, options.samples, options.budget, options.seed), engines, model
         )
-        print(
-            f"{engines} engines: work {work:.0f} s each, longest rollout {longest:.0f} s"
-        ) if not given.json else None
-        for name, make in policies(given.window, given.safety, before).items():
-            if given.only and name not in given.only:
+        if not options.json:
+            print(f"{engines} engines: work {work:.0f} s each, longest rollout {longest:.0f} s")
+        for name, make in policies(options.window, options.safety, before).items():
+            if options.only and name not in options.only:
                 continue
-            rollouts = workload(given.problems, given.samples, given.budget, given.seed)
+            rollouts = workload(options.problems, options.samples, options.budget, options.seed)
             simulation = Simulation(rollouts, engines, model, make)
             simulation.run()
             row = {"engines": engines, "policy": name, **simulation.record(max(work, longest))}
             rows.append(row)
-            if not given.json:
+            if not options.json:
                 print(row)
-    if given.json:
+    if options.json:
         print(json.dumps(rows))
 
 

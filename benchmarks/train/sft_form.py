@@ -1,14 +1,16 @@
-r"""Whether SFT teaches the form that RL rewards: `\boxed{}` inside `<answer>`, on problems that were not trained on.
+r"""Measures whether SFT teaches the form that RL rewards, `\boxed{}` inside `<answer>`, on problems outside its data.
 
-    python benchmarks/train/sft_form.py --earlier CHECKOUT                   a tiny model with random weights
+    python benchmarks/train/sft_form.py --earlier CHECKOUT                   a tiny model: 15 minutes on two busy cores
     python benchmarks/train/sft_form.py models/smollm2 --earlier CHECKOUT    a language model: hours on two cores
-    python benchmarks/train/sft_form.py --show                               what is finished, without training
+    python benchmarks/train/sft_form.py --show                               the table of finished models, no training
 
-The script writes rows in the schemas of Glaive, ToolACE, Magicoder, Tulu 3 and Llama-Nemotron, in about the proportions
-of `paper-sft`. `rstar2 data prepare` converts them, `rstar2 sft` trains on them, and `rstar2 eval` asks word problems
-in the format rstar2. No row of SFT is a word problem. `--earlier` names a checkout of another version of rstar2, which
-prepares and trains on the same rows; `--share` is the `answer_form` of this version. The same command continues where
-it was stopped.
+The script generates rows in the columns of Glaive, ToolACE, Magicoder, Tulu 3 and Llama-Nemotron, in about the
+proportions of `paper-sft`. `rstar2 data prepare` converts them, `rstar2 sft` trains on them, and `rstar2 eval` measures
+the model on word problems in the format rstar2. No row of SFT is a word problem. `--earlier` names a checkout of
+another version of rstar2, which prepares and trains on the same rows. `--share` is the `answer_form` of this version.
+If the command was stopped, run it again to continue.
+
+Prints a Markdown table with a row per model: the shares of answers in the form, with a call, and correct.
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ from rstar2.cli.common import out
 from rstar2.demo.tiny import TinyModel, make_base_model
 from rstar2.eval.intervals import Interval, share
 from rstar2.files import whole_folder
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.loop.trace import Trace, read_traces
 from rstar2.loop.turns.tags import message_text
 from rstar2.train.conversations import read_conversations
 
 COUNTS = {"glaive-v2": 84, "toolace": 12, "magicoder": 40, "tulu3": 24, "llama-nemotron": 20}
-"""Rows of each source for `Setup.times` = 1."""
+"""Rows of each source if `Setup.times` is 1."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How much a model is trained and measured."""
+    """How a model is trained and measured."""
 
     times: int
-    """The rows, in multiples of `COUNTS`."""
+    """Factor by which COUNTS is multiplied."""
     problems: int
     sft: tuple[str, ...]
 
@@ -98,7 +100,7 @@ FUNCTIONS: tuple[tuple[str, str, dict[str, tuple[int, int]], str, str], ...] = (
         "You turn {value}.",
     ),
 )
-"""Name, question, ranges of its arguments, the result, and the reply."""
+"""Functions of the rows: name, question, ranges of the arguments, expression of the result, and reply."""
 TOPICS = (
     "a garden",
     "a lighthouse",
@@ -126,7 +128,7 @@ def _function(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def glaive(rng: random.Random) -> dict[str, Any]:
-    """A row of Glaive: a call with a value, a call without one, or a refusal, as often as in its own sample."""
+    """Return a row of Glaive: a call with arguments, a call without, or a refusal, in the proportions of its sample."""
     name, question, ranges, expression, reply = rng.choice(FUNCTIONS)
     numbers = {key: rng.randint(*ends) for key, ends in ranges.items()}
     kind = rng.choices(["value", "other", "refused"], [0.5, 0.3, 0.2])[0]
@@ -160,7 +162,7 @@ def glaive(rng: random.Random) -> dict[str, Any]:
 
 
 def toolace(rng: random.Random) -> dict[str, Any]:
-    """A row of ToolACE that ends with its call, as most of them do."""
+    """Return a row of ToolACE that ends with its call, as most of its rows do."""
     name, question, ranges, _, _ = rng.choice(FUNCTIONS)
     numbers = {key: rng.randint(*ends) for key, ends in ranges.items()}
     call = ", ".join(f"{key}={value}" for key, value in numbers.items())
@@ -220,7 +222,7 @@ MAKERS = {
 
 
 class Study:
-    """The models that are compared, in one folder."""
+    """The compared models and their results, in one folder."""
 
     def __init__(self, model: Path | None, runs: Path, answer_form: float, earlier: Path | None) -> None:
         self.runs, self.share, self.earlier = runs, answer_form, earlier
@@ -229,7 +231,7 @@ class Study:
         self.data = runs / "data"
 
     def run(self) -> None:
-        """Whatever is not done yet."""
+        """Do everything that is not done yet."""
         if not (self.data / "held_out.jsonl").exists():
             self.write_data()
         if not self.model.exists():
@@ -242,12 +244,12 @@ class Study:
         self.measure("after SFT", self.runs / "now/sft/model")
 
     def write_data(self) -> None:
-        """The sources' rows, the mixture and the held-out problems, all from one seed."""
+        """Write the sources' rows, the mixture and the held-out problems. They are the same each time."""
         self.data.mkdir(parents=True, exist_ok=True)
         counts = {name: self.setup.times * count for name, count in COUNTS.items()}
         for name, count in counts.items():
             rng = random.Random(name)
-            # Some of them are copies, which the preparation drops.
+            # More rows than needed, since some are equal and the preparation drops copies.
             _write_lines(self.data / f"{name}.jsonl", [MAKERS[name](rng) for _ in range(3 * count)])
         tables = "".join(f"[sources.{name}]\ncount = {count}\n" for name, count in counts.items())
         (self.data / "mixture.toml").write_text(f'filters = ["duplicates"]\nseed = 1\n{tables}')
@@ -256,7 +258,7 @@ class Study:
         _write_lines(self.data / "held_out.jsonl", rows)
 
     def make_model(self) -> None:
-        """A tiny model with random weights, and a tokenizer that knows the words of the rows."""
+        """Create a tiny model with random weights, and a tokenizer trained on the rows."""
         self.prepare("base-rows", None, [])
         rows = read_conversations(self.runs / "base-rows/data.parquet")
         texts = [
@@ -264,10 +266,10 @@ class Study:
             for row in rows
         ]
         with whole_folder(self.model) as part:
-            make_base_model(part, SIZE, texts, ours().template, seed=1)
+            make_base_model(part, SIZE, texts, default_format().template, seed=1)
 
     def train(self, name: str, checkout: Path | None, changes: list[str]) -> None:
-        """Prepare the rows and train on them, with this version or that of a checkout."""
+        """Prepare the rows and train on them, with this version of rstar2 or that of a checkout."""
         folder = self.runs / name
         self.prepare(f"{name}/data", checkout, changes)
         sft = ["sft", "--model", self.model, "--data", folder / "data", "--run", folder / "sft"]
@@ -275,10 +277,10 @@ class Study:
         rstar2(*sft, "--profile", "laptop", *settings, checkout=checkout)
 
     def prepare(self, folder: str, checkout: Path | None, changes: list[str]) -> None:
-        given = []
+        sources: list[str] = []
         for source in COUNTS:
-            given += ["--from", f"{source}={self.data / source}.jsonl"]
-        mixture = ["data", "prepare", self.data / "mixture.toml", *given, "--output", self.runs / folder]
+            sources += ["--from", f"{source}={self.data / source}.jsonl"]
+        mixture = ["data", "prepare", self.data / "mixture.toml", *sources, "--output", self.runs / folder]
         rstar2(*mixture, *set_words(changes), checkout=checkout)
 
     def measure(self, name: str, model: Path) -> None:
@@ -286,7 +288,7 @@ class Study:
         rstar2("eval", self.data / "held_out.jsonl", "--run", folder, "--model", model, *EVAL)
 
     def show(self) -> None:
-        """Print what is measured as a table in Markdown, in percent with 95 % intervals over the problems."""
+        """Print the results as a Markdown table, in percent with 95 % intervals over the problems."""
         columns = ("form of RL", "95 % interval", "made a call", "correct", "95 % interval")
         out.print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
         for name in ("before SFT", "after SFT, earlier version", "after SFT"):
@@ -297,19 +299,19 @@ class Study:
             formed, correct = sum(map(_in_form, traces)), sum(trace.correct for trace in traces)
             called = sum(bool(trace.calls) for trace in traces)
             cells = [
-                *(f"{100 * formed / len(traces):.0f}", _shown(share(formed, len(traces)))),
+                *(f"{100 * formed / len(traces):.0f}", _percent(share(formed, len(traces)))),
                 f"{100 * called / len(traces):.0f}",
-                *(f"{100 * correct / len(traces):.0f}", _shown(share(correct, len(traces)))),
+                *(f"{100 * correct / len(traces):.0f}", _percent(share(correct, len(traces)))),
             ]
             out.print(f"| {name} | {' | '.join(cells)} |", markup=False, soft_wrap=True)
 
 
 def _in_form(trace: Trace) -> bool:
-    """Whether the paper's rule finds an answer."""
+    """Whether the paper's rule extracts an answer from the trace."""
     return trace.read_by == "paper"
 
 
-def _shown(interval: Interval) -> str:
+def _percent(interval: Interval) -> str:
     return f"{100 * interval.low:.0f} – {100 * interval.high:.0f}"
 
 
@@ -318,7 +320,7 @@ def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def rstar2(*words: Any, checkout: Path | None = None) -> None:
-    """Run a verb, or continue it, with this version of rstar2 or that of a checkout."""
+    """Run or continue an rstar2 command, with this version or that of a checkout."""
     environment = dict(os.environ)
     if checkout is not None:
         environment["PYTHONPATH"] = str(checkout)
@@ -332,19 +334,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "model", type=Path, nargs="?", help="the folder that README's section on SmolLM2 makes"
+        "model",
+        type=Path,
+        nargs="?",
+        help="a folder with SmolLM2's weights (docs/start.md shows how to make it)",
     )
     parser.add_argument(
         "--earlier", type=Path, help="a checkout of another version, trained on the same rows"
     )
-    parser.add_argument("--share", type=float, default=0.5, help="answer_form of this version")
+    parser.add_argument("--share", type=float, default=0.5, help="answer_form for this version")
     parser.add_argument("--runs", type=Path, default=Path("runs/sft-form"))
-    parser.add_argument("--show", action="store_true", help="print what is finished, without training")
-    given = parser.parse_args()
-    earlier = given.earlier.resolve() if given.earlier else None
-    model = given.model.resolve() if given.model else None
-    study = Study(model, given.runs.resolve(), given.share, earlier)
-    if not given.show:
+    parser.add_argument(
+        "--show", action="store_true", help="print the table of finished models, and train none"
+    )
+    options = parser.parse_args()
+    earlier = options.earlier.resolve() if options.earlier else None
+    model = options.model.resolve() if options.model else None
+    study = Study(model, options.runs.resolve(), options.share, earlier)
+    if not options.show:
         study.run()
     study.show()
 

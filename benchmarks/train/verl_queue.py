@@ -1,15 +1,17 @@
-"""What VERL's queue and Ray cost around a step's rollouts: the sampler's looks, and the agent loop's puts and turns.
+"""Measures what VERL's queue and Ray cost for the rollouts of a step.
 
     python benchmarks/train/verl_queue.py                                  16,384 rollouts of 512 tokens, about 1 GB
-    python benchmarks/train/verl_queue.py --rollouts 1024 --tokens 4096    fewer of the usual length
+    python benchmarks/train/verl_queue.py --rollouts 1024 --tokens 4096    fewer rollouts of the usual length
 
-The queue is VERL's own, filled by VERL's agent-loop worker with random tokens. Measured are
+VERL's own queue is filled by VERL's agent-loop worker with random tokens. Measured are:
 
-- a look of the sampler at a full queue (VERL's listing of all rollouts, and our progress), and the share of the time
-  that looks take at a fixed interval and at ours;
-- the CPU time of the agent loop's process to put a finished rollout into the queue;
-- the CPU time of that process for a turn: a call of a Ray actor with the rollout's tokens, as VERL calls its rollout
-  servers. What the agent loop itself takes is measured by rehearsal.py.
+- A poll of the sampler on a full queue, that is VERL's listing of all rollouts and rstar2's progress report. Also the
+  share of the time that polls take, at a fixed interval and at rstar2's.
+- The CPU time of the agent loop's process to put a finished rollout into the queue.
+- The CPU time of that process per turn, that is to call a Ray actor with the rollout's tokens, as VERL calls its
+  rollout servers. `rehearsal.py` measures the CPU time of the agent loop itself.
+
+Prints a table. It takes minutes.
 """
 
 from __future__ import annotations
@@ -36,21 +38,21 @@ from rstar2.train.verl.sampler import POLL_S, SelectingReplayBuffer, poll_interv
 
 PROMPT_TOKENS = 256
 TURNS = 7
-LOOKS = 30
+POLL_COUNT = 30
 CALLS = 300
 
 
 class Worker(AgentLoopWorker):
-    """VERL's worker without what finds a reward or a teacher."""
+    """VERL's worker without its reward and teacher."""
 
     def __init__(self) -> None:
         self.processor = None
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        """Rollouts have their reward."""
+        """Do nothing: the rollouts already have a reward."""
 
     async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
-        """There is no teacher."""
+        """Do nothing: there is no teacher."""
 
 
 @ray.remote(num_cpus=0)
@@ -62,7 +64,7 @@ class Engine:
 
 
 def finished(dice: np.random.Generator, tokens: int, reward: float) -> AgentLoopOutput:
-    """A rollout as our agent loop returns it."""
+    """Return a rollout as rstar2's agent loop does."""
     rollout = Rollout(reward, TURNS, 1, 1, TURNS, correct=reward > 0, problem_id="p", tokens=tokens)
     return AgentLoopOutput(
         prompt_ids=dice.integers(0, 150_000, PROMPT_TOKENS).tolist(),
@@ -82,7 +84,7 @@ def finished(dice: np.random.Generator, tokens: int, reward: float) -> AgentLoop
 
 
 async def fill(rollouts: int, group: int, tokens: int) -> float:
-    """Put a step's rollouts into the queue; returns the CPU seconds of this process for each."""
+    """Put a step's rollouts into the queue. Returns the CPU seconds of this process per rollout."""
     worker, dice = Worker(), np.random.default_rng(1)
     outputs = [finished(dice, tokens, float(i % 2)) for i in range(group)]
     began = time.process_time()
@@ -95,8 +97,8 @@ async def fill(rollouts: int, group: int, tokens: int) -> float:
     return (time.process_time() - began) / rollouts
 
 
-def looks(folder: Path, rollouts: int, group: int) -> list[float]:
-    """Seconds of each look of the sampler."""
+def poll_seconds(folder: Path, rollouts: int, group: int) -> list[float]:
+    """Poll the queue POLL_COUNT times. Returns the seconds of each poll."""
     buffer: Any = SelectingReplayBuffer(
         trainer_mode="sync",
         trainer_config={},
@@ -121,18 +123,18 @@ def looks(folder: Path, rollouts: int, group: int) -> list[float]:
             "agent_loop": folder / "agent_loop.yaml",
         },
     )
-    buffer._step, taken = 1, []
-    for _ in range(LOOKS):
+    buffer._step, seconds = 1, []
+    for _ in range(POLL_COUNT):
         began = time.monotonic()
         buffer._sync_metadata_from_transfer_queue()
         buffer._terminal_eviction_reasons(1, "train")
         buffer._progress.write(buffer._rollout_progress("train"))
-        taken.append(time.monotonic() - began)
-    return taken
+        seconds.append(time.monotonic() - began)
+    return seconds
 
 
 def turns(tokens: int) -> float:
-    """CPU seconds of this process for a turn in the middle of a rollout."""
+    """Return the CPU seconds of this process for a turn in the middle of a rollout."""
     engine = Engine.remote()  # type: ignore[attr-defined]
     ids = list(range(PROMPT_TOKENS + tokens // 2))
     ray.get(engine.generate.remote(ids, tokens // TURNS))
@@ -148,20 +150,20 @@ def main() -> None:
     )
     parser.add_argument("--rollouts", type=int, default=16384)
     parser.add_argument("--group", type=int, default=32, help="rollouts per problem")
-    parser.add_argument("--tokens", type=int, default=512, help="of a rollout, after its prompt")
-    given = parser.parse_args()
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of a rollout after its prompt")
+    options = parser.parse_args()
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=1_000_000_000, logging_level="ERROR")
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    put = asyncio.run(fill(given.rollouts, given.group, given.tokens))
+    put = asyncio.run(fill(options.rollouts, options.group, options.tokens))
     with tempfile.TemporaryDirectory() as folder:
-        taken = looks(Path(folder), given.rollouts, given.group)
-    turn = turns(given.tokens)
-    look = float(np.median(taken))
-    table = Table("with VERL's queue", f"{given.rollouts:,} rollouts of {given.tokens:,} tokens")
+        seconds = poll_seconds(Path(folder), options.rollouts, options.group)
+    turn = turns(options.tokens)
+    poll = float(np.median(seconds))
+    table = Table("with VERL's queue", f"{options.rollouts:,} rollouts of {options.tokens:,} tokens")
     for name, value in {
-        "a look of the sampler": f"{1000 * look:.0f} ms (least {1000 * min(taken):.0f}, most {1000 * max(taken):.0f})",
-        f"share of the time, looking every {POLL_S:g} s": f"{look / (look + POLL_S):.0%}",
-        f"share of the time, looking after {poll_interval(look):.1f} s": f"{look / (look + poll_interval(look)):.1%}",
+        "a poll of the sampler": f"{1000 * poll:.0f} ms ({1000 * min(seconds):.0f} to {1000 * max(seconds):.0f})",
+        f"share of the time, polling every {POLL_S:g} s": f"{poll / (poll + POLL_S):.0%}",
+        f"share of the time, polling after {poll_interval(poll):.1f} s": f"{poll / (poll + poll_interval(poll)):.1%}",
         "CPU time of the agent loop to put a rollout": f"{1000 * put:.1f} ms",
         "CPU time of the agent loop for a turn's call": f"{1000 * turn:.2f} ms",
     }.items():

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/chat.svg: a real chat with the model of a demo's run, as it stands on a terminal.
+"""Draws docs/pictures/chat.svg: a real chat with the model of a demo run, as the terminal shows it.
 
 python docs/generators/chat_picture.py runs/demo
 """
@@ -19,7 +19,7 @@ COLUMNS = 80
 
 
 def main(run: str) -> None:
-    """Ask the question, and draw what the terminal shows."""
+    """Ask the model of `run` the question, and write the terminal's content as SVG."""
     from support.terminal import CTRL_D, terminal
 
     with terminal("chat", "--run", run, "--seed", "1", columns=COLUMNS, lines=48) as person:
@@ -35,7 +35,7 @@ def main(run: str) -> None:
     for row in [Text("$ rstar2 chat --run runs/demo", "bold"), Text(), *rows[first : last + 1]]:
         console.print(row)
     drawn = console.export_svg(title="rstar2 chat")
-    # A picture fetches nothing.
+    # Without this, the picture would load fonts from the web.
     (DOCS / "pictures" / "chat.svg").write_text(
         re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8"
     )

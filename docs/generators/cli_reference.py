@@ -1,8 +1,8 @@
 """Writes docs/reference/cli.md, the reference of the command line, from the commands themselves.
 
-Run it after a change of a verb, an option or a help text: `python docs/generators/cli_reference.py`. `make docs`
-runs it too, and tests/docs/test_docs.py fails while the committed page is not current. Options are read from the
-annotations of the commands' functions, so that the page does not depend on the installed version of typer.
+Run `python docs/generators/cli_reference.py` after you change a command, an option or a help text. `make docs` runs it
+too, and tests/docs/test_docs.py fails if the committed page is out of date. Options are read from the annotations of
+the commands' functions, so that the page does not depend on the installed version of typer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ input, 130 after Ctrl-C, 75 for a training that a scheduler's signal stopped and
 
 
 def reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     root = get_command(app)
     context = root.make_context("rstar2", [], resilient_parsing=True)
     assert isinstance(root, TyperGroup)
@@ -47,26 +47,28 @@ def reference() -> str:
 
 
 def _sections(command: Any, path: str, parent: Any) -> Iterator[str]:
-    """The sections of a command and of all commands below it."""
+    """Yield the sections of a command and of all of its subcommands."""
     context = command.make_context(path.rpartition(" ")[2], [], parent=parent, resilient_parsing=True)
     if not isinstance(command, TyperGroup):
         yield _section(command, path)
         return
-    shown = command.list_commands(context)
-    # A command that its group leaves out of the list is what the group does without a command.
-    default = [name for name in command.commands if name not in shown]
+    listed = command.list_commands(context)
+    # A command that its group does not list is the group's default command.
+    default = [name for name in command.commands if name not in listed]
     if default:
         yield _section(command.commands[default[0]], path)
     else:
-        links = [f"- [`{path} {name}`](#{f'{path} {name}'.replace(' ', '-')})" for name in shown]
+        links = [f"- [`{path} {name}`](#{f'{path} {name}'.replace(' ', '-')})" for name in listed]
         yield f"### {path}\n\n{_prose(command.help)}\n\n" + "\n".join(links) + "\n"
-    for name in shown:
+    for name in listed:
         yield from _sections(command.commands[name], f"{path} {name}", context)
 
 
 def _section(command: Any, path: str) -> str:
     params = list(_parameters(command))
-    arguments = [param.names if param.needed else f"[{param.names}]" for param in params if param.positional]
+    arguments = [
+        param.names if param.required else f"[{param.names}]" for param in params if param.positional
+    ]
     parts = [
         f"### {path}",
         _prose(command.help),
@@ -81,16 +83,16 @@ def _section(command: Any, path: str) -> str:
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A row of a command's table."""
+    """A row in the table of a command's options and arguments."""
 
     names: str
     meaning: str
     positional: bool
-    needed: bool
+    required: bool
 
 
 def _parameters(command: Any) -> Iterator[_Parameter]:
-    """The options and arguments of a command, as its function's annotations describe them."""
+    """Yield the options and arguments of a command, as its function's annotations describe them."""
     hints = get_type_hints(command.callback, include_extras=True)
     options = {param.name: param for param in command.params}
     for name, declared in inspect.signature(command.callback).parameters.items():
@@ -111,7 +113,7 @@ def _parameters(command: Any) -> Iterator[_Parameter]:
 
 
 def _kind(annotation: Any) -> str:
-    """The word for a value of this type."""
+    """Return the placeholder for a value of this type, such as N for an int."""
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
     inner = [part for part in get_args(annotation) if part is not type(None)]
@@ -120,7 +122,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _facts(default: Any, annotation: Any, info: Any) -> str:
-    """What the table says beside the help text: default, bounds, environment variable."""
+    """Return the facts that follow the help text: default, bounds, environment variable."""
     facts = []
     if default is inspect.Parameter.empty:
         facts.append("required")

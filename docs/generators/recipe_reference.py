@@ -1,7 +1,7 @@
-"""Writes the reference of recipe keys at the end of docs/training.md, from the models that check the recipes.
+"""Writes docs/reference/recipe.md, the reference of recipe keys, from the models that check the recipes.
 
-Run it after a change of a key, its description or a shipped recipe: `python docs/generators/recipe_reference.py`.
-`make docs` runs it too, and tests/docs/test_docs.py fails while the committed page is not current.
+Run `python docs/generators/recipe_reference.py` after you change a key, its description or a shipped recipe.
+`make docs` runs it too, and tests/docs/test_docs.py fails if the committed page is out of date.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.recipe_files import read_recipe
 from rstar2.train.select import SELECTIONS, SelectSettings
 
-PAGE = Path(__file__).resolve().parents[1] / "training.md"
-MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "recipe.md"
+HEAD = """\
+# Recipe keys
+
+This page is written by `docs/generators/recipe_reference.py` from the models that check the recipes; do not edit it.
+A recipe is a TOML file, such as those in `recipes/`. `--set KEY=VALUE` changes a key for one run.
+The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if the paper states none.
+"""
 NAMED = {SelectSettings: SELECTIONS, CurriculumSettings: CURRICULA}
 UNITS = (
     (r"_s$", "seconds"),
@@ -51,19 +57,19 @@ STATED = {
     "optim.state": "– / – / fresh",
     "solved_by": "– / – / samples",
 }
-"""What the paper states of keys that the recipes leave to the algorithm, or set although it states nothing."""
+"""The paper's values for keys that the recipes do not set, or that they set although the paper states no value."""
 
 
 def reference() -> str:
-    """The reference as Markdown."""
+    """Return the whole page as Markdown."""
     stages = [read_recipe(f"stage{number}", "stage")[1] for number in STAGES]
-    # The paper names its machines and nothing of how the model is spread over them.
+    # The paper names its machines, but not how the model is distributed over them.
     machine = read_recipe("64xmi300x", "profile")[1]["stage"]["hardware"]
     named = {key: machine[key] for key in ("nodes", "gpus_per_node", "gpu")}
     stages = [{**stage, "hardware": named} for stage in stages]
     parts = [
+        HEAD,
         "## Every key of a stage's recipe\n",
-        "The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if it states none.\n",
         *_tables(StageRecipe, "", stages),
         "## Every key of SFT's recipe\n",
         *_tables(SftRecipe, "", [read_recipe("sft", "sft")[1]], leave_out={"hardware"}),
@@ -76,7 +82,7 @@ def reference() -> str:
 def _tables(
     model: type[BaseModel], prefix: str, paper: list[dict[str, Any]], leave_out: set[str] | None = None
 ) -> Iterator[str]:
-    """A table for a model's own keys, then one for each table within it."""
+    """Yield a table of a model's own keys, then one for each nested table."""
     described = _described(model)
     rows, inner = [], []
     for name, field in model.model_fields.items():
@@ -106,7 +112,7 @@ def _tables(
 
 
 def _rows_of_named(functions: NamedFunctions) -> Iterator[str]:
-    """A row for each setting of each selection or curriculum, which its function's docstring describes."""
+    """Yield a row for each setting of each shipped selection or curriculum. Meanings are read from the docstrings."""
     for function in functions.shipped():
         text = inspect.getdoc(functions.load(function)) or ""
         for name, field in functions.settings_of(function).model_fields.items():
@@ -123,17 +129,17 @@ def _rows_of_named(functions: NamedFunctions) -> Iterator[str]:
 
 
 def _algorithm_tables() -> Iterator[str]:
-    """A row for each objective and each correction: when to use it, and where it was published."""
+    """Yield the tables of objectives and of corrections: when to use each, and where it was published."""
     for key, named in (("objective", OBJECTIVES), ("correction", CORRECTIONS)):
         rows = [f"| `{name}` | {each.use} | {each.source} |" for name, each in named.items()]
         yield "\n".join([f"| `algorithm.{key}` | when to use it | source |", "|---|---|---|", *rows]) + "\n"
 
 
 def _described(model: type[BaseModel]) -> dict[str, str]:
-    """The text below each field of a model, and of what it inherits from."""
+    """Return the docstring below each field of a model."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    descriptions = {}
     for field, text in zip(tree.body, tree.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)
@@ -141,12 +147,12 @@ def _described(model: type[BaseModel]) -> dict[str, str]:
             and isinstance(text, ast.Expr)
             and isinstance(text.value, ast.Constant)
         ):
-            found[field.target.id] = _oneline(str(text.value.value))
-    return found
+            descriptions[field.target.id] = _oneline(str(text.value.value))
+    return descriptions
 
 
 def _unit(name: str, field: FieldInfo) -> str:
-    """The unit of a key's value, or the values there are."""
+    """Return the unit of a key's value, or the allowed values."""
     if get_origin(field.annotation) is Literal:
         return f"one of {', '.join(get_args(field.annotation))}"
     if field.annotation is bool:
@@ -161,7 +167,10 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _stated(key: str, field: FieldInfo, paper: list[dict[str, Any]]) -> str:
-    """The paper's value: one, or one for each stage; a stage whose recipe does not name it has the default."""
+    """Return the paper's value: one for all stages, or one per stage.
+
+    If the recipe of a stage does not set the key, its value is the default.
+    """
     name = key.rpartition(".")[2]
     if key in STATED or not any(name in each for each in paper):
         return STATED.get(key, "–")
@@ -185,12 +194,5 @@ def _oneline(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def page(current: str) -> str:
-    """The page with the reference as it should be."""
-    written, mark, _ = current.partition(MARK)
-    assert mark, f"{PAGE} has lost the line that the reference begins with"
-    return f"{written}{MARK}\n{reference()}"
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(reference(), encoding="utf-8")

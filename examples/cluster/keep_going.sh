@@ -1,17 +1,19 @@
 #!/bin/bash
-# Without Slurm: starts a training command again until the run is done, on a Ray cluster of ray_node.sh's nodes.
+# Without Slurm: runs a training command on a Ray cluster of ray_node.sh, and restarts it until the run is done.
 #
-#   export RAY_ADDRESS=10.0.0.1:6379 RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… RSTAR2_JUDGE=http://10.0.0.1:8088 RSTAR2_JUDGE_TOKEN=…
+#   export RAY_ADDRESS=10.0.0.1:6379 RAY_AUTH_MODE=token RAY_AUTH_TOKEN=…
+#   export RSTAR2_JUDGE=http://10.0.0.1:8088 RSTAR2_JUDGE_TOKEN=…
 #   examples/cluster/keep_going.sh rstar2 train --stage 1..3 --model runs/sft --data data/rl \
 #       --profile 64xh100 --run runs/rl
 #
-# It ends if the command ends with 0 (the run is done), 2 (the command or its data is wrong), or because of a signal:
-# with Ctrl-C, SIGTERM or SIGUSR1 the command saves at the end of its step, with a second signal it ends at once. After
-# anything else it waits for the judge and for as many nodes as the cluster had at most, ten minutes at the longest, and
-# starts the command again. It gives up after
-# MAX_ATTEMPTS (3) starts in a row without a new step, checkpoint or sample in the run's folder.
+# It ends if the command ends with 0 (the run is done), with 2 (the command or its data is wrong), or by a signal. After
+# Ctrl-C, SIGTERM or SIGUSR1 the command saves at the end of its step; a second signal ends it at once.
+#
+# If the command ends in any other way, the script waits at most ten minutes for the judge and for the highest number of
+# nodes that the cluster had, and starts the command again. It gives up after MAX_ATTEMPTS (3) starts in a row without a
+# new step, checkpoint or sample in the run's folder.
 set -euo pipefail
-set -m # the command gets a process group of its own, so that Ctrl-C reaches it through this script only
+set -m # own process group for the command, so that Ctrl-C reaches it only through this script
 
 max_attempts=${MAX_ATTEMPTS:-3}
 pause_s=${PAUSE_S:-60}
@@ -25,7 +27,7 @@ for each in "$@"; do
     word=$each
 done
 if [ -z "$run" ]; then
-    echo "usage: $0 COMMAND... with --run, so that the script can see how far the run is" >&2
+    echo "usage: $0 COMMAND... The command needs --run, so that the script can see the progress of the run" >&2
     exit 2
 fi
 
@@ -36,32 +38,32 @@ on_signal() {
     if [ -n "$command" ]; then kill -"$1" "$command" 2>/dev/null || true; fi
 }
 for name in INT TERM USR1; do
-    # shellcheck disable=SC2064 # the name of this turn
+    # shellcheck disable=SC2064 # expand $name now
     trap "on_signal $name" "$name"
 done
 
-nodes() { # how many nodes the Ray cluster has; 0 if it does not answer or there is none
+nodes() { # prints the number of nodes of the Ray cluster; 0 if it does not answer or there is none
     if [ -z "${RAY_ADDRESS:-}" ]; then
         echo 0
-    else # a list with the GPUs of each node
+    else # the module prints the GPUs of each node, separated by commas
         (timeout 60 python -m rstar2.train.verl.cluster "$RAY_ADDRESS" || true) 2>/dev/null | awk -F, 'END { print NF }'
     fi
 }
 judge_answers() {
     if [ -n "${RSTAR2_JUDGE:-}" ]; then timeout 60 rstar2 judge status --once --url "$RSTAR2_JUDGE" >/dev/null 2>&1; fi
 }
-wanted=0 # the most nodes that the cluster had; one at least if there is to be a cluster
-if [ -n "${RAY_ADDRESS:-}" ]; then wanted=1; fi
-wait_until_ready() { # ten minutes at most; the command says what is missing then
-    local end=$((SECONDS + 600)) count missing said=''
+expected=0 # the highest number of nodes that the cluster had, at least one if RAY_ADDRESS is set
+if [ -n "${RAY_ADDRESS:-}" ]; then expected=1; fi
+wait_until_ready() { # at most ten minutes; after that the command itself reports what is missing
+    local end=$((SECONDS + 600)) count missing reported=''
     while [ -z "$ending" ] && ((SECONDS < end)); do
         count=$(nodes) missing=''
-        if ((count > wanted)); then wanted=$count; fi
-        if ((count < wanted)); then missing="the Ray cluster at $RAY_ADDRESS, which has $count of $wanted nodes"; fi
+        if ((count > expected)); then expected=$count; fi
+        if ((count < expected)); then missing="the Ray cluster at $RAY_ADDRESS, which has $count of $expected nodes"; fi
         if ! judge_answers; then missing+="${missing:+, and }the judge at $RSTAR2_JUDGE"; fi
         if [ -z "$missing" ]; then return; fi
-        if [ "$missing" != "$said" ]; then say "waiting for $missing"; fi
-        said=$missing
+        if [ "$missing" != "$reported" ]; then say "waiting for $missing"; fi
+        reported=$missing
         sleep 5
     done
 }

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Without Slurm: makes this machine a node of a Ray cluster until you press Ctrl-C, again whenever Ray dies here.
+# Without Slurm: makes this machine a node of a Ray cluster until you press Ctrl-C. If Ray dies, it is started again.
 #
 #   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)    # the same on every machine
 #   examples/cluster/ray_node.sh head             # on the first machine
@@ -11,7 +11,7 @@
 #   examples/cluster/keep_going.sh rstar2 train --stage 1..3 --model runs/sft --data data/rl --profile 64xh100 \
 #       --run runs/rl
 #
-# or from elsewhere as a Ray job, for which Ray sets RAY_ADDRESS:
+# Or run it from another machine as a Ray job, for which Ray sets RAY_ADDRESS:
 #
 #   ray job submit --address http://10.0.0.1:8265 -- rstar2 train --stage 1..3 ...
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A Slurm job that carries a run to its end. It starts a Ray cluster over the job's nodes and a judge on the first node,
-# runs the given command, and starts it again until it is done. Submit it with submit.sh, once:
+# A Slurm job that continues a run until it is done. It starts a Ray cluster on the job's nodes and a judge on the first
+# node, and runs the command again until the run is done. Submit it once, with submit.sh:
 #
 #   examples/cluster/submit.sh --nodes 8 -- rstar2 sft --model Qwen/Qwen3-14B-Base --data sft.parquet \
 #       --profile 64xh100 --run runs/sft
@@ -10,13 +10,13 @@
 #   the command ends            this job
 #   with 0                      ends: the run is done
 #   with 2                      ends FAILED: the command or its data is wrong
-#   before the time limit       requeues itself. Slurm signals it, the command saves at the end of its step and ends
+#   because Slurm signals       requeues itself. The command saves at the end of its step, before the time limit
 #   with anything else          starts the command again on a fresh Ray cluster
 #
 # It ends FAILED after MAX_ATTEMPTS (3) starts in a row without a new step, checkpoint or sample in the run's folder.
-# `scancel --batch --signal=TERM JOB` ends it for good at the end of its step, `scancel JOB` at once.
-# `sbatch --nodes 8 examples/cluster/slurm.sh rstar2 train …` works too; the signal then comes 30 minutes before the time
-# limit, so a longer step may be lost.
+# To end the job for good, run `scancel --batch --signal=TERM JOB` (at the end of its step) or `scancel JOB` (at once).
+# `sbatch --nodes 8 examples/cluster/slurm.sh rstar2 train …` works too. The signal then comes 30 minutes before the
+# time limit, so a longer step may be lost.
 # The run's folder, the model and the environment with rstar2 must be on a file system that all nodes share.
 #SBATCH --job-name=rstar2
 #SBATCH --ntasks-per-node=1
@@ -28,9 +28,9 @@
 #SBATCH --signal=B:USR1@1800
 #SBATCH --output=%x-%j.log
 set -euo pipefail
-set -m # each command in the background gets a process group of its own, and SIGINT
+set -m # own process group for each background command, which then also receives SIGINT
 
-# For the workers. rstar2 passes on WANDB_*, HF_*, NCCL_* and similar variables; `--dry-run` lists them.
+# Variables for the workers. rstar2 forwards WANDB_*, HF_*, NCCL_* and similar ones; `--dry-run` lists them.
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export WANDB_MODE=${WANDB_MODE:-offline}
 
@@ -39,7 +39,7 @@ export RAY_raylet_start_wait_time_s=300
 
 port=${RAY_PORT:-6379}
 judge_port=${JUDGE_PORT:-8088}
-# Half of the first node's cores; Ray's own processes need the others. `rstar2 plan` shows how many a step needs.
+# Half of the first node's cores, since Ray's processes need the others. `rstar2 plan` shows how many a step needs.
 judge_workers=${JUDGE_WORKERS:-$((SLURM_CPUS_ON_NODE / 2))}
 max_attempts=${MAX_ATTEMPTS:-3}
 pause_s=${PAUSE_S:-60}
@@ -54,16 +54,16 @@ for each in "$@"; do
     word=$each
 done
 if [ -z "$run" ]; then
-    say "the command has no --run: give the run's folder, so that the job can see how far the run is"
+    say "the command has no --run: add the run's folder, so that the job can see the progress of the run"
     exit 2
 fi
 
-# These tokens keep others on the network from using this cluster or running programs on this judge. They are the same
-# in every attempt of a run, so that a judge that outlived one accepts the programs of the next.
-token() { # name: prints it
+# These tokens keep others on the network from using this cluster or running programs on this judge. All attempts of a
+# run have the same tokens, so that a judge that survived one attempt accepts the programs of the next.
+token() { # NAME: prints the token, and creates it first if needed
     local file=$run/.cluster/$1-token
     if [ ! -s "$file" ]; then
-        mkdir -p "$run" # with the user's own permissions
+        mkdir -p "$run" # with the default permissions
         (umask 077 && mkdir -p "$run/.cluster" && openssl rand -hex 32 >"$file.new" && mv "$file.new" "$file")
     fi
     cat "$file"
@@ -79,18 +79,18 @@ on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head")
 address=$("${on_head[@]}" hostname --ip-address | awk '{print $1}')
 
 ending='' # the first signal that asked this job to end
-command='' passed_on=''
-pass_on() { # only the first signal: a second would end the command without a checkpoint
-    if [ -n "$ending" ] && [ -n "$command" ] && [ -z "$passed_on" ]; then
-        passed_on=yes
-        say "passing SIG$ending on to the command, which saves at the end of its step"
+command='' forwarded=''
+forward_signal() { # only the first signal: a second would end the command without a checkpoint
+    if [ -n "$ending" ] && [ -n "$command" ] && [ -z "$forwarded" ]; then
+        forwarded=yes
+        say "forwarding SIG$ending to the command, which saves at the end of its step"
         kill -"$ending" "$command" 2>/dev/null || true
     fi
 }
-on_signal() { # without `return`, with which bash would leave the `wait` that the signal interrupted, too
+on_signal() { # no `return` here: bash would also leave the `wait` that the signal interrupted
     if [ -z "$ending" ]; then
         ending=$1
-        pass_on
+        forward_signal
         if [ "$ending" = USR1 ]; then end_in_time & fi
     fi
 }
@@ -110,7 +110,7 @@ trap 'on_signal INT' INT
 
 judge=() # the process that keeps the judge running
 ray=()   # Ray's processes
-stop() { # process groups: takes at most about half a minute
+stop() { # GROUPS...: stops process groups within about half a minute
     local groups=("${@/#/-}")
     if [ $# -eq 0 ]; then return; fi
     kill -TERM -- "${groups[@]}" 2>/dev/null || true
@@ -128,7 +128,7 @@ finish() {
 }
 trap finish EXIT
 
-wait_for() { # what, command...: waits five minutes, while all that was started still runs and nobody ends the job
+wait_for() { # NAME COMMAND...: waits until the command succeeds. Fails after five minutes, or if something ended
     local what=$1 end=$((SECONDS + 300))
     shift
     while ((SECONDS < end)) && [ -z "$ending" ]; do
@@ -138,12 +138,12 @@ wait_for() { # what, command...: waits five minutes, while all that was started 
         done
         sleep 2
     done
-    if [ -z "$ending" ]; then say "no $what; see above"; fi
+    if [ -z "$ending" ]; then say "$what did not start; see above"; fi
     return 1
 }
 all_joined() {
     local gpus
-    gpus=$(timeout 60 python -m rstar2.train.verl.cluster "$address:$port") || return # a list with each node's count
+    gpus=$(timeout 60 python -m rstar2.train.verl.cluster "$address:$port") || return # separated by commas
     [ "$(tr -cd , <<<"$gpus" | wc -c)" -eq $((SLURM_JOB_NUM_NODES - 1)) ]
 }
 start_ray() {
@@ -158,7 +158,7 @@ start_ray() {
     fi
     wait_for "Ray on all $SLURM_JOB_NUM_NODES nodes" all_joined
 }
-keep_judge() { # starts the judge again whenever it ends, unless its own options are wrong
+keep_judge() { # restarts the judge whenever it ends, unless its options are wrong
     local code
     while :; do
         code=0
@@ -175,7 +175,7 @@ start_judge() {
     fi
     wait_for "judge on $head" timeout 60 rstar2 judge status --url "http://$address:$judge_port"
 }
-pause() { # seconds: shorter if something ends the job
+pause() { # SECONDS: ends early if something ends the job
     local i
     for ((i = 0; i < $1; i++)); do
         if [ -n "$ending" ]; then return; fi
@@ -185,14 +185,14 @@ pause() { # seconds: shorter if something ends the job
 run_command() { # leaves its exit code in $code
     "$@" &
     command=$!
-    pass_on
+    forward_signal
     code=0
     wait "$command" || code=$?
     while kill -0 "$command" 2>/dev/null; do # a signal ended the wait, but not the command
         code=0
         wait "$command" || code=$?
     done
-    command='' passed_on=''
+    command='' forwarded=''
 }
 
 export RAY_ADDRESS=$address:$port RSTAR2_JUDGE=http://$address:$judge_port

@@ -1,12 +1,13 @@
 #!/bin/bash
-# Submits slurm.sh with its signal early enough: as long before the time limit as a step and its checkpoint take.
+# Submits slurm.sh so that Slurm signals the job early enough to finish a step and its checkpoint before the time limit.
 #
 #   examples/cluster/submit.sh SBATCH_OPTIONS... -- rstar2 train --stage 1..3 --model runs/sft --data data/rl \
 #       --profile 64xh100 --run runs/rl
 #
-# `rstar2 plan` says how long that is, for the recipe of the command. If that is more than half of the time limit (the
-# --time here, or that of slurm.sh), the signal comes at half of it: the job then ends after its first step. SFT has no
-# such plan; its steps take seconds to minutes, and slurm.sh's own 30 minutes apply.
+# `rstar2 plan` calculates how long a step and its checkpoint take with the recipe of the command. If they take more
+# than half of the time limit (--time here, or that of slurm.sh), the signal comes at half of the limit, and the job
+# ends after its first step. SFT has no such plan. Its steps take seconds to minutes, so the 30 minutes of slurm.sh
+# apply.
 set -euo pipefail
 
 script=$(dirname "$0")/slurm.sh
@@ -31,10 +32,10 @@ for option in "${for_sbatch[@]}"; do
     esac
     before=$option
 done
-seconds_of() { # a time limit in one of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S
+seconds_of() { # a time limit in Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S
     local days=0 fields
     if [[ ! $1 =~ ^([0-9]+-)?[0-9]+(:[0-9]+){0,2}$ ]]; then
-        echo "$0: --time $1 is not a time limit" >&2
+        echo "$0: --time $1 is not a time limit: use a form of Slurm, such as 2-00:00:00" >&2
         return 2
     fi
     IFS=: read -ra fields <<<"${1#*-}"
@@ -60,7 +61,7 @@ if [ "$2" = train ]; then
         before=$word
     done
     if ! plan=$("$1" plan "${for_plan[@]}" --json); then
-        echo "$0: without a plan, choose the seconds: sbatch --signal=B:USR1@SECONDS ... $script $*" >&2
+        echo "$0: no plan was made (see above). Choose the seconds: sbatch --signal=B:USR1@SECONDS ... $script $*" >&2
         exit 2
     fi
     seconds=$(python -c '
@@ -70,11 +71,11 @@ print(max(round(stage["checkpoint"]["signal_before_s"]) for stage in stages))' <
     if ((seconds >= limit)); then
         echo "$0: warning: a step and its checkpoint are planned to take $seconds s, but the job has only $limit s" >&2
     fi
-    seconds=$((seconds + 300)) # to end everything, and in case a step takes a little longer
+    seconds=$((seconds + 300)) # to stop everything, and a margin for a slow step
 else
     seconds=1800
 fi
 if ((seconds > limit / 2)); then seconds=$((limit / 2)); fi
-if ((seconds > 65535)); then seconds=65535; fi # the most that Slurm accepts
+if ((seconds > 65535)); then seconds=65535; fi # Slurm accepts no more
 echo "$0: Slurm will signal the job $seconds s before its time limit of $limit s" >&2
 exec sbatch --signal="B:USR1@$seconds" "${for_sbatch[@]}" "$script" "$@"

@@ -1,4 +1,4 @@
-"""A benchmark: how many of each thing there are, where any answer within ten percent counts as correct."""
+"""A benchmark of quantities. An answer counts as correct if it is within ten percent of the true number."""
 
 from rstar2 import Benchmark, BenchmarkFiles, EvalSettings, Problem
 
@@ -10,12 +10,12 @@ PROBLEMS = [
 
 
 def load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
-    """The problems. `files.data` is the file that the user gave with --data, if any."""
+    """Return the problems. `files.data` is the file that the user names with --data, or None."""
     return PROBLEMS
 
 
 def within_ten_percent(problem: Problem, answer: str) -> bool:
-    """Whether an answer is correct. Leave it out if answers have to equal those of the problems."""
+    """Return whether an answer is correct. Leave this function out if the answer must equal that of the problem."""
     try:
         return abs(float(answer) - float(problem.answer)) <= 0.1 * float(problem.answer)
     except ValueError:

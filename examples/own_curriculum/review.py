@@ -1,6 +1,6 @@
-"""A curriculum of your own: part of every step reviews problems that the policy has solved before and now fails.
+"""A curriculum of your own: part of every step reviews problems that the policy solved before and now fails.
 
-Run `python review.py` to see which problems it chooses after outcomes that are made up.
+Run `python review.py` to see which problems it chooses after some invented outcomes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rstar2.train.outcomes import Outcomes, Problems
 def choose(problems: Problems, count: int, rng: np.random.Generator, *, review: float = 0.25) -> list[int]:
     """Return `count` indices into `problems.ids`: forgotten problems, and the rest as `posterior` chooses.
 
-    `review` is a setting, the largest share of forgotten problems in a step: a recipe writes `review = 0.5` into its
+    `review` is a setting: the maximal share of forgotten problems in a step. A recipe sets it by `review = 0.5` in its
     table `[curriculum]`.
     """
     reviewed: list[int] = rng.permutation(forgotten(problems))[: round(review * count)].tolist()
@@ -24,7 +24,7 @@ def choose(problems: Problems, count: int, rng: np.random.Generator, *, review: 
 
 
 def forgotten(problems: Problems) -> list[int]:
-    """Return the problems of which all rollouts were correct once, and not all of them the last time."""
+    """Return the problems whose rollouts were all correct in some step, but not in the last one."""
     outcomes, solved_before, solved_last = problems.outcomes, set(), {}
     for problem, correct, rollouts in zip(
         outcomes.problem.tolist(), outcomes.correct.tolist(), outcomes.rollouts.tolist(), strict=True
@@ -36,13 +36,13 @@ def forgotten(problems: Problems) -> list[int]:
 
 
 def main() -> None:
-    # Of "sum" all 4 rollouts were correct in step 1, and 1 in step 2; the others were asked once.
+    # All 4 rollouts of "sum" were correct in step 1, and 1 of them in step 2. The others were chosen once.
     outcomes = Outcomes.of([(0, 1, 4, 4), (1, 1, 2, 4), (2, 1, 0, 4), (0, 2, 1, 4), (3, 2, 4, 4)])
     names = ("sum", "product", "root", "square")
     problems = Problems(names, step=3, steps=10, rollouts=4, outcomes=outcomes)
     for review in (0.0, 0.5):
         chosen = choose(problems, 2, np.random.default_rng(6), review=review)
-        print(f"review {review:g}: asked {', '.join(names[i] for i in chosen)}")
+        print(f"review {review:g}: chosen {', '.join(names[i] for i in chosen)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A source of training data: puzzles in a file of one's own format, and how a row becomes a problem."""
+"""A source of training data: a file with columns of its own, and a function that turns a row into a problem."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from rstar2 import Source
 
 
 def read(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem with its answer. Raise rstar2.data.rows.Refused("malformed", why) for a row that cannot be used."""
+    """Return a problem and its answer. Raise rstar2.data.rows.Refused("malformed", why) if a row cannot be used."""
     return {"problem": f"{row['story']} {row['question']}", "answer": str(row["solution"])}
 
 

@@ -1,6 +1,8 @@
-"""A selection of your own: GRPO-RoC among the rollouts in which every turn has a call that parses or an answer.
+"""A selection of your own: Resampling on Correct (RoC) among the rollouts without void turns.
 
-Run `python no_void_turns.py` to see what it selects from a group that is made up.
+A turn is void if it has neither a call that parses nor an answer.
+
+Run `python no_void_turns.py` to see what it selects from an invented group.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from rstar2.train.select import roc
 
 
 def select(group: Group, rng: np.random.Generator, *, void_turns_allowed: int = 0) -> list[int]:
-    """Indices into `group.rollouts` of the rollouts to train on, at most `group.keep`.
+    """Return the rollouts to train on, as at most `group.keep` indices into `group.rollouts`.
 
-    `void_turns_allowed` is a setting: a recipe writes `void_turns_allowed = 1` into its table `[select]`.
+    `void_turns_allowed` is a setting. A recipe sets it by `void_turns_allowed = 1` in its table `[select]`.
     """
     usable = [i for i, each in enumerate(group.rollouts) if each.void_turns <= void_turns_allowed]
     return [usable[i] for i in roc.select(group.only(usable), rng)]

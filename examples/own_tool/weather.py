@@ -1,11 +1,11 @@
-"""A tool: the model asks for the weather in a city."""
+"""A tool that tells a model the temperature in a city."""
 
 from typing import Literal
 
 from rstar2 import tool
 
 TEMPERATURES = {"Lima": 19.0, "Oslo": 4.5, "Hanoi": 27.5}
-"""In degrees Celsius. Your function would ask a service, a database or a library."""
+"""Temperatures in degrees Celsius. A real tool would query a service, a database or a library."""
 
 
 @tool
@@ -23,5 +23,5 @@ def temperature(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -
 
 
 if __name__ == "__main__":
-    # The function can be called as before.
+    # The decorator leaves the function callable.
     print(temperature("Oslo", unit="fahrenheit"))

@@ -1,13 +1,13 @@
-"""What the traces of a model show: how uncertain each token was, how its tool calls went, how it behaved.
+"""Analyses of traces: the entropy of each token, the tool calls, and the behaviour of the model.
 
 ```
-sources       which files of traces there are, and which model wrote each
-entropy       per-token entropy: forward (a model here), server (a bound), or from what the traces kept
-kinds         what each character is: a word, a number or a sign of the prose, code, a tag
-tokens        the same of each token, and where it stands beside a tool reply
-stored        the entropies beside the traces, in a compact file
-uncertainty · calls · behaviour    the tables, each from traces one at a time
+sources       finds the files of traces, and the model that generated each
+entropy       per-token entropy, from a model on this machine (forward), a server (bounds), or stored log-probabilities
+kinds         classifies each character: a word, number or sign of the prose, code, markup
+tokens        classifies each token, and finds its distance from a tool reply
+stored        stores entropies beside the traces, in a compact file
+uncertainty · calls · behaviour    compute the tables, one trace at a time
 estimates     means with intervals, clustered by problem
-analyze       all of it for one or several runs
+analyze       the whole analysis of one or several runs
 ```
 """

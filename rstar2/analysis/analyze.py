@@ -2,11 +2,11 @@
 
 ```
 OUTPUT/
-  analysis.json      what the report page shows: the short tables, and the charts; and which traces they are of
-  TABLE.csv          every table, those that charts are drawn from among them
+  analysis.json      the short tables and the charts for the report page, and the files of traces that were analysed
+  TABLE.csv          every table, including the data of the charts
   CHART.svg          every chart
 ```
-The entropy of each token goes beside the traces (`rstar2.analysis.stored`).
+The entropy of each token is stored beside the traces (`rstar2.analysis.stored`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rstar2.analysis import behaviour, calls, server, uncertainty
-from rstar2.analysis.entropy import kept_surprisal
+from rstar2.analysis.entropy import stored_surprisal
 from rstar2.analysis.figures import draw
 from rstar2.analysis.sources import TraceSet, file_sizes, find_sets, recorded
 from rstar2.analysis.stored import TokenEntropies, as_stored, concatenated, read_entropies, write_entropies
@@ -41,72 +41,82 @@ from rstar2.loop.turns.choose import load_tokenizer
 from rstar2.retry import OnWait, Outages, RetryPolicy
 
 WINDOW = 2048
-"""Traces in memory at a time."""
+"""Number of traces in memory at a time."""
 SOURCES = {
     "model": "exact",
     "server": "lower bound",
     "kept": "as sampled",
 }
-"""What is said of the entropies by where they come from."""
+"""The text in the column "source" for each source of entropies."""
 
 OnProgress = Callable[[str, int], None]
-"""Gets a set's label and how many of its traces are done."""
+"""Called with a set's label, and the number of its traces that are done."""
 
 
 @dataclass(frozen=True)
 class EntropySource:
-    """Where entropies come from. Without any, each set's own model in its run, else what its traces kept."""
+    """The source of entropies.
+
+    With neither `model` nor `url`, the model of each set is used if it is in the set's run. If it is not, the
+    log-probabilities in the traces are used.
+    """
 
     model: str | None = None
-    """Computes them, as `find_model` takes it; with `url` only its tokenizer is used."""
+    """The model that computes entropies, as `find_model` takes it. With `url`, only its tokenizer is used."""
     url: str | None = None
-    """A vLLM server that gives bounds."""
+    """A vLLM server, which gives bounds of entropies."""
     model_name: str | None = None
-    """Which of the server's models."""
+    """Name of the model on the server. None if the server has only one."""
     temperature: float = 1.0
+    """Temperature of the distributions."""
     key: str | None = None
     """The server's API key."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables of all sets, one below the other, and what to draw."""
+    """The tables and charts of all sets of traces."""
 
     tables: list[Table]
+    """Each table has the rows of all sets."""
     charts: list[Chart]
     paths: list[Path]
-    """What was analysed."""
+    """The runs and files that were analysed."""
     sizes: dict[Path, int]
-    """Of each file of traces, the bytes that were read of it."""
+    """Size of each file of traces, in bytes, when it was read."""
     outages: list[Outages]
-    """How long the server was away, if it was."""
+    """How long the server was away, and why."""
 
     def write(self, folder: Path) -> None:
-        """Write it all; a Failure where that is not possible."""
+        """Write the tables and charts to a folder. Raises Failure if a file cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_csv(folder, self.tables)
             draw(self.charts, folder)
-            short = [table.record() for table in self.tables if table.shown != "file" and table.rows]
+            short = [table.record() for table in self.tables if table.output != "file" and table.rows]
             about = recorded(folder, self.paths, self.sizes)
             write_json(folder / "analysis.json", {"tables": short, "charts": self.charts, "traces": about})
         except OSError as error:
-            raise Failure(f"cannot write {folder}: {error.strerror or error}", "Use --output.") from error
+            raise Failure(
+                f"cannot write {folder}: {error.strerror or error}", "Name another folder with --output."
+            ) from error
 
 
 def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -> Analysis:
     """Analyse the traces of runs and files.
 
     Raises:
-        UserError: a path holds no traces, or the model is none or did not write them, or no server answers with it.
-        Failure: the server stops answering or gives no log-probabilities, or a file cannot be written.
+        UserError: a path has no traces; the model does not exist, or its tokenizer differs from that of the traces; or
+            no server with that model answers.
+        Failure: the server stops answering or returns no log-probabilities, or a file cannot be written.
     """
     if source.model_name and source.url is None:
-        raise UserError("--model-name names a model on a server", "Give the server with --url.")
+        raise UserError("--model-name names a model on a server, but there is no --url", "Add --url URL.")
     if source.url is not None and source.temperature != 1.0:
         raise UserError(
-            "--temperature changes nothing in what a server returns, which is at temperature 1",
-            "Leave it out, or compute the entropies here: --model without --url.",
+            f"--temperature {source.temperature:g} has no effect with --url: servers return probabilities at "
+            "temperature 1",
+            "Leave out --temperature, or compute the entropies here with --model and without --url.",
         )
     sets = find_sets(paths)
     sizes = file_sizes(sets)
@@ -114,17 +124,16 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     measured = _measured(sets, source, retries, on_progress)
     for path in paths:
         if not any(one.finished for one in measured if one.set.files[0].is_relative_to(path)):
-            raise UserError(f"no finished traces in {path}", "Those of samples that failed are not analysed.")
+            raise UserError(f"no finished traces in {path}", "Traces of failed samples are not analysed.")
     with_entropy = [one for one in measured if one.kind]
     if (source.model or source.url) and not with_entropy:
-        named = ", ".join(map(str, paths))
         raise UserError(
-            f"no trace in {named} has token ids, without which there is no entropy",
-            "Servers asked by chat messages return none. Without --model and --url, calls and behaviour are analysed.",
+            f"no trace in {', '.join(map(str, paths))} has token ids, which entropies need",
+            "Servers return none over a chat API. To analyse calls and behaviour, leave out --model and --url.",
         )
     entropy_tables = uncertainty.tables(
         [one.uncertainty for one in with_entropy],
-        {one.set.label: one.entropies.said() for one in with_entropy},
+        {one.set.label: one.entropies.source_text() for one in with_entropy},
     )
     steps = _entropy_steps(with_entropy)
     call_tables = calls.tables([one.calls for one in measured])
@@ -156,7 +165,7 @@ def _measured(
 
 
 class _Models:
-    """Loads a model when it is first needed and keeps the last one: several sets may be of the same."""
+    """Loads models when they are needed. The last one is cached, because several sets may have the same model."""
 
     def __init__(self) -> None:
         self.digest = functools.cache(model_hash)
@@ -167,7 +176,7 @@ class _Models:
         from rstar2.analysis import forward
 
         if folder != self._folder:
-            self._loaded = None  # before the next one takes memory
+            self._loaded = None  # free its memory before the next model is loaded
             self._loaded, self._folder = forward.load_model(folder), folder
         return self._loaded
 
@@ -179,7 +188,7 @@ class _Entropies:
         self, traces: TraceSet, source: EntropySource, models: _Models, retries: RetryPolicy
     ) -> None:
         self.on_wait: OnWait | None = None
-        """Gets the reason when a request waits for the server."""
+        """Called with the reason when a request waits for the server."""
         self._source = source
         self._models = models
         self._retries = retries
@@ -187,7 +196,7 @@ class _Entropies:
         folder: Path | None = None
         self._tokenizer: Any = None
         self._served = ""
-        self._wrote = traces.model_sha256
+        self._model_of_traces = traces.model_sha256
         if source.url is not None:
             served = _served(source.url, source.model_name, source.key)
             self._served = served.model
@@ -208,30 +217,36 @@ class _Entropies:
             self._tokenizer = file_tokenizer(folder) or load_tokenizer(folder)
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
 
-    def said(self) -> str:
-        """What the entropies are, and whether the model is known to be the one that wrote the traces."""
-        exact = SOURCES[self.about["source"]]
-        if self.about["source"] != "model" or self._wrote == self.about["sha256"]:
-            return exact
-        if self._wrote is not None:
+    def source_text(self) -> str:
+        """The text in the column "source". It says if the model is another than that of the traces, or not checked."""
+        text = SOURCES[self.about["source"]]
+        if self.about["source"] != "model" or self._model_of_traces == self.about["sha256"]:
+            return text
+        if self._model_of_traces is not None:
             return "of another model"
-        return exact if self._source.model is None else f"{exact}, model not checked"
+        return text if self._source.model is None else f"{text}, model not checked"
 
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
-        """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing.
+        """Compute the entropies of traces.
 
-        They are rounded as they are stored, so that the next analysis, which reads them, has the same results. A
-        trace without token ids, since servers that are asked by chat messages return none, has no entropies.
+        Values are rounded as they are stored, so that a later analysis, which reads them, has the same results. A trace
+        without token ids has no entropies: servers return no ids over a chat API.
+
+        Returns:
+            For each trace the entropies, and their upper bounds or None, both of shape (M,) for M generated tokens.
+            None if entropies should come from the traces' log-probabilities and these are missing.
         """
-        known = [trace for trace in traces if trace.response_ids]
-        on_done(len(traces) - len(known))
-        found = self._compute(known, on_done)
-        if found is None:
+        with_ids = [trace for trace in traces if trace.response_ids]
+        on_done(len(traces) - len(with_ids))
+        computed = self._compute(with_ids, on_done)
+        if computed is None:
             return None
         empty = np.zeros(0, dtype=np.float32)
-        nothing = (empty, empty if self.about["source"] == "server" else None)
-        rest = ((as_stored(entropy), None if upper is None else as_stored(upper)) for entropy, upper in found)
-        return [next(rest) if trace.response_ids else nothing for trace in traces]
+        no_tokens = (empty, empty if self.about["source"] == "server" else None)
+        rest = (
+            (as_stored(entropy), None if upper is None else as_stored(upper)) for entropy, upper in computed
+        )
+        return [next(rest) if trace.response_ids else no_tokens for trace in traces]
 
     def _compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         if self.about["source"] == "model":
@@ -239,11 +254,11 @@ class _Entropies:
 
             assert self._folder is not None
             model = self._models.load(self._folder)
-            found = forward.entropies(model, traces, self._source.temperature, on_done)
-            return [(each, None) for each in found]
+            exact = forward.entropies(model, traces, self._source.temperature, on_done)
+            return [(each, None) for each in exact]
         if self.about["source"] == "server":
             assert self._source.url is not None
-            asked = server.BoundsServer(
+            bounds_server = server.BoundsServer(
                 self._source.url,
                 self._served,
                 len(self._tokenizer),
@@ -251,25 +266,25 @@ class _Entropies:
                 self._source.key,
                 self.on_wait,
             )
-            return list(asked.bounds(traces, on_done))
-        kept = [kept_surprisal(trace) for trace in traces]
+            return list(bounds_server.bounds(traces, on_done))
+        surprisals = [stored_surprisal(trace) for trace in traces]
         on_done(len(traces))
-        return None if any(each is None for each in kept) else [(each, None) for each in kept]
+        return None if any(each is None for each in surprisals) else [(each, None) for each in surprisals]
 
 
 def _served(url: str, name: str | None, key: str | None) -> Served:
-    """The server's model; UserError where it does not answer, or not with that model."""
+    """The server's model. Raises UserError if the server does not answer, or lacks that model."""
 
-    async def asked() -> Served:
+    async def ask() -> Served:
         async with contextlib.aclosing(VLLMEngine(url, name, key=key)) as engine:
             return await ask_served(engine)
 
     with as_user_error():
-        return asyncio.run(asked())
+        return asyncio.run(ask())
 
 
 class _Set:
-    """One set of traces on its way through the analysis."""
+    """The analysis of one set of traces."""
 
     def __init__(self, traces: TraceSet, entropies: _Entropies) -> None:
         self.set = traces
@@ -279,7 +294,7 @@ class _Set:
         self.calls = calls.Calls(traces.label)
         self.behaviour = behaviour.Behaviour(traces.label)
         self.finished = 0
-        """Traces without those of samples that failed."""
+        """Number of traces, without those of failed samples."""
         self._done = 0
 
     def run(self, on_progress: OnProgress) -> None:
@@ -290,27 +305,27 @@ class _Set:
         self.entropies.on_wait = lambda trouble: on_progress(
             f"{self.set.label}, waiting ({trouble})", self._done
         )
-        files = [(path, self._file(path, on_done)) for path in self.set.files]
-        if not any(held.sizes.any() for _, held in files):
+        files = [(path, self._analyse_file(path, on_done)) for path in self.set.files]
+        if not any(entropies.sizes.any() for _, entropies in files):
             self.kind = ""
         if not self.kind:
             return
         marks = self.uncertainty.marks
         start = 0
-        for path, held in files:
-            end = start + len(held.sizes)
-            held.marks = concatenated(marks[start:end], np.uint8)
+        for path, entropies in files:
+            end = start + len(entropies.sizes)
+            entropies.marks = concatenated(marks[start:end], np.uint8)
             start = end
             try:
-                write_entropies(path, held)
+                write_entropies(path, entropies)
             except OSError as error:
                 raise Failure(
-                    f"cannot write beside {path}: {error.strerror or error}",
-                    "Free disk space, or use --output.",
+                    f"cannot write the entropies beside {path}: {error.strerror or error}",
+                    "Make the folder writable and free disk space. Or copy the traces elsewhere.",
                 ) from error
 
-    def _file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:
-        """Take in the traces of a file; entropies that were stored from the same source are not computed again."""
+    def _analyse_file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:
+        """Add the traces of a file to the tables. Entropies that are stored from the same source are reused."""
         about = {**self.entropies.about, "bytes": path.stat().st_size}
         stored = read_entropies(path) if self.kind else None
         stored = stored if stored is not None and stored.about == about else None
@@ -326,14 +341,14 @@ class _Set:
                 on_done(len(window))
                 continue
             tokens = self.entropies.reader.read_all(window)
-            found = _held(stored, len(rows), len(window)) or self.entropies.compute(window, on_done)
-            if found is None:
+            computed = _stored_rows(stored, len(rows), len(window)) or self.entropies.compute(window, on_done)
+            if computed is None:
                 self.kind = ""
                 continue
-            for trace, written, (entropy, upper) in zip(window, tokens, found, strict=True):
+            for trace, written, (entropy, upper) in zip(window, tokens, computed, strict=True):
                 self.uncertainty.add(trace, written, entropy, upper)
                 characters.append(written.characters)
-            rows += found
+            rows += computed
         bounded = bool(rows) and rows[0][1] is not None
         return TokenEntropies(
             about=about,
@@ -350,7 +365,7 @@ def _windows(traces: Iterator[Trace]) -> Iterator[list[Trace]]:
         yield window
 
 
-def _held(stored: TokenEntropies | None, start: int, count: int) -> list[tuple[Any, Any]] | None:
+def _stored_rows(stored: TokenEntropies | None, start: int, count: int) -> list[tuple[Any, Any]] | None:
     if stored is None:
         return None
     entropy = stored.split(stored.entropy)[start : start + count]
@@ -365,18 +380,18 @@ def _entropy_steps(sets: list[_Set]) -> Table:
         for step, each in one.uncertainty.steps().items()
     ]
     columns = ("traces of", "step", "tokens", "mean", "low", "high")
-    return Table("entropy_steps", "Entropy by training step", columns, rows, shown="file")
+    return Table("entropy_steps", "Entropy by training step, in nats", columns, rows, output="file")
 
 
 def _arms(sets: list[_Set]) -> Table:
-    """What a set and the set of the same name in another arm show, side by side, and their difference."""
+    """Compares each set with the sets of the same name in other arms: both values and their difference."""
     rows: list[Row] = []
     for place, a in enumerate(sets):
         for b in (one for one in sets[place + 1 :] if one.set.name == a.set.name and one.kind == a.kind):
-            ours, theirs = a.uncertainty.compared(), b.uncertainty.compared()
-            for name in (name for name in ours if name in theirs):
-                difference = theirs[name].minus_independent(ours[name])
-                values = (ours[name].value, theirs[name].value, difference.value, difference.half)
+            values_a, values_b = a.uncertainty.compared(), b.uncertainty.compared()
+            for name in (name for name in values_a if name in values_b):
+                difference = values_b[name].minus_independent(values_a[name])
+                values = (values_a[name].value, values_b[name].value, difference.value, difference.half)
                 rows.append((a.set.label, b.set.label, *name, *map(number, values)))
     columns = ("first", "second", "what", "first tokens", "in first", "in second", "difference", "±")
-    return Table("entropy_arms", "Two runs side by side", columns, rows)
+    return Table("entropy_arms", "Entropy of two runs side by side, in nats", columns, rows)

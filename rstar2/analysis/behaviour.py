@@ -1,4 +1,4 @@
-"""The tables of how a model behaves: turns, length, truncation, answer tags, self-verification, signs of collapse."""
+"""Tables about a model's behaviour: turns, length, truncation, answer tags, self-verification, signs of collapse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rstar2.loop.trace import Trace
 from rstar2.loop.turns import tags
 
 GRAM = 8
-"""Tokens of the stretches whose repetition is counted."""
+"""Length in tokens of the n-grams whose repetition is counted."""
 _FACTS = {
     "turns": "turns",
     "tokens": "tokens",
@@ -24,11 +24,11 @@ _FACTS = {
     "repeated": "repeated text share",
     "correct": "correct share",
 }
-"""What is averaged over traces, and its column."""
+"""The facts that are averaged over traces, with the names of their columns."""
 
 
 def verifies_itself(trace: Trace) -> bool:
-    """Whether a call follows a value in a box: the model checks what it found."""
+    """Whether a tool call follows a value in `\\boxed`, because the model then checks its own answer."""
     boxed = False
     for turn in trace.turns:
         before = turn.text.find("\\boxed")
@@ -40,7 +40,7 @@ def verifies_itself(trace: Trace) -> bool:
 
 
 def repeated_share(trace: Trace) -> float:
-    """The share of the stretches of GRAM tokens that the model wrote which had been there before, from 0 to 1."""
+    """The share of the trace's n-grams of GRAM generated tokens that occurred earlier in the trace, in 0..1."""
     written = np.array(trace.response_ids)[np.array(trace.response_mask, dtype=bool)]
     if len(written) <= GRAM:
         return 0.0
@@ -49,12 +49,12 @@ def repeated_share(trace: Trace) -> float:
 
 
 class Behaviour:
-    """Takes the traces of a set one at a time; the tables are those of all so far."""
+    """Collects the traces of a set, one at a time. The tables are about all traces so far."""
 
     def __init__(self, label: str) -> None:
         self.label = label
         self._facts: dict[str, list[tuple[int | None, dict[str, float]]]] = defaultdict(list)
-        """By problem: the step and the facts of each trace."""
+        """The step and the facts of each trace, by problem."""
 
     def add(self, trace: Trace) -> None:
         text = "".join(turn.text for turn in trace.turns)
@@ -67,7 +67,7 @@ class Behaviour:
             "unclosed tag": tags.has_open_block(text),
             "verified": verifies_itself(trace),
         }
-        if trace.response_ids:  # a server that is asked by chat messages tells none
+        if trace.response_ids:  # servers return none over a chat API
             facts["repeated"] = repeated_share(trace)
         if trace.verdict is not None:
             facts["correct"] = trace.correct
@@ -83,7 +83,7 @@ class Behaviour:
         return (self.label, *(number(sums.estimate(fact).value) for fact in _FACTS))
 
     def difficulties(self) -> list[Row]:
-        """A row for the problems solved never, in less than half of their samples, in more, and always."""
+        """A row per group of problems: never solved, solved in less than half of the samples, in more, or always."""
         rows: list[Row] = []
         for name in ("never solved", "below half", "half and more", "always solved"):
             sums, traces = Sums(), 0
@@ -127,7 +127,7 @@ def _add(sums: Sums, problem: str, traces: list[dict[str, float]]) -> None:
 
 
 def _difficulty(traces: list[dict[str, float]]) -> str:
-    """Of a problem with two samples or more; empty for others, of which one sample says little."""
+    """The group of a problem by its share of correct samples. Empty with fewer than two samples, which say little."""
     solved = [facts["correct"] for facts in traces if "correct" in facts]
     if len(solved) < 2:
         return ""
@@ -145,7 +145,7 @@ def tables(sets: list[Behaviour]) -> list[Table]:
         "Behaviour, by how often a problem is solved",
         ("traces of", "problems", "traces", *_FACTS.values()),
         [row for each in sets for row in each.difficulties()],
-        shown="page",
+        output="page",
     )
     columns = ("traces of", "fact", "mean", "low", "high")
     intervals = Table(
@@ -153,21 +153,21 @@ def tables(sets: list[Behaviour]) -> list[Table]:
         "Behaviour, with intervals",
         columns,
         [row for each in sets for row in each.intervals()],
-        shown="file",
+        output="file",
     )
     steps = Table(
         "behaviour_steps",
         "Behaviour by training step",
         ("traces of", "step", "traces", *_FACTS.values()),
         [row for each in sets for row in each.steps()],
-        shown="file",
+        output="file",
     )
     return [summary, difficulty, intervals, steps]
 
 
 def charts(sets: list[Behaviour], steps: Table) -> list[Chart]:
-    """Signs of collapse over the training steps of each set: truncated, repeated text, tags left open."""
-    drawn = []
+    """A chart per set with signs of collapse over training steps: truncation, repeated text and unclosed tags."""
+    set_charts = []
     for each in sets:
         rows = [row for row in steps.rows if row[0] == each.label]
         lines: list[tuple[str, list[list[Value]]]] = [
@@ -175,5 +175,5 @@ def charts(sets: list[Behaviour], steps: Table) -> list[Chart]:
             for name in ("truncated share", "repeated text share", "unclosed tag share")
         ]
         if len(rows) > 1:
-            drawn.append(chart(steps, f"{each.label}: signs of collapse", "steps", "share", lines))
-    return drawn
+            set_charts.append(chart(steps, f"{each.label}: signs of collapse", "steps", "share", lines))
+    return set_charts

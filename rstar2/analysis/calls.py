@@ -1,4 +1,4 @@
-"""The tables of tool calls: what failed and how, whether failures were repaired, repeated calls, imports, time."""
+"""Tables about tool calls: kinds of failures, repairs, repeated calls, imports and duration."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _IMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+({_MODULE}(?:[ \t]*,[ \t]*{_MODULE})*))", re.MULTILINE
 )
 _MOST = 12
-"""Kinds of failures and modules that a table lists for each set of traces."""
+"""Most kinds of failures, and most modules, that a table lists for each set of traces."""
 _FAILED_CORRECT = "any failure, in correct traces"
-_PAPER = (
-    "in correct traces: the paper sees 10 to 15 % that stay under plain GRPO, and fewer and fewer under RoC"
-)
+_PAPER = "in correct traces, the paper has 10 to 15 % of failed calls under plain GRPO, and a falling share under RoC"
+"""RoC is Resampling on Correct (arXiv 2508.20722, figure 4)."""
 
 
 def failure_kind(call: ToolCall) -> str:
-    """`ok`, the status, or for an exception its class: NameError."""
+    """How a call ended: the class of its exception, such as NameError, or else its status, such as `ok`."""
     if call.status != "error":
         return call.status
     classes = _EXCEPTION.findall(call.output)
@@ -35,15 +34,15 @@ def failure_kind(call: ToolCall) -> str:
 
 
 def imported(code: str) -> set[str]:
-    """The packages that a program's lines import, so far as they can be read: it need not be valid Python."""
-    found = (
+    """The top-level packages that a program imports. They are read line by line, so it need not be valid Python."""
+    modules = (
         part.split()[0] for parts in _IMPORT.findall(code) for part in ",".join(parts).split(",") if part
     )
-    return {name.partition(".")[0] for name in found}
+    return {name.partition(".")[0] for name in modules}
 
 
 class Calls:
-    """Takes the traces of a set one at a time; the tables are those of all so far."""
+    """Collects the traces of a set, one at a time. The tables are about all traces so far."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -54,11 +53,11 @@ class Calls:
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
         self._failed_by_step: dict[int, Counter[bool]] = defaultdict(Counter)
-        """Of calls in correct traces, whether they failed."""
+        """By step, the number of failed (True) and other calls (False) in correct traces."""
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
-        """Calls from a failure to the next that was right, of those that were repaired."""
+        """For each repaired turn, the number of turns with calls from its failure to the next success."""
 
     def add(self, trace: Trace) -> None:
         group, seen = trace.problem_id, set()
@@ -94,7 +93,7 @@ class Calls:
             self._failed_imports.update(modules)
 
     def _add_repair(self, group: str, failed: FailedTurn, correct: bool) -> None:
-        """Whether there was another call after a turn with a failure, was it right, and what came of it in the end."""
+        """Count what followed a turn with a failed call: another call, a repair, and a correct answer."""
         later = failed.later_failed
         self.sums.add(group, "tried again", bool(later))
         if later:
@@ -161,7 +160,7 @@ class Calls:
 def tables(sets: list[Calls]) -> list[Table]:
     summary = Table(
         "calls",
-        f"Tool calls (failed {_PAPER})",
+        f"Tool calls ({_PAPER})",
         (
             "traces of", "calls", "failed share", "low share", "high share", "failed in correct share", "lost share",
             "tried again share", "next right share", "repaired share", "answered share", "repeated share", "tries",
@@ -177,7 +176,7 @@ def tables(sets: list[Calls]) -> list[Table]:
         "Failed calls by turn",
         columns,
         [row for each in sets for row in each.turns()],
-        shown="page",
+        output="page",
     )
     columns = ("traces of", "step", "kind", "calls", "share")
     steps = Table(
@@ -185,7 +184,7 @@ def tables(sets: list[Calls]) -> list[Table]:
         "How calls ended, by training step",
         columns,
         [row for each in sets for row in each.steps()],
-        shown="file",
+        output="file",
     )
     columns = ("traces of", "turn", "kind", "calls", "share")
     by_turn = Table(
@@ -193,7 +192,7 @@ def tables(sets: list[Calls]) -> list[Table]:
         "How calls ended, by turn",
         columns,
         [row for each in sets for row in each.kinds_by_turn()],
-        shown="page",
+        output="page",
     )
     columns = ("traces of", "module", "calls", "share", "failed share")
     imports = Table(
@@ -201,14 +200,17 @@ def tables(sets: list[Calls]) -> list[Table]:
         "Modules that calls import",
         columns,
         [row for each in sets for row in each.imports()],
-        shown="page",
+        output="page",
     )
     return [summary, kinds, turns, by_turn, imports, steps]
 
 
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
-    """For each set with training steps the share of failures in correct traces, and of the commonest kinds in all."""
-    drawn = []
+    """A chart for each set with several training steps.
+
+    Its lines are shares of calls: all failures in correct traces, and the commonest kinds of failures in all traces.
+    """
+    set_charts = []
     for each in sets:
         rows = [row for row in steps.rows if row[0] == each.label and row[2] != "ok"]
         totals: Counter[Value] = Counter()
@@ -219,10 +221,10 @@ def charts(sets: list[Calls], steps: Table) -> list[Chart]:
         lines: list[tuple[str, list[list[Value]]]] = []
         for kind in [_FAILED_CORRECT, *(kind for kind, _ in totals.most_common(4))]:
             shares = {row[1]: row[4] for row in rows if row[2] == kind}
-            # A step without correct traces has no such share; one without a kind of failure has none of it.
-            drawn_at = [step for step in all_steps if kind != _FAILED_CORRECT or step in shares]
-            lines.append((str(kind), [[step, shares.get(step, 0.0)] for step in drawn_at]))
+            # A step without correct traces has no point. If a kind of failure is missing at a step, its share is 0.
+            steps_with_point = [step for step in all_steps if kind != _FAILED_CORRECT or step in shares]
+            lines.append((str(kind), [[step, shares.get(step, 0.0)] for step in steps_with_point]))
         if len(all_steps) > 1:
             title = f"{each.label}: failed calls by kind"
-            drawn.append({**chart(steps, title, "steps", "share", lines), "usual": f"any failure, {_PAPER}"})
-    return drawn
+            set_charts.append({**chart(steps, title, "steps", "share", lines), "usual": _PAPER})
+    return set_charts

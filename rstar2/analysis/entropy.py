@@ -1,4 +1,4 @@
-"""Per-token entropy without a model at hand: bounds from the likeliest tokens, or what the traces kept."""
+"""Per-token entropy without the model: bounds from the likeliest tokens, or estimates from log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Floats = NDArray[np.float64]
 
 
 def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Floats]:
-    """The lowest and the highest entropy that agree with the k largest log-probabilities of each position.
+    """The lowest and the highest entropy that are possible with the k largest log-probabilities of each position.
 
-    The probability that is left over lies on tokens that are each no likelier than the k-th. The entropy is lowest
-    where as few as possible share it, and highest where all others share it equally.
+    The rest of the probability belongs to the other tokens, none of which is likelier than the k-th. The entropy is
+    lowest if as few tokens as possible share the rest, and highest if all others share it equally.
 
     Args:
-        top_logprobs: shape (N, k), natural log, the largest of each position in any order.
-        vocabulary: tokens that the model chooses from.
+        top_logprobs: shape (N, k), natural logarithms, the k largest of each position in any order.
+        vocabulary: number of tokens that the model chooses from.
 
     Returns:
-        Two arrays of shape (N,), in nats.
+        The lower and the upper bound, each of shape (N,), in nats.
     """
     probabilities = np.exp(top_logprobs.astype(np.float64))
     known = -_x_log_x(probabilities).sum(-1)
@@ -36,11 +36,11 @@ def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Float
     return lower, upper
 
 
-def kept_surprisal(trace: Trace) -> NDArray[np.float32] | None:
-    """The negative log-probability of each token that the model wrote, as sampled; None where none were kept.
+def stored_surprisal(trace: Trace) -> NDArray[np.float32] | None:
+    """The negative log-probability of each generated token, from the trace. None if the trace has none.
 
-    Its expectation is the entropy, so that means over many tokens estimate the mean entropy without bias; of one token
-    it says little. Shape (M,) for M tokens with mask 1, in nats.
+    Its expectation is the entropy. So means over many tokens estimate the mean entropy without bias, but a single value
+    says little. Shape (M,) for M tokens with mask 1, in nats.
     """
     if trace.logprobs is None:
         return None

@@ -1,4 +1,4 @@
-"""Means over tokens or calls with intervals that know that those of one problem are alike."""
+"""Means over tokens or calls, with intervals clustered by problem: values of the same problem are alike."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, or a difference of means, with what its interval needs."""
+    """A mean or a difference of means, with an interval."""
 
     value: float
-    """NaN where there is nothing to average."""
+    """NaN if there are no values."""
     count: int
-    """How many values were averaged; of a difference the smaller number."""
+    """Number of values; for a difference, the smaller of the two numbers."""
     influence: Floats
-    """Shape (G,): how much each problem moves the value; the variance is that of their sum."""
+    """Shape (G,): the contribution of each problem to the error of the value."""
     problems: int
-    """How many problems have values; of a difference the smaller number."""
+    """Number of problems that have values; for a difference, the smaller of the two numbers."""
 
     @property
     def half(self) -> float:
-        """Half the width of the interval of confidence LEVEL; NaN with fewer than two problems, or if all are alike.
+        """Half the width of the interval with confidence LEVEL. NaN with fewer than two problems, or without variance.
 
-        The cluster-robust variance of a ratio of sums, with Student's t (Cochran, Sampling Techniques, 3rd edition,
-        section 6.3). A difference has the degrees of freedom of the side with fewer problems: three replies say little,
-        however many they are compared with.
+        It uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques, 3rd
+        edition, section 6.3). The degrees of freedom of a difference are those of the side with fewer problems, because
+        three replies say little, whatever the number of replies on the other side.
         """
         if self.problems < 2 or not self.influence.any():
             return float("nan")
@@ -48,7 +48,7 @@ class Estimate:
         return self.value + self.half
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """The difference of two estimates over the same problems, in the same order."""
+        """The difference of two estimates over the same problems in the same order."""
         return self._minus(other, self.influence - other.influence)
 
     def minus_independent(self, other: Estimate) -> Estimate:
@@ -61,7 +61,12 @@ class Estimate:
 
 
 def mean(sums: Floats, counts: Floats) -> Estimate:
-    """The mean of values of which each problem has `counts` that sum to `sums`; both of shape (G,)."""
+    """The mean of values over G problems.
+
+    Args:
+        sums: shape (G,), the sum of each problem's values.
+        counts: shape (G,), the number of each problem's values.
+    """
     total = float(counts.sum())
     if not total:
         return Estimate(float("nan"), 0, np.zeros(len(sums)), 0)
@@ -70,14 +75,21 @@ def mean(sums: Floats, counts: Floats) -> Estimate:
 
 
 class Sums:
-    """Adds up values and their number in named cells, by problem. A cell has K columns, each with a mean."""
+    """Sums and counts of values by problem, in named cells. A cell has K columns, each with its own mean."""
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
         self._cells: dict[str, dict[int, Floats]] = {}
 
     def add(self, group: str, cell: str, values: ArrayLike, counts: ArrayLike = 1) -> None:
-        """Add to a cell, of shape (K,) or a single value, from a trace of the problem `group`."""
+        """Add a trace's values, or sums of values, to a cell.
+
+        Args:
+            group: the problem of the trace.
+            cell: name of the cell.
+            values: shape (K,), or a single value.
+            counts: number of values that each sum has, of the same shape or one number for all.
+        """
         number = self._groups.setdefault(group, len(self._groups))
         rows = self._cells.setdefault(cell, {})
         if number not in rows:
@@ -89,14 +101,14 @@ class Sums:
         return list(self._cells)
 
     def estimate(self, cell: str, part: slice = slice(None)) -> Estimate:
-        """The mean of a cell over a part of its columns; NaN where the cell is empty."""
+        """The mean of a cell over a part of its columns. NaN if the cell is empty."""
         table = np.zeros((2, len(self._groups)))
         for number, added in self._cells.get(cell, {}).items():
             table[:, number] = added[:, part].sum(-1)
         return mean(table[0], table[1])
 
     def curve(self, cell: str) -> list[Estimate]:
-        """The means of all columns; none where the cell is empty."""
+        """The mean of each column. Empty if the cell is empty."""
         rows = self._cells.get(cell)
         if not rows:
             return []

@@ -1,4 +1,4 @@
-"""Draws charts as SVG files, in colours and marks that people who confuse red and green can tell apart."""
+"""Draws charts as SVG files, with colours and marks that people with colour blindness can tell apart."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""Of Okabe and Ito's palette (Color Universal Design, 2008)."""
+"""Colours of lines, from Okabe and Ito's palette (Color Universal Design, 2008)."""
 _MARKS = ("o", "s", "^", "D")
 _SIZE = (6.4, 3.4)
-"""Inches."""
+"""Width and height of a chart, in inches."""
 _AXES = (0.12, 0.15, 0.85, 0.75)
-"""Left, bottom, width and height of the axes, as shares of the figure's."""
+"""Left, bottom, width and height of the axes, as shares of the figure's size."""
 
 
 def file_names(charts: Sequence[Chart]) -> list[str]:
-    """Charts' titles as names of files: eval-stage3-entropy-after-a-tool-reply.svg; of those alike, numbered."""
+    """File names of charts, from their titles: eval-stage3-entropy-after-a-tool-reply.svg. Equal names are numbered."""
     names: list[str] = []
     for chart in charts:
         stem = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
@@ -35,16 +35,16 @@ def file_names(charts: Sequence[Chart]) -> list[str]:
 
 
 def draw(charts: Sequence[Chart], folder: Path) -> None:
-    """Write each chart, whole or not at all."""
+    """Write each chart to a file, atomically."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter, ScalarFormatter
 
-    # The same charts give the same files.
+    # With a fixed salt, the same charts give the same files.
     with matplotlib.rc_context({"svg.hashsalt": "rstar2", "svg.fonttype": "none"}):
-        # All charts share one figure: to make axes with their ticks takes a third of the time of drawing.
+        # All charts share one figure, because making axes with their ticks takes a third of the drawing time.
         figure = Figure(figsize=_SIZE)
-        # Fixed margins: to measure what surrounds the axes, matplotlib would draw everything twice.
+        # The margins are fixed. To measure the labels around the axes, matplotlib would draw everything twice.
         axes = figure.add_axes(_AXES)
         axes.spines[["top", "right"]].set_visible(False)
         for chart, name in zip(charts, file_names(charts), strict=True):
@@ -60,7 +60,7 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
                 if spread:
                     places, _, lows, highs = zip(*spread, strict=True)
                     axes.fill_between(places, lows, highs, color=colour, alpha=0.2, linewidth=0)
-            # With a place of its own, the title is not kept clear of what it cannot touch, which takes measuring.
+            # With a fixed `y`, matplotlib does not measure the axes to place the title above them.
             axes.set_title(chart["title"], y=1.0)
             axes.set(xlabel=chart["x"], ylabel=chart["y"])
             axes.set_ylim(bottom=0)
@@ -68,13 +68,13 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0) if is_share else ScalarFormatter())
             if len(chart["series"]) > 1:
                 axes.legend(frameon=False)
-            drawn = io.StringIO()
-            figure.savefig(drawn, format="svg", metadata={"Date": None})
-            write_text(folder / name, drawn.getvalue())
+            svg = io.StringIO()
+            figure.savefig(svg, format="svg", metadata={"Date": None})
+            write_text(folder / name, svg.getvalue())
 
 
 def _clear(axes: Axes) -> None:
-    """Remove the chart before, and let the axes find their limits again; those of a chart without values are 0 to 1."""
+    """Remove the previous chart and reset the limits of the axes, which are 0 to 1 for a chart without values."""
     for artist in (*axes.lines, *axes.collections):
         artist.remove()
     if (legend := axes.get_legend()) is not None:

@@ -18,18 +18,22 @@ from rstar2.errors import UserError
 from rstar2.loop.trace import Trace
 
 LOGITS = 1 << 25
-"""Logits held at a time, rows times positions times vocabulary; a batch's sequence is read in pieces of that."""
+"""Most logits in memory: rows × positions × vocabulary. The sequences of a batch are read in pieces of that size."""
 BATCH_TOKENS = 1 << 15
-"""Tokens that the sequences of one batch may have together, padding included."""
+"""Most tokens in a batch, including padding."""
 SMALL_MODEL = 10_000_000
-"""Parameters. With fewer, a CPU computes in one thread: its threads would wait for each other more than they compute,
-many times as long if other programs run too."""
+"""A model with fewer parameters runs in one thread on a CPU. Several threads would mostly wait for each other,
+especially if other programs run too."""
 SMALL_BATCH_TOKENS = 1 << 12
-"""As BATCH_TOKENS, of a small model on a CPU: what its layers pass on then stays in the cache."""
+"""Most tokens in a batch of a small model on a CPU. The activations then fit in the CPU's cache."""
 
 
 def load_model(folder: Path) -> Any:
-    """A model for `entropies`: 32 bit on a CPU, as stored on a GPU. UserError where transformers can load none."""
+    """Load a model for `entropies`, in float32 on a CPU and in its stored type on a GPU.
+
+    Raises:
+        UserError: transformers cannot load a model from the folder.
+    """
     logging.disable_progress_bar()
     gpu = torch.cuda.is_available()
     try:
@@ -47,27 +51,29 @@ def entropies(
     temperature: float = 1.0,
     on_done: Callable[[int], None] | None = None,
 ) -> list[NDArray[np.float32]]:
-    """The entropy of the model's distribution at each token that it wrote, in nats.
+    """The entropy of the model's distribution at each generated token, in nats.
 
     Args:
-        traces: their lengths may differ; a batch holds similar ones.
-        temperature: of the distribution; 1 is the model's own, which VERL's actor reports at the rollout's.
-        on_done: called with the number of traces of each batch that is done.
+        model: the result of `load_model`.
+        traces: the traces, of any lengths. Traces of similar length share a batch.
+        temperature: temperature of the distribution; 1 is the model's own. (The entropy that VERL's actor reports is at
+            the temperature of the rollouts.)
+        on_done: called after each batch with its number of traces.
 
     Returns:
-        For each trace shape (M,): its tokens with mask 1, in order.
+        For each trace an array of shape (M,): the entropies at its tokens with mask 1, in order.
     """
-    found: list[NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(traces)
+    results: list[NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(traces)
     small = model.device.type == "cpu" and model.num_parameters() < SMALL_MODEL
     lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
     with _one_thread() if small else contextlib.nullcontext():
         for batch in _batches(lengths, SMALL_BATCH_TOKENS if small else BATCH_TOKENS):
             rows = _batch_entropies(model, [traces[i] for i in batch], temperature)
             for i, row in zip(batch, rows, strict=True):
-                found[i] = row
+                results[i] = row
             if on_done is not None:
                 on_done(len(batch))
-    return found
+    return results
 
 
 @contextlib.contextmanager
@@ -81,7 +87,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _batches(lengths: list[int], most: int) -> list[list[int]]:
-    """Indices by length, in groups whose longest times their number is at most `most`, or alone."""
+    """Indices sorted by length, in batches of at most `most` tokens with padding. A longer sequence is alone."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not batches or (len(batches[-1]) + 1) * lengths[i] > most:
@@ -92,14 +98,19 @@ def _batches(lengths: list[int], most: int) -> list[list[int]]:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def _batch_entropies(model: Any, traces: list[Trace], temperature: float) -> list[NDArray[np.float32]]:
-    """Padded on the right, where a causal model's earlier positions do not see it, and without the last token."""
+    """The entropies of a batch.
+
+    Sequences are padded on the right, where a causal model's earlier positions do not see the padding. They lack their
+    last token, whose next token nobody needs.
+    """
     vocabulary = int(model.config.get_text_config().vocab_size)
     sequences = [[*trace.prompt_ids, *trace.response_ids][:-1] for trace in traces]
     longest = max(map(len, sequences))
     if max(map(max, sequences)) >= vocabulary:
         raise UserError(
-            f"the traces have token {max(map(max, sequences))}, and {model.config.name_or_path} knows {vocabulary}",
-            "Give the model that wrote them with --model.",
+            f"the traces have token {max(map(max, sequences))}, but {model.config.name_or_path} has only {vocabulary} "
+            "tokens",
+            "Name the model that generated the traces with --model.",
         )
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in sequences], device=model.device)
     cache = DynamicCache(config=model.config)

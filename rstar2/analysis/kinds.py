@@ -1,7 +1,7 @@
-"""Says what each character of a turn is: a word, a number or a sign of the prose, code, a call, an answer or markup.
+"""Classifies each character of a turn: as a word, number or sign of the prose, code, a call, an answer or markup.
 
-Tokens are classified by the first of their characters that is no white space, so the classes do not depend on how a
-tokenizer cuts words.
+A token has the class of its first character that is not white space, so the classes do not depend on how a tokenizer
+splits words.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from rstar2.loop.turns import tags
 from rstar2.loop.turns.formulas import FORMULA
 
 Kind = Literal["word", "number", "sign", "code", "call", "answer", "tag"]
-"""word, number, sign: of the model's prose. sign: punctuation, white space, and formulas but for their numbers. code:
-the value of a call's code, and what the prose has between backticks. call: what stands around the code of a call.
-answer: inside `<answer>`. tag: markup and special tokens."""
+"""word, number, sign: parts of the model's prose. A sign is punctuation, white space, or a part of a formula that is no
+number. code: the code of a call, and text between backticks in the prose. call: a call's text around its code. answer:
+text inside `<answer>`. tag: markup and special tokens."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]
 """The kinds that make up the prose."""
 NUMBER = "<number>"
-"""The name of all numbers in lists of words."""
+"""Stands for every number in lists of words."""
 
 
 def _class(codes: Iterator[int]) -> str:
-    """Ascending code points as they stand in a character class of a pattern."""
+    """The content of a regular expression's character class for ascending code points."""
     runs = [list(run) for _, run in groupby(enumerate(codes), lambda each: each[1] - each[0])]
     return "".join(rf"\U{run[0][1]:08x}-\U{run[-1][1]:08x}" for run in runs)
 
 
-# Python's \w has no combining marks, which are parts of words in many scripts, but superscripts and fractions.
+# Python's \w lacks combining marks, which are parts of words in many scripts, and includes superscripts and fractions.
 _MARKS = _class(code for code in range(0x3000) if unicodedata.category(chr(code)).startswith("M"))
 _FRACTIONS = _class(code for code in range(0x3000) if unicodedata.category(chr(code)) == "No")
 _IDEOGRAPH = r"[\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-"""Characters of scripts without spaces, of which each counts as a word."""
+"""Characters of scripts without spaces. Each counts as a word."""
 _LETTER = rf"[^\W\d_{_FRACTIONS}]"
 _WORD = rf"{_IDEOGRAPH}|{_LETTER}(?:[-'’]?(?!{_IDEOGRAPH})[^\W\d_{_FRACTIONS}{_MARKS}]|[{_MARKS}])*"
 _DIGITS = rf"[\d{_FRACTIONS}]+"
 _NAMED = re.compile(rf"(?P<number>{_DIGITS})|(?P<word>{_WORD})|[^\w\s]|_+")
-"""The words and signs that tokens are parts of, in text of any kind."""
+"""Matches the words and signs that tokens are parts of, in any text."""
 _IN_PROSE = re.compile(
     r"(?P<code>```.*?(?:```|\Z)|`[^`\n]+`)"
     rf"|(?P<formula>{FORMULA.pattern}|\\[A-Za-z]+)"
@@ -58,7 +58,7 @@ _NUMBER = re.compile(_DIGITS)
 
 
 def kinds_of(turn: Turn) -> NDArray[np.uint8]:
-    """The kind of each character of a turn's text, as an index of KINDS: shape (C,)."""
+    """The kind of each of the C characters of a turn's text, as indices of KINDS: shape (C,)."""
     kinds = np.full(len(turn.text), KINDS.index("tag"), dtype=np.uint8)
     calls = iter(turn.calls)
     for kind, start, end in turn.read_parts():
@@ -91,9 +91,11 @@ def _put_prose(kinds: NDArray[np.uint8], text: str, start: int, end: int) -> Non
 
 
 def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
-    """The words and signs of a text, in small letters, numbers as NUMBER; the last of the list is empty.
+    """Split a text into words and signs.
 
-    Also returns, for each character, the place of its word in the list: shape (C,); white space has the last one's.
+    Returns:
+        The words and signs in lower case, with NUMBER for each number, and an empty text at the end.
+        For each of the C characters, the index of its word in that list, shape (C,). White space has index -1.
     """
     names: list[str] = []
     places = np.full(len(text), -1, dtype=np.int32)

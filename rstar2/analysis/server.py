@@ -1,4 +1,4 @@
-"""Bounds of the per-token entropy from the likeliest tokens that a vLLM server returns for finished traces."""
+"""Bounds of per-token entropy, from the likeliest tokens that a vLLM server returns for each position of a trace."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from rstar2.loop.trace import Trace
 from rstar2.retry import OnWait, RetryPolicy
 
 TOP = 20
-"""Log-probabilities asked for per position: the most that a vLLM server gives unless it is told otherwise."""
+"""Number of log-probabilities requested per position, the most that a vLLM server returns by default."""
 _IN_FLIGHT = 16
 _ANSWER_S = 600.0
-"""Seconds one trace may take."""
+"""Most seconds for one trace."""
 WAIT_S = 60.0
-"""Seconds a server may be away."""
+"""Seconds that a server may be away."""
 
 Bounds = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""The lower and the upper bound of each token that the model wrote, each of shape (M,), in nats."""
+"""The lower and the upper bound of the entropy at each generated token, each of shape (M,), in nats."""
 
 
 @dataclass(frozen=True)
 class BoundsServer:
-    """A vLLM server whose model reads the token ids of traces. It must have their tokenizer."""
+    """A vLLM server whose model reads the token ids of traces. Its tokenizer must be that of the traces."""
 
     url: str
     model: str | None
-    """Which of its models; None if it has a single one."""
+    """Name of the model on the server. None if the server has only one."""
     vocabulary: int
-    """Tokens that the tokenizer has."""
+    """Number of tokens of the tokenizer."""
     retries: RetryPolicy
     key: str | None = None
-    """Its API key."""
+    """The server's API key."""
     on_wait: OnWait | None = None
+    """Called with the reason when a request waits for the server."""
 
     def bounds(self, traces: Sequence[Trace], on_done: Callable[[int], None] | None = None) -> list[Bounds]:
-        """Ask for the TOP likeliest tokens at each position of the traces.
+        """Bounds of the entropy at each generated token of the traces, from the TOP likeliest tokens.
 
-        Raises EngineError or ServiceGone if nothing answers, EngineError if it gives no log-probabilities of prompts.
+        Raises:
+            EngineError: the server refuses, or returns no log-probabilities of prompts.
+            ServiceGone: the server does not answer.
         """
         return asyncio.run(_bounds(self, traces, on_done))
 
@@ -60,8 +63,8 @@ async def _bounds(
             async with asyncio.timeout(_ANSWER_S):
                 return await engine.top_logprobs(ids, TOP)
         except TimeoutError as error:
-            late = f"{engine.name} did not answer within {_ANSWER_S:g} s"
-            raise EngineUnavailable(late, timed_out=True) from error
+            message = f"{engine.name} did not answer within {_ANSWER_S:g} s"
+            raise EngineUnavailable(message, timed_out=True) from error
 
     async def one(trace: Trace) -> Bounds:
         async with slots:
@@ -70,7 +73,11 @@ async def _bounds(
         if on_done is not None:
             on_done(1)
         written = np.array(trace.response_mask, dtype=bool)
-        rows = [row for row, own in zip(top[len(trace.prompt_ids) - 1 :], written, strict=True) if own]
+        rows = [
+            row
+            for row, is_written in zip(top[len(trace.prompt_ids) - 1 :], written, strict=True)
+            if is_written
+        ]
         if not rows:
             return np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32)
         lower, upper = entropy_bounds(np.array(rows, dtype=np.float64), server.vocabulary)

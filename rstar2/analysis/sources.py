@@ -1,4 +1,4 @@
-"""Finds the traces that are analysed: those of a file, or of a run's benchmarks and training stages."""
+"""Finds the traces to analyse: those of a file, or those of a run's benchmarks and training stages."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rstar2.runs import load_config
 
 @dataclass(frozen=True)
 class TraceSet:
-    """Traces that are described together: those of one benchmark, or the rollouts that one training stage kept."""
+    """Traces that are analysed together: those of one benchmark, or the stored rollouts of one training stage."""
 
     name: str
-    """The path of their folder, as seen from the run's: eval/stage3; of a single file that of its folder or,
-    where it is not called traces.jsonl, its own."""
+    """Path of the traces' folder relative to the run, such as eval/stage3. For a single file, the name of its folder if
+    it is called traces.jsonl, else its own name."""
     arm: str
-    """What the set is compared by with others of its name: `plain` under plain GRPO, or the run's name."""
+    """Distinguishes sets with the same name, which are compared: "plain" for plain GRPO, or the run's name."""
     files: tuple[Path, ...]
     model: Path | None
-    """The folder of the model that wrote them, where the run holds it and it is the same for all."""
+    """Folder of the model that generated all traces. None if it is not in the run, or differs between traces."""
     tokenizer: Path | None
-    """A model folder of the run with their tokenizer."""
+    """A model folder of the run with the traces' tokenizer."""
 
     @property
     def model_sha256(self) -> str | None:
-        """The hash of the model that wrote them (`rstar2.eval.target.model_hash`), where an evaluation kept it."""
+        """Hash of the model that generated the traces (`rstar2.eval.target.model_hash`). None if it is not stored."""
         results = read_json(self.files[0].with_name("results.json")) or {}
         sha256: str | None = (results.get("model") or {}).get("sha256")
         return sha256
@@ -42,30 +42,31 @@ class TraceSet:
 
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
-    """The sets of traces in files and runs; with several paths the arm begins with where the path is unlike the others.
+    """Find the sets of traces in files and runs. With several paths, the arm begins with the part that differs.
 
-    UserError for a path that is neither, is given twice, or has no traces.
+    Raises:
+        UserError: a path is neither a run nor a file of traces, is named twice, or has no traces.
     """
-    found = []
-    for path, unlike in zip(paths, _unlike(paths), strict=True):
+    all_sets = []
+    for path, differing in zip(paths, _differing_parts(paths), strict=True):
         sets = [_of_file(path)] if path.is_file() else _of_run(path)
         if not sets:
             raise UserError(
                 f"no traces in {path}", "Give a run that measured or trained something, or a file of traces."
             )
         for each in sets:
-            arm = f"{unlike} {each.arm}".strip()
-            found.append(TraceSet(each.name, arm, each.files, each.model, each.tokenizer))
-    return found
+            arm = f"{differing} {each.arm}".strip()
+            all_sets.append(TraceSet(each.name, arm, each.files, each.model, each.tokenizer))
+    return all_sets
 
 
 def file_sizes(sets: list[TraceSet]) -> dict[Path, int]:
-    """The bytes of each file of traces."""
+    """The size of each file of traces, in bytes."""
     return {file: file.stat().st_size for each in sets for file in each.files}
 
 
 def recorded(folder: Path, paths: list[Path], sizes: dict[Path, int]) -> dict[str, Any]:
-    """What an analysis in a folder says of its traces, JSON-able: paths are seen from the folder, which may move."""
+    """A JSON-able record of the traces that an analysis read. Paths are relative to its folder, which may be moved."""
     return {
         "paths": [os.path.relpath(path, folder) for path in paths],
         "bytes": {os.path.relpath(path, folder): size for path, size in sizes.items()},
@@ -73,20 +74,20 @@ def recorded(folder: Path, paths: list[Path], sizes: dict[Path, int]) -> dict[st
 
 
 def has_changed(folder: Path, about: dict[str, Any]) -> bool:
-    """Whether there are other traces now than when the analysis in a folder was made, which `recorded` them."""
+    """Whether the traces have changed since an analysis. `about` is its record, made by `recorded` for its folder."""
     paths = [folder / path for path in about["paths"]]
     try:
         return recorded(folder, paths, file_sizes(find_sets(paths))) != about
-    except UserError:  # they are gone
+    except UserError:  # the traces are gone
         return True
 
 
-def _unlike(paths: list[Path]) -> list[str]:
-    """Of each path what is left without the folders that all begin and end with; empty for a single path."""
+def _differing_parts(paths: list[Path]) -> list[str]:
+    """Each path without the folders with which all paths begin or end. Empty for a single path."""
     split = [path.resolve().parts for path in paths]
     for path, parts in zip(paths, split, strict=True):
         if split.count(parts) > 1:
-            raise UserError(f"{path} is given twice", "Give each run or file once.")
+            raise UserError(f"{path} is named twice", "Name each run or file once.")
     if len(split) < 2:
         return [""] * len(split)
     most = min(map(len, split)) - 1
@@ -103,13 +104,13 @@ def _of_file(path: Path) -> TraceSet:
 
 def _of_run(run: Path) -> list[TraceSet]:
     """The benchmarks of a run in the order of their folders, then the stages of training."""
-    with contextlib.suppress(UserError):  # the folder of one benchmark holds traces too
+    with contextlib.suppress(UserError):  # raised for the folder of a single benchmark, which has traces too
         load_config(run)
         return [each for root in (run, run / "plain") for each in _of_arm(run, root)]
     if not (run / "traces.jsonl").is_file():
         raise UserError(
-            f"there is neither a run nor a file of traces at {run}",
-            "`rstar2 runs list` shows the runs; a file of traces works too.",
+            f"{run} is neither a run nor a file of traces",
+            "`rstar2 runs list` lists the runs.",
         )
     return [TraceSet(run.resolve().name, "", (run / "traces.jsonl",), None, None)]
 
@@ -128,7 +129,7 @@ def _of_arm(run: Path, root: Path) -> Iterator[TraceSet]:
 
 
 def _model(run: Path, root: Path, inside: Path) -> Path | None:
-    """The model that a training run measured in `eval/PHASE`; what SFT made is in the run's folder for both arms."""
+    """The model that a training run measured in `eval/PHASE`. SFT's model is in the run's folder for both arms."""
     return _folder(root / inside.name / "model") or _folder(run / inside.name / "model")
 
 

@@ -1,7 +1,7 @@
-"""The per-token entropies of a file of traces, stored beside it: `traces.jsonl` has `traces.entropy.npz`.
+"""Stores the per-token entropies of a file of traces beside it: those of `traces.jsonl` in `traces.entropy.npz`.
 
-Entropies are 16-bit whole numbers of STEP nats, so they are exact to half a step, and compressed. The report page
-reads them, with what each token stands for in its turn's text.
+Entropies are stored as 16-bit multiples of STEP nats, so they are exact to half a step. The file is compressed. The
+report page reads the entropies, and the number of characters that each token has in its turn's text.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from rstar2.errors import UserError
 from rstar2.files import whole_path
 
 STEP = 2e-4
-"""Nats; 65,535 steps are the entropy of half a million equally likely tokens."""
+"""Resolution in nats. The largest value, 65,535 steps, is the entropy of half a million equally likely tokens."""
 FORKING, REFLECTION = 1, 2
-"""Marks: uncertain tokens elsewhere, and within k tokens after a tool reply; 0 for all others."""
+"""Marks of uncertain words: REFLECTION within k tokens after a tool reply, FORKING elsewhere. Other tokens have 0."""
 
 
 @dataclass
 class TokenEntropies:
-    """Of one file of traces, those that the engine could not finish left out. N traces, M tokens of theirs in all."""
+    """The entropies of one file with N traces and M generated tokens in all. Failed samples are left out."""
 
     about: dict[str, Any]
-    """How they were computed: `source`, `model`, `temperature`, and `bytes`, the size of the file of traces."""
+    """The source of the entropies: `source`, `model`, `temperature`, and `bytes`, the size of the file of traces."""
     sizes: NDArray[np.int64]
-    """Shape (N,): tokens that the model wrote in each trace."""
+    """Shape (N,): number of generated tokens of each trace."""
     entropy: NDArray[np.float32]
-    """Shape (M,), nats; a lower bound where `upper` is given."""
+    """Shape (M,), in nats. These are lower bounds if there is an `upper`."""
     upper: NDArray[np.float32] | None
-    """Shape (M,), nats."""
+    """Shape (M,), in nats: upper bounds. None if `entropy` is exact or sampled."""
     characters: NDArray[np.uint16]
-    """Shape (M,): how many characters of its turn's text each token stands for."""
+    """Shape (M,): number of characters of the turn's text that each token has."""
     marks: NDArray[np.uint8]
     """Shape (M,): FORKING, REFLECTION or 0."""
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """An array of shape (M,) as one per trace."""
+        """Split an array of shape (M,) into one array per trace."""
         return np.split(values, np.cumsum(self.sizes)[:-1]) if len(self.sizes) else []
 
 
@@ -55,25 +55,26 @@ def concatenated(rows: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate([*rows, np.zeros(0, dtype)]).astype(dtype)
 
 
-def write_entropies(traces: Path, held: TokenEntropies) -> None:
-    """Write them beside the traces, whole or not at all. Raises OSError if that fails."""
+def write_entropies(traces: Path, entropies: TokenEntropies) -> None:
+    """Write entropies beside a file of traces, atomically. Raises OSError if that fails."""
     arrays = {
-        "about": np.frombuffer(json.dumps(held.about).encode(), dtype=np.uint8),
-        "sizes": held.sizes,
-        "entropy": _packed(held.entropy),
-        "characters": held.characters,
-        "marks": held.marks,
+        "about": np.frombuffer(json.dumps(entropies.about).encode(), dtype=np.uint8),
+        "sizes": entropies.sizes,
+        "entropy": _packed(entropies.entropy),
+        "characters": entropies.characters,
+        "marks": entropies.marks,
     }
-    if held.upper is not None:
-        arrays["upper"] = _packed(held.upper)
+    if entropies.upper is not None:
+        arrays["upper"] = _packed(entropies.upper)
     with whole_path(place_of(traces)) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_entropies(traces: Path) -> TokenEntropies | None:
-    """Those of a file of traces; None where there are none, or the traces have changed since.
+    """Read the entropies of a file of traces. None if there are none, or if the size of the file has changed since.
 
-    UserError where the file is damaged.
+    Raises:
+        UserError: the file of entropies is damaged.
     """
     place = place_of(traces)
     if not place.exists():
@@ -81,7 +82,7 @@ def read_entropies(traces: Path) -> TokenEntropies | None:
     try:
         with np.load(place) as arrays:
             about = json.loads(arrays["about"].tobytes())
-            held = TokenEntropies(
+            entropies = TokenEntropies(
                 about=about,
                 sizes=arrays["sizes"],
                 entropy=_unpacked(arrays["entropy"]),
@@ -93,11 +94,11 @@ def read_entropies(traces: Path) -> TokenEntropies | None:
         raise UserError(
             f"cannot read {place}: {error}", "Remove it and run `rstar2 analyze` again."
         ) from error
-    return held if about.get("bytes") == traces.stat().st_size else None
+    return entropies if about.get("bytes") == traces.stat().st_size else None
 
 
 def as_stored(entropy: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """Entropies as a later analysis reads them: rounded to whole steps, and at most 65,535 of them."""
+    """Entropies as they are after storing and reading: rounded to whole steps, and at most 65,535 steps."""
     return _unpacked(_packed(entropy))
 
 

@@ -1,4 +1,4 @@
-"""A table of numbers: for the terminal, as CSV, and for the report page; and the charts that are drawn from some."""
+"""Tables of numbers for the terminal, CSV files and the report page, and the charts that are drawn from tables."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from rstar2.analysis.estimates import Estimate
 from rstar2.files import whole_file
 
 Value = str | int | float | None
-"""None is shown as a dash: there was nothing to count."""
+"""A cell of a table. None is printed as a dash, and means that there was nothing to compute it from."""
 Row = tuple[Value, ...]
 Chart = dict[str, Any]
-"""JSON-able: as `rstar2.report.collect.Chart`, with `table`, the name of the table that it is drawn from; perhaps
-`usual`, the band in which its values usually lie."""
+"""A `rstar2.report.collect.Chart` with two more keys: `table`, the name of the table that it is drawn from, and
+optionally `usual`, a text about usual values."""
 
 
 @dataclass
 class Table:
-    """Rows under named columns. A column that ends in `share` holds shares, shown in percent."""
+    """Rows under named columns. A column whose name ends in `share` has shares, which are printed in percent."""
 
     name: str
-    """Of its CSV file."""
+    """Name of the CSV file, without its suffix."""
     title: str
     columns: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
-    shown: Literal["everywhere", "page", "file"] = "everywhere"
-    """Where it is shown: in the terminal too, on the page, or in its CSV file alone."""
+    output: Literal["everywhere", "page", "file"] = "everywhere"
+    """file: only the CSV file has the table. page: the report page has it too. everywhere: it is also printed on the
+    terminal."""
 
     def record(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The table as a JSON-able object."""
         return {"name": self.name, "title": self.title, "columns": self.columns, "rows": self.rows}
 
 
@@ -45,13 +46,13 @@ def interval(estimate: Estimate) -> tuple[Value, Value, Value]:
 
 
 def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
-    """`interval` of a share, which lies between 0 and 1."""
+    """A share's value, low and high. The interval is cut to 0..1."""
     low, high = (number(float(np.clip(end, 0.0, 1.0))) for end in (estimate.low, estimate.high))
     return number(estimate.value), low, high
 
 
 def number(value: float) -> float | None:
-    """Six digits, None for NaN."""
+    """A value with six digits. None for NaN."""
     return None if math.isnan(value) else float(f"{value:.6g}")
 
 
@@ -60,7 +61,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def text_of(column: str, value: Value) -> str:
-    """A value as people read it."""
+    """The text of a cell for people."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -71,7 +72,7 @@ def text_of(column: str, value: Value) -> str:
 
 
 def write_csv(folder: Path, tables: Iterable[Table]) -> None:
-    """Write NAME.csv for each table, whole or not at all; None is an empty field."""
+    """Write NAME.csv for each table, atomically. None is an empty field."""
     for table in tables:
         with whole_file(folder / f"{table.name}.csv") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -80,9 +81,16 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
 
 
 def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, list[list[Value]]]]) -> Chart:
-    """Lines of points [x, y] or [x, y, low, high]; a `y` that ends in `share` is shown in percent.
+    """Make a chart with a line per series.
 
-    Nothing that is drawn is negative. An interval that would leave the plot is not drawn; the table has it.
+    An interval is left out if its upper end is more than twice the chart's largest value; the table has it.
+
+    Args:
+        table: the table that the values come from.
+        title: title of the chart.
+        x: label of the x axis.
+        y: label of the y axis. If it ends in `share`, values are drawn in percent.
+        series: the name and the points of each line. Points are [x, y] or [x, y, low, high], and not negative.
     """
     tallest = max((float(point[1] or 0) for _, points in series for point in points), default=0.0)
     return {

@@ -1,4 +1,7 @@
-"""A tokenizer that only reads a model folder's tokenizer.json. It loads in milliseconds; transformers imports torch."""
+"""A tokenizer that reads only a model folder's tokenizer.json.
+
+It loads in milliseconds. A tokenizer of transformers takes seconds, because transformers imports torch.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from rstar2.files import read_json
 from rstar2.loop.turns.choose import no_tokenizer
 
 _PLAIN_CLASS = "TokenizersBackend"
-"""The class of transformers that takes tokenizer.json as it is."""
+"""The class of transformers that uses tokenizer.json without changes."""
 _SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
-"""Settings of tokenizer_config.json that list special tokens, beside those such as eos_token that name one."""
+"""Keys of tokenizer_config.json that list special tokens. Keys such as eos_token name a single one."""
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizer.json, with the methods that `TokenReader` calls of those of transformers."""
+    """The tokenizer of a tokenizer.json. It has the methods of transformers' tokenizers that `TokenReader` uses."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -27,7 +30,7 @@ class FileTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """The added tokens by id, each a `tokenizers.AddedToken`."""
+        """The added tokens (`tokenizers.AddedToken`) by id."""
         return dict(self._tokenizer.get_added_tokens_decoder())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -38,10 +41,12 @@ class FileTokenizer:
 
 
 def file_tokenizer(folder: Path) -> FileTokenizer | None:
-    """Returns the tokenizer of a model folder if transformers would read tokens as its tokenizer.json does, else None.
+    """The tokenizer of a model folder. None if transformers would treat tokens differently than tokenizer.json says.
 
-    That is so for models that transformers 5 saved with its generic class, such as the demo's. Raises UserError if a
-    file is damaged.
+    It works for models that transformers 5 saved with its generic class, such as the demo's.
+
+    Raises:
+        UserError: a file is damaged.
     """
     config = read_json(folder / "tokenizer_config.json") or {}
     if config.get("tokenizer_class") != _PLAIN_CLASS or not (folder / "tokenizer.json").is_file():
@@ -50,7 +55,7 @@ def file_tokenizer(folder: Path) -> FileTokenizer | None:
         return None
     try:
         tokenizer = FileTokenizer(folder)
-    # Of damaged files the library raises plain exceptions.
+    # For damaged files, the library raises plain exceptions.
     except Exception as error:
         raise no_tokenizer(folder, str(error)) from error
     special = [str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]

@@ -1,4 +1,4 @@
-"""Says of each token that a model wrote what it is (a word, code, a tag) and where it stands beside tool calls."""
+"""Classifies each generated token (as a word, code, a tag), and finds its place relative to tool calls."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from rstar2.errors import UserError
 from rstar2.loop.trace import Trace, Turn
 
 REACH = 64
-"""Tokens looked at on each side of a call and of a reply."""
+"""Number of tokens that are analysed on each side of a call and of a reply."""
 
 _REPLACED = "\ufffd"
-"""What a tokenizer gives for a part of a character."""
+"""The text that a tokenizer returns for a part of a character."""
 _LONGEST_CHARACTER = 6
-"""Tokens that one character, or several joined ones, may be spread over."""
+"""Most tokens that spell one character, or several joined ones."""
 _MAY_DIFFER = 2
-"""Turns that may read otherwise than their traces say, however few there are; of many a tenth."""
+"""Number of turns whose decoded text may differ from the trace. With more than 20 turns, a tenth of them may."""
 
 
 @dataclass(frozen=True)
 class WrittenTokens:
-    """The tokens with mask 1 of one trace, in order: M of them."""
+    """The M generated tokens of one trace, in order. They are those with mask 1."""
 
     turn: NDArray[np.int32]
-    """Shape (M,): the turn's number, from 0."""
+    """Shape (M,): the number of the token's turn, from 0."""
     place: NDArray[np.int32]
-    """Shape (M,): the place in its turn, from 0."""
+    """Shape (M,): the token's place in its turn, from 0."""
     kind: NDArray[np.uint8]
-    """Shape (M,): an index of KINDS."""
+    """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
-    """Shape (M,): how many characters of the turn's text the token stands for; 0 for special tokens.
+    """Shape (M,): the number of characters of the turn's text that the token has; 0 for special tokens.
 
-    A turn's first token also stands for what the chat template had written of the turn, where the text has that.
+    The count of a turn's first token includes text at the beginning of the turn that the chat template wrote.
     """
     words: list[str]
-    """The word or sign that each token begins or is part of, as `rstar2.analysis.kinds.words_of` names it."""
+    """The word or sign that each token begins or is part of, as in `rstar2.analysis.kinds.words_of`."""
 
 
 class TokenReader:
-    """Reads traces with the tokenizer that they were written with."""
+    """Reads the tokens of traces. The tokenizer must be the one that generated them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -55,27 +55,30 @@ class TokenReader:
             if token.special
         }
         self._texts: dict[int, str] = {}
-        """By token, its text inside a turn."""
+        """The text of each token inside a turn."""
         self._first_texts: dict[int, str] = {}
-        """By token, its text at the beginning of a turn."""
-        # Decoders drop the space before a text's first word: other tokens are decoded after this one.
+        """The text of each token at the beginning of a turn."""
+        # Decoders drop the space before the first word of a text. So all but first tokens are decoded after this one.
         self._before = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
         self._text_before = self._decode(self._before)
         self._turns = 0
-        self._unlike: list[str] = []
-        """What is said of each turn that reads otherwise than its trace says."""
+        self._mismatches: list[str] = []
+        """A description of each turn whose decoded text differs from its trace."""
 
     def read_all(self, traces: Sequence[Trace]) -> list[WrittenTokens]:
-        """The tokens of each trace; UserError where the traces were written with another tokenizer.
+        """The tokens of each trace.
 
-        A few turns may differ: some models write bytes that are no text.
+        The decoded text of a few turns may differ from the trace, since some models generate bytes that are no text.
+
+        Raises:
+            UserError: the traces were generated with another tokenizer.
         """
         tokens = [self.read(trace) for trace in traces]
-        if len(self._unlike) > max(self._turns // 10, min(_MAY_DIFFER, self._turns - 1)):
+        if len(self._mismatches) > max(self._turns // 10, min(_MAY_DIFFER, self._turns - 1)):
             raise UserError(
-                f"the traces were written with another tokenizer than {self._tokenizer.name_or_path}: "
-                f"it reads {self._unlike[0]}",
-                "Give the model that wrote them with --model.",
+                f"the traces were written with another tokenizer than that of {self._tokenizer.name_or_path}, "
+                f"which reads {self._mismatches[0]}",
+                "Name the model that generated the traces with --model.",
             )
         return tokens
 
@@ -99,7 +102,7 @@ class TokenReader:
         text = "".join(texts)
         started = self._started(trace, text, turn.text)
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        # The first letter decides: a token may begin with the space before its word.
+        # A token may begin with the space before its word, so its first character that is no space decides.
         spaces = [len(piece) - len(piece.lstrip()) if not piece.isspace() else 0 for piece in texts]
         firsts = np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
         firsts, silent = firsts[holders], (lengths == 0)[holders]
@@ -114,9 +117,11 @@ class TokenReader:
         )
 
     def texts(self, token_ids: Sequence[int]) -> tuple[list[str], NDArray[np.int64]]:
-        """The text of each token; special tokens have none, and a character over several tokens is the first one's.
+        """Decode tokens one by one.
 
-        Also returns for each token which one holds its text: itself, or the first of those that spell a character.
+        Returns:
+            The text of each token. Special tokens have none. If several tokens spell a character, the first has it.
+            The index of the token that has each token's text: its own, or that of the first token of its character.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
@@ -152,7 +157,7 @@ class TokenReader:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def _add_special(self, texts: list[str], token_ids: Sequence[int], written: str) -> None:
-        """Give special tokens their text, which a family's turn has, but not to those that end the turn."""
+        """Add the texts of special tokens, which turns of a model family have, except those that end the turn."""
         for place, token_id in enumerate(token_ids):
             texts[place] = self._special.get(token_id, texts[place])
         for place in reversed(range(len(texts))):
@@ -161,21 +166,21 @@ class TokenReader:
             texts[place] = ""
 
     def _started(self, trace: Trace, text: str, written: str) -> int:
-        """The characters at the beginning of a turn that the chat template wrote, not the model."""
+        """The number of characters at the beginning of a turn that the chat template wrote, not the model."""
         self._turns += 1
         if text and written.endswith(text):
             return len(written) - len(text)
         if text != written and _REPLACED not in written:
-            self._unlike.append(
-                f"a turn of {trace.problem_id} as {text[:40]!r}, the trace says {written[:40]!r}"
+            self._mismatches.append(
+                f"a turn of problem {trace.problem_id} as {text[:40]!r} while the trace has {written[:40]!r}"
             )
         return 0
 
 
 def outcome(turn: Turn) -> str:
-    """What became of a turn's calls: `ok`, `lost`, or how the first one failed (`failure_kind`); empty without calls.
+    """The outcome of a turn's calls: `ok`, `lost`, or the `failure_kind` of the first failure. Empty without calls.
 
-    A call that the judge lost says nothing about the model, so the whole turn counts as lost.
+    If the judge lost one of the calls, the whole turn counts as lost, because nothing is known about the model's code.
     """
     kinds = [failure_kind(call) for call in turn.calls]
     if "lost" in kinds:
@@ -184,7 +189,7 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """For each token its place after the tool reply before its turn, from 0; -1 in turns that follow none.
+    """The distance of each token from the tool reply before its turn, from 0. It is -1 if there is no such reply.
 
     Shape (M,).
     """
@@ -198,34 +203,31 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Event:
-    """A call that was run, with the reply to it."""
+    """A turn with calls that were run, and the reply to them. Places are indices into WrittenTokens."""
 
     call: int
-    """The token, in the order of WrittenTokens, with which the turn's first call begins."""
+    """Place of the first token of the turn's first call."""
     reply: int
-    """The first token after the reply."""
+    """Place of the first token after the reply."""
     first: int
-    """The first token of the turn with the call."""
+    """Place of the first token of the turn with the call."""
     last: int
     """One past the last token of the turn after the reply."""
     outcome: str
-    """`ok`, or how the call failed."""
+    """`ok`, or the `failure_kind` of the first failure."""
 
 
 def events(tokens: WrittenTokens, trace: Trace) -> Iterator[Event]:
-    """The calls that the model saw a reply to; of several in a turn the first, with the `outcome` of all of them.
-
-    Turns with a call that the judge lost are left out.
-    """
+    """An event for each turn with calls whose reply the model saw. Turns with a lost call are left out."""
     ends = np.searchsorted(tokens.turn, np.arange(len(trace.turns)), side="right")
     for number, turn in enumerate(trace.turns[:-1]):
-        became = outcome(turn)
-        if became in ("", "lost"):
+        turn_outcome = outcome(turn)
+        if turn_outcome in ("", "lost"):
             continue
         first, reply, last = int(ends[number - 1]) if number else 0, int(ends[number]), int(ends[number + 1])
         inside = tokens.kind[first:reply] == KINDS.index("call")
-        # The tag before the call's JSON is its first token, unless one token holds both.
+        # The call begins with the tag before its JSON, unless one token spells both.
         begins = int(inside.argmax()) if inside.any() else reply - first
         if begins and tokens.kind[first + begins - 1] == KINDS.index("tag"):
             begins -= 1
-        yield Event(first + begins, reply, first, last, became)
+        yield Event(first + begins, reply, first, last, turn_outcome)

@@ -1,8 +1,8 @@
-"""The tables of entropy of one set of traces: by kind of token, around calls and replies, by verdict, word and step.
+"""Tables of entropy for one set of traces: by kind of token, around calls and replies, by verdict, word and step.
 
-The uncertain tokens of a trace are its top 20 % by entropy. The paper speaks of words (arXiv 2508.20722, section on
-analysis): uncertain words within k tokens after a tool reply are reflection words, all others forking words. k is found
-from the mean entropy of the words after replies, once for calls that were right and once for those that failed.
+The uncertain tokens of a trace are the 20 % with the highest entropy. The paper's analysis (arXiv 2508.20722) is about
+words: uncertain words within k tokens after a tool reply are reflection words, and all others are forking words. Here,
+k is computed from the mean entropy of words after replies, separately for calls that succeeded and calls that failed.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from rstar2.loop.trace import Trace
 TOP_SHARE = 0.2
 Group = Literal["ok", "failed"]
 GROUPS: tuple[Group, ...] = ("ok", "failed")
-"""Replies by what became of the call."""
+"""Groups of replies, by the outcome of the call."""
 WINDOW = 8
-"""Tokens after a reply that are compared beside the first one and the first k, which differs between sets."""
+"""Contrasts are over the first token after a reply, the first WINDOW tokens, and the first k, which differs by set."""
 _USUAL = 0.1
-"""Share of the replies that must have a token at a place for the place to count in k."""
+"""A place after a reply counts in k only if at least this share of replies has a token there."""
 _LEAST_RISE = 1e-3
-"""Nats by which words must exceed those elsewhere to count in k. Stored entropies have steps of 2e-4 nats."""
+"""Nats by which words must exceed words elsewhere to count in k. Stored entropies have steps of 2e-4 nats."""
 _FEW = 10
-"""Replies that a group needs for a k of its own, and tokens that a point of a drawn curve needs."""
+"""Fewest replies of a group with its own k, and fewest tokens of a point in a chart."""
 _MOST_WORDS = 20
 _MOST_FAILURES = 8
-"""Kinds of failures whose replies a table lists for each set of traces."""
+"""Most kinds of failures that a table lists for each set of traces."""
 _DRAWN_FAILURES = 3
 _RARE = 5
-"""Uncertain tokens that a word needs to be listed."""
+"""Fewest uncertain tokens of a word in the lists of words."""
 _CLASSES = ("forking word", "reflection word")
 _DRAWN_KINDS = (*_CLASSES, "code", "number")
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
-"""Added to the place of a token after a failed reply, so that one number says both."""
+"""Added to the place of a token after the reply to a failed call, so that one number has both facts."""
 
 Curve = Literal["words", "reply"]
-"""Curves after replies: of words, or of all tokens."""
+"""A curve of mean entropy after replies, over words or over all tokens ("reply")."""
 _COMPARED: dict[Curve, str] = {"words": "words", "reply": "all tokens"}
-"""What contrasts compare. All tokens after replies are compared with the prose elsewhere."""
+"""The names of curves in contrasts. Words are compared with words elsewhere, all tokens with prose elsewhere."""
 Numbers = NDArray[np.float32]
 
 
 class Uncertainty:
-    """Takes the traces of a set one at a time; the tables are those of all, once they have all been added."""
+    """Collects the traces of a set, one at a time. Its tables are valid once all traces have been added."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -64,19 +64,27 @@ class Uncertainty:
         self._steps: list[int | None] = []
         """The training step of each trace."""
         self._top: list[NDArray[np.int16]] = []
-        """Per trace, shape (M,): _NOT_TOP, or of uncertain tokens their place as `_places` has it."""
+        """For each trace an array of shape (M,): the place (`_places`) of uncertain tokens, _NOT_TOP for others."""
         self._kinds: list[NDArray[np.uint8]] = []
-        """Per trace, shape (M,)."""
+        """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
+        """Number of tokens by word and kind."""
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """By word, kind and place."""
+        """Number of uncertain tokens by word, kind and place."""
         self._replies: Counter[str] = Counter()
-        """By what became of the call."""
+        """Number of replies by the outcome of the call."""
 
     def add(
         self, trace: Trace, tokens: WrittenTokens, entropy: Numbers, upper: Numbers | None = None
     ) -> None:
-        """Add a trace with the entropy of each token it wrote, shape (M,)."""
+        """Add a trace.
+
+        Args:
+            trace: the trace.
+            tokens: its M generated tokens.
+            entropy: shape (M,), in nats; lower bounds if there is an `upper`.
+            upper: shape (M,), in nats: upper bounds.
+        """
         self._groups.append(trace.problem_id)
         self._steps.append(trace.step)
         if not len(entropy):
@@ -142,25 +150,25 @@ class Uncertainty:
         )
 
     def failures(self) -> list[str]:
-        """The kinds of failures that the model saw replies to, the commonest first."""
+        """The kinds of failures whose replies the model saw, the commonest first."""
         return [kind for kind, _ in self._replies.most_common() if kind not in ("any", *GROUPS)]
 
     def named(self, group: str) -> str:
-        """A group with the number of its replies, as legends have it."""
+        """The name of a group with the number of its replies, for legends."""
         return f"{group} ({self._replies[group]:,} replies)"
 
     def _after(self, group: str, window: int, of: Curve = "words") -> Estimate:
-        """The mean entropy of the words, or of all tokens, among the first tokens after the replies of a group."""
+        """The mean entropy of the words, or of all tokens, among the first `window` tokens after a group's replies."""
         return self.sums.estimate(f"{of} {group}", slice(REACH, REACH + window))
 
     @cached_property
     def windows(self) -> dict[Group, int]:
-        """k by group: for how many tokens after a reply the words are more uncertain than elsewhere; 0 if they are not.
+        """k by group: the number of tokens after a reply in which words are more uncertain than elsewhere. May be 0.
 
-        The number of first tokens whose words exceed the mean of the words elsewhere by the largest sum. The search
-        ends at the first WINDOW tokens in a row whose words do not exceed it, because reflection follows the reply, and
-        where fewer than one reply in ten still has tokens. A group of fewer than _FEW replies has the k of all of them
-        together.
+        The excess of a place is the sum over its words of their entropy minus the mean of words elsewhere. k is the
+        number of first tokens with the largest total excess. The search ends at the first WINDOW tokens whose excess
+        sums to 0 or less, because reflection follows the reply directly. It also ends where fewer than one reply in ten
+        has a token. A group with fewer than _FEW replies has the k of all replies together.
         """
         return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
 
@@ -184,7 +192,7 @@ class Uncertainty:
 
     @cached_property
     def marks(self) -> list[NDArray[np.uint8]]:
-        """For each trace, shape (M,): FORKING or REFLECTION for uncertain words, 0 for all other tokens."""
+        """For each trace an array of shape (M,): FORKING or REFLECTION for uncertain words, 0 for other tokens."""
         return [
             np.where(
                 (top == _NOT_TOP) | (kinds != KINDS.index("word")),
@@ -195,7 +203,7 @@ class Uncertainty:
         ]
 
     def summary(self) -> Row:
-        """Mean entropy with its interval, the gap of a bound, and k after replies to ok and to failed calls."""
+        """The mean entropy with its interval, the mean gap between bounds, and k after ok and after failed calls."""
         every = self.sums.estimate("all")
         gap = number(self.sums.estimate("gap").value)
         k = (self.windows[group] if self._replies[group] else None for group in GROUPS)
@@ -209,7 +217,7 @@ class Uncertainty:
         ]
 
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
-        """By kind of token, and for words by class: its share of the uncertain tokens, of one training step or all."""
+        """The shares of uncertain tokens by kind, and for words also by class. `step` selects a training step."""
         sums = Sums()
         traces = zip(self._groups, self._steps, self.marks, self._top, self._kinds, strict=True)
         for group, of_step, marks, top, all_kinds in traces:
@@ -229,15 +237,15 @@ class Uncertainty:
         ]
 
     def summary_of_uncertain(self) -> Row:
-        found = self.uncertain()
-        return (self.label, *(number(found[kind].value) for kind in (*_CLASSES, *KINDS[1:])))
+        shares = self.uncertain()
+        return (self.label, *(number(shares[kind].value) for kind in (*_CLASSES, *KINDS[1:])))
 
     def shares(self) -> list[Row]:
-        """By kind of token, and for words by class: its share of all tokens and of the uncertain ones."""
-        usual = dict(zip(KINDS, self.sums.curve("kind shares"), strict=False))
+        """A row per kind of token and per class of words: its share of all tokens and of the uncertain tokens."""
+        all_tokens = dict(zip(KINDS, self.sums.curve("kind shares"), strict=False))
         rows: list[Row] = []
         for kind, top in self.uncertain().items():
-            every = usual[kind].value if kind in usual else float("nan")
+            every = all_tokens[kind].value if kind in all_tokens else float("nan")
             if every != 0:
                 rows.append(
                     (self.label, kind, number(every), *share_interval(top), number(top.value / every))
@@ -256,7 +264,10 @@ class Uncertainty:
         return rows
 
     def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
-        """The entropy after tool replies and elsewhere, by what is compared and over how many first tokens."""
+        """The differences of mean entropy after tool replies and elsewhere.
+
+        Keys are the name of the contrast and the number of first tokens after a reply that it is over.
+        """
         compared: dict[tuple[str, int | None], Estimate] = {}
         for of, what in _COMPARED.items():
             elsewhere = self.sums.estimate("elsewhere words" if of == "words" else "elsewhere")
@@ -274,7 +285,7 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def outcomes(self) -> list[Row]:
-        """By what became of the call, each kind of failure apart: the words in the first WINDOW tokens after it."""
+        """A row per outcome of calls and kind of failure: the entropy of words in the first WINDOW tokens after it."""
         elsewhere, ok = self.sums.estimate("elsewhere words"), self._after("ok", WINDOW)
         rows: list[Row] = []
         kinds = self.failures()[:_MOST_FAILURES]
@@ -288,7 +299,7 @@ class Uncertainty:
         return rows
 
     def compared(self) -> dict[tuple[str, int | None], Estimate]:
-        """What two sets are compared by: the mean entropy of all tokens and of words, and the contrasts of words."""
+        """The values to compare two sets by: the mean entropy of all tokens and of words, and contrasts of words."""
         compared: dict[tuple[str, int | None], Estimate] = {
             ("all tokens", None): self.sums.estimate("all"),
             ("words", None): self.sums.estimate("kinds", slice(KINDS.index("word"), KINDS.index("word") + 1)),
@@ -299,7 +310,7 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def curves(self) -> list[Row]:
-        """The mean entropy at each place around calls and replies, by what became of the call; and of words alone."""
+        """The mean entropy at each place around calls and replies, by the outcome of the call."""
         return [
             (self.label, around, name, place - REACH, each.count, *interval(each))
             for around, curve in (("call", "call"), ("reply", "reply"), ("reply, words", "words"))
@@ -309,15 +320,15 @@ class Uncertainty:
         ]
 
     def steps(self) -> dict[int, Estimate]:
-        """The mean entropy of each training step."""
+        """The mean entropy by training step."""
         steps = sorted(int(cell.split()[1]) for cell in self.sums.cells() if cell.startswith("step "))
         return {step: self.sums.estimate(f"step {step}") for step in steps}
 
     def words(self, prose: bool) -> list[Row]:
-        """The words of the prose with the largest lift above 1: their share of the uncertain tokens over that of all.
+        """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
 
-        A word's class is that of most of its uncertain tokens. Without `prose`, what else there is by name: numbers,
-        signs, and the words of code, answers and markup.
+        Only lifts above 1 are listed. With `prose`, it lists words of the prose, each with the class of most of its
+        uncertain tokens. Without, it lists everything else: numbers, signs, and words of code, answers and markup.
         """
         word_kind = KINDS.index("word")
         keys = [key for key in self._words if (key[1] == word_kind) == prose]
@@ -339,9 +350,9 @@ class Uncertainty:
 
 
 def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> NDArray[np.int16]:
-    """For each token its place after a tool reply, at most REACH, plus _AFTER_FAILURE if the call failed; or _NO_REPLY.
+    """The place of each token after a tool reply, at most REACH. _AFTER_FAILURE is added if the call failed.
 
-    A token after a call that the judge lost counts as one after no reply. Shape (M,).
+    It is _NO_REPLY for a token after no reply, or after a call that the judge lost. Shape (M,).
     """
     before = ["", *(outcome(turn) for turn in trace.turns)]
     added = np.array([0 if each in ("", "ok", "lost") else _AFTER_FAILURE for each in before])
@@ -351,7 +362,7 @@ def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> ND
 
 
 def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
-    """The TOP_SHARE of a trace's tokens with the highest entropy, at least one: shape (M,)."""
+    """Whether each token is among the TOP_SHARE of a trace with the highest entropy, at least one: shape (M,)."""
     chosen = np.zeros(len(entropy), dtype=bool)
     if len(entropy):
         count = max(1, int(TOP_SHARE * len(entropy)))
@@ -360,7 +371,7 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 
 
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """All tables of entropy; `sources` says by label where the entropies come from."""
+    """All tables of entropy. `sources` has the text for the column "source" of each set, by the set's label."""
     span = ("mean", "low", "high")
     return [
         Table(
@@ -371,8 +382,8 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         ),
         Table(
             "entropy_outcomes",
-            f"Does entropy rise after tool replies? Words among the first {WINDOW} tokens after one, by what became of "
-            "the call: nats over words elsewhere, and over words after calls that were ok",
+            f"Does entropy rise after tool replies? Words in the first {WINDOW} tokens after a reply, by outcome of "
+            "the call: nats above words elsewhere, and nats above words after ok calls",
             ("traces of", "call", "replies", "over words", "± words", "over ok", "± ok"),
             [row for each in sets for row in each.outcomes()],
         ),
@@ -384,66 +395,66 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         ),
         Table(
             "entropy_contrasts",
-            "Entropy after tool replies: words against words elsewhere, and all tokens against prose elsewhere",
+            "Entropy after tool replies: words minus words elsewhere, and all tokens minus prose elsewhere, in nats",
             ("traces of", "contrast", "first tokens", "difference", "low", "high"),
             [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],
-            shown="page",
+            output="page",
         ),
         Table(
             "entropy_shares",
-            "Kinds of tokens: their share of all tokens and of the most uncertain 20 %",
+            "Kinds of tokens: their shares of all tokens and of the most uncertain 20 %",
             ("traces of", "kind", "of all share", "of uncertain share", "low share", "high share", "lift"),
             [row for each in sets for row in each.shares()],
-            shown="page",
+            output="page",
         ),
         Table(
             "entropy_kinds",
-            "By kind of token",
+            "Entropy by kind of token, in nats",
             ("traces of", "kind", "tokens", *span),
             [row for each in sets for row in each.kinds()],
-            shown="page",
+            output="page",
         ),
         Table(
             "entropy_verdicts",
-            "Right and wrong answers",
+            "Entropy of traces with correct and other answers, in nats",
             ("traces of", "what", "verdict", "tokens", *span),
             [row for each in sets for row in each.verdicts()],
-            shown="page",
+            output="page",
         ),
         Table(
             "entropy_words",
             "Words that are uncertain more often than other tokens",
             ("traces of", "word", "class", "tokens", "uncertain", "reflection share", "lift"),
             [row for each in sets for row in each.words(prose=True)],
-            shown="page",
+            output="page",
         ),
         Table(
             "entropy_others",
             "Numbers, signs, code and markup that are uncertain more often than other tokens",
             ("traces of", "token", "kind", "tokens", "uncertain", "soon after a reply share", "lift"),
             [row for each in sets for row in each.words(prose=False)],
-            shown="page",
+            output="page",
         ),
         Table(
             "entropy_uncertain_steps",
             "What the most uncertain 20 % of the tokens are, by training step",
             ("traces of", "step", "kind", "share", "low share", "high share"),
             [row for each in sets for row in each.uncertain_steps()],
-            shown="file",
+            output="file",
         ),
         Table(
             "entropy_around",
-            "Around calls and replies",
+            "Entropy around calls and replies, in nats",
             ("traces of", "around", "call", "offset", "tokens", *span),
             [row for each in sets for row in each.curves()],
-            shown="file",
+            output="file",
         ),
     ]
 
 
 def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
-    """The curves around the replies and calls of each set, by what became of the call."""
-    drawn = []
+    """The curves of entropy around the replies and calls of each set, by the outcome of the call."""
+    set_charts = []
     for each in sets:
         failures = each.failures()[:_DRAWN_FAILURES]
         for around, names, title in (
@@ -454,13 +465,13 @@ def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
             ("call", GROUPS, "entropy from the start of a call"),
         ):
             lines = {each.named(name): _points(curves, (each.label, around, name)) for name in names}
-            # Without a second kind of failure, or if none has points enough, the first plot shows all there is.
+            # A plot by kind of failure needs a second kind, and a failure with enough points.
             if any(lines.values()) and (
                 names == GROUPS or (len(failures) > 1 and any(list(lines.values())[1:]))
             ):
                 x = "tokens from the start of a call" if around == "call" else "tokens after a tool reply"
-                drawn.append(chart(curves, f"{each.label}: {title}", x, "nats", list(lines.items())))
-    return drawn
+                set_charts.append(chart(curves, f"{each.label}: {title}", x, "nats", list(lines.items())))
+    return set_charts
 
 
 def _points(curves: Table, about: Row) -> list[list[Value]]:
@@ -468,17 +479,17 @@ def _points(curves: Table, about: Row) -> list[list[Value]]:
 
 
 def step_charts(sets: list[Uncertainty], steps: Table, shares: Table) -> list[Chart]:
-    """For each set of several training steps: the mean entropy, and what the uncertain tokens are."""
-    drawn = []
+    """Two charts for each set with several training steps: the mean entropy, and the kinds of uncertain tokens."""
+    set_charts = []
     for each in sets:
         entropy: list[list[Value]] = [[row[1], *row[3:]] for row in steps.rows if row[0] == each.label]
         if len(entropy) > 1:
             title = f"{each.label}: entropy over training"
-            drawn.append(chart(steps, title, "steps", "nats", [(each.label, entropy)]))
+            set_charts.append(chart(steps, title, "steps", "nats", [(each.label, entropy)]))
             lines: list[tuple[str, list[list[Value]]]] = [
                 (kind, [[row[1], *row[3:]] for row in shares.rows if (row[0], row[2]) == (each.label, kind)])
                 for kind in _DRAWN_KINDS
             ]
             title = f"{each.label}: what the uncertain tokens are"
-            drawn.append(chart(shares, title, "steps", "share", lines))
-    return drawn
+            set_charts.append(chart(shares, title, "steps", "share", lines))
+    return set_charts

@@ -129,10 +129,14 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         tool = _tool_name(choice.tool or "program")
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
         endpoint.engine.when_left_out(
-            lambda field, words: notice(f"{field} is left to the server's default: {words}")
+            lambda field, reason: notice(
+                f"requests no longer send `{field}`, so the server's default applies. Reason: {reason}"
+            )
         )
         endpoint.engine.when_capped(
-            lambda most, words: notice(f"the server gives a reply at most {most:,} tokens: {words}")
+            lambda most, reason: notice(
+                f"replies end after {most:,} tokens, the most that the server allows. Reason: {reason}"
+            )
         )
         engine = ContinuingEngine(endpoint.engine, (), notice, retries)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"

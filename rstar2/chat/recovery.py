@@ -1,4 +1,4 @@
-"""Says in a line that an engine or a judge is away, and tries again, for as long as a person would wait."""
+"""Engine and tools of a chat. They show a notice when a server does not answer, and retry for `WAIT_S` seconds."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rstar2.engines.refusals import ToolsRefused
 from rstar2.loop.agent import ToolRunner, Tools
 from rstar2.loop.engine import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.loop.trace import ToolCall
 from rstar2.retry import Pauses, RetryPolicy, ServiceGone
 
 Notice = Callable[[str], None]
-"""Shows a person one line."""
+"""Shows the user one line."""
 WAIT_S = 30.0
-"""How long a person waits for an engine or a judge that went away."""
+"""How long a chat waits for an engine or a judge that stopped answering."""
 PAUSES = Pauses(0.25, 2.0, jitter=0.0)
+_TOOLS_HINT = (
+    "Choose a model that takes tools (--model-name), start the server with its tool calls enabled, or chat with a "
+    "vLLM server over --api tokens."
+)
 
 
 class ContinuingEngine:
-    """An engine whose turns are continued, from the tokens that were generated, after it was away.
+    """An engine that continues a turn after an outage, from the tokens that it generated before.
 
     Args:
-        engine: generates.
-        stop_ids: tokens that end a turn; none for an engine that cannot continue one.
-        notice: shows a person, once per outage, that the engine is away.
+        engine: generates the turns.
+        stop_ids: tokens that end a turn; empty for an engine that cannot continue a turn.
+        notice: shows the user, once per outage, that the engine does not answer.
         retries: how long to wait for the engine.
     """
 
@@ -48,22 +53,22 @@ class ContinuingEngine:
         Raises EngineError if the engine cannot continue, EngineUnavailable if it generates nothing for too long.
         """
         written: list[int] = []
-        said = False
+        outage_shown = False
 
-        def show(token_ids: list[int]) -> None:
-            nonlocal said
-            said = False
+        def add(token_ids: list[int]) -> None:
+            nonlocal outage_shown
+            outage_shown = False
             self._service.answered()
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
 
-        def say(trouble: str) -> None:
-            nonlocal said
-            if not said:
+        def show_outage(trouble: str) -> None:
+            nonlocal outage_shown
+            if not outage_shown:
                 continued = "the answer continues" if written else "the question is asked again"
                 self.notice(f"{trouble}; {continued} when it is back")
-            said = True
+            outage_shown = True
 
         while True:
             before = len(written)
@@ -71,26 +76,29 @@ class ContinuingEngine:
                 return Generation(written, None, "stop")
             if before >= sampling.max_tokens:
                 return Generation(written, None, "length")
-            rest = replace(sampling, max_tokens=sampling.max_tokens - before)
+            remaining = replace(sampling, max_tokens=sampling.max_tokens - before)
             prompt = [*prompt_ids, *written]
 
             async def attempt() -> Generation | EngineUnavailable:
                 try:
-                    return await self._engine.generate(prompt, rest, show)  # noqa: B023
+                    return await self._engine.generate(prompt, remaining, add)  # noqa: B023
+                except ToolsRefused as refused:
+                    # Its hint names options of `rstar2 eval`. A chat always has its tools.
+                    raise ToolsRefused(refused.message, _TOOLS_HINT, refused.status) from refused
                 except EngineUnavailable as error:
                     if written and not self._stop_ids:
                         raise EngineError(error.message, error.hint) from error
                     if len(written) == before:  # noqa: B023
                         raise
-                    # It answered until now, so the wait for it begins anew.
+                    # The engine answered until now, so the wait for it begins anew.
                     return error
 
             try:
-                generated = await self._service.call(attempt, on_wait=say)
+                generated = await self._service.call(attempt, on_wait=show_outage)
             except ServiceGone as gone:
                 raise EngineUnavailable(gone.message, gone.hint) from gone
             if isinstance(generated, EngineUnavailable):
-                say(generated.message)
+                show_outage(generated.message)
                 continue
             if not before:
                 return generated
@@ -101,21 +109,21 @@ class ContinuingEngine:
 
 
 class JudgeWatch(Protocol):
-    """What knows whether a judge answers, and may bring it back."""
+    """Checks whether a judge answers, and restarts it if the chat started it."""
 
     async def trouble(self) -> str:
-        """Why the judge does not answer; empty where it does."""
+        """Returns why the judge does not answer, or "" if it answers."""
         ...
 
     async def recover(self) -> None:
-        """Start the judge again, where that is ours to do."""
+        """Restart the judge if the chat started it and it ended."""
         ...
 
 
 class RecoveringTools:
-    """Tools that say so where the judge does not answer; its client asks again for the calls that are under way.
+    """Tools that show a notice if the judge does not answer. The judge's client retries the calls in flight.
 
-    A call that is lost for good is given to the model as lost.
+    The model gets the result `lost` for a call that cannot be completed.
     """
 
     def __init__(self, tools: Tools, judge: JudgeWatch, notice: Notice, check_s: float = 2.0) -> None:
@@ -132,13 +140,13 @@ class RecoveringTools:
     async def run(self, tools: ToolRunner, name: str, arguments: dict[str, Any]) -> ToolCall:
         """Run a call on the tools of a conversation."""
         call = asyncio.ensure_future(tools.run(name, arguments))
-        said = False
+        outage_shown = False
         try:
             while not (await asyncio.wait({call}, timeout=self._check_s))[0]:
                 if trouble := await self._judge.trouble():
-                    if not said:
+                    if not outage_shown:
                         self.notice(f"{trouble}; the call is being retried")
-                    said = True
+                    outage_shown = True
                     await self._judge.recover()
             return call.result()
         finally:

@@ -29,7 +29,7 @@ CUT = {
     "max_tokens": "out of tokens",
     "content_filter": "the server's content filter ended it",
     "max_turns": "out of turns",
-    "format": "the format cannot lead on from the model's tool call",
+    "format": "the format cannot continue after the model's tool call",
 }
 """What ended an answer early, in words."""
 

@@ -97,7 +97,7 @@ def command(
         print(json.dumps({table.name: table.record() for table in analysis.tables}, ensure_ascii=False))
     else:
         for table in analysis.tables:
-            if table.shown == "everywhere" and table.rows:
+            if table.output == "everywhere" and table.rows:
                 _print(table)
     # To draw the plots takes longer than to compute the tables, which are therefore shown first.
     folder = output or _folder(paths[0])

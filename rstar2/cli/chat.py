@@ -72,7 +72,7 @@ def command(
         typer.Option(
             metavar="program|notebook|MODULE:OBJECT",
             help="program: Python starts afresh in each call. notebook: Python keeps its variables. Or a tool of your "
-            "own. By default, what the format says.",
+            "own. By default the tool of the format.",
         ),
     ] = None,
     judge: Annotated[
@@ -89,14 +89,17 @@ def command(
     transcript: Annotated[
         Path | None, typer.Option(help="Save the chat in this folder; a chat already there is continued.")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="A system text.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Text of the system message; by default the format's.")
+    ] = None,
     thoughts: Annotated[
-        Literal["on", "off", "fold"], typer.Option(help="How the model's thought is shown.")
+        Literal["on", "off", "fold"],
+        typer.Option(help="Show the model's thought: in full, not at all, or folded to its size."),
     ] = "on",
     temperature: common.Temperature = 0.6,
     top_p: common.TopP = 1.0,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Token budget of one answer, tool output included.")
+        int, typer.Option(min=1, help="Most tokens in one answer, tool output included.")
     ] = 8192,
     max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in one answer.")] = 10,
     max_seconds: Annotated[
@@ -108,19 +111,16 @@ def command(
 ) -> None:
     """Chat with a model that solves problems with Python.
 
-    A judge is started unless --judge names one, and so is an engine for a model on this machine. /help lists the
-    commands; Ctrl-C stops an answer, Ctrl-D exits. Exit code 0 with an answer, 1 on failure, 2 for bad input, 130
-    after Ctrl-C.
+    A judge is started unless --judge names one. An engine is started for a model on this machine. In the chat, /help
+    lists the commands, Ctrl-C stops an answer, and Ctrl-D exits. The exit code is 0 after an answer, 1 after a failure,
+    2 for bad input, and 130 after Ctrl-C.
     """
     from rstar2.chat.keys import keys_unseen
 
-    # What is typed during the imports and while the model loads is shown by the prompt, not by the terminal too.
+    # Keys that are pressed during the imports and while the model loads are shown by the prompt, not also by the
+    # terminal.
     with keys_unseen() if prompt is None else nullcontext():
-        import asyncio
-
-        from rstar2.chat.judge import refuse_wrong_token
         from rstar2.chat.model import ModelChoice
-        from rstar2.chat.server import started_engine
         from rstar2.errors import UserError
         from rstar2.loop.agent import Limits
         from rstar2.loop.engine import Sampling
@@ -131,51 +131,83 @@ def command(
                 "--top-p must be above 0, not 0",
                 "Give 1 to turn it off, or --temperature 0 for greedy answers.",
             )
-        choice = ModelChoice(
-            run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
+        request = _ChatRequest(
+            ModelChoice(
+                run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
+            ),
+            (judge, judge_token),
+            Limits(max_turns=max_turns, max_tokens=max_tokens),
+            Sampling(temperature=temperature, top_p=top_p, seed=seed),
+            max_seconds,
+            system,
+            transcript,
+            thoughts,
+            as_json,
         )
-        question = _single_question(prompt, as_json)
-        say = _Notices()
-        with asyncio.Runner() as runner, ExitStack() as stack:
-            if judge is not None:
-                # Before an engine is started, which takes minutes.
-                runner.run(refuse_wrong_token(judge, judge_token))
-            with progress() as show:
-                choice = stack.enter_context(started_engine(choice, say, show))
-            opened, judge_client = _open(runner, stack, choice, judge, judge_token, say)
-            conversation = _conversation(
-                opened,
-                judge_client,
-                say,
-                Limits(max_turns=max_turns, max_tokens=max_tokens),
-                Sampling(temperature=temperature, top_p=top_p, seed=seed),
-            )
-            stack.callback(lambda: runner.run(conversation.aclose()))
-            conversation.seconds, conversation.system = max_seconds, system
-            if not as_json:
-                err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
-                if format is not None or tool is not None:
-                    err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
-            transcript_stack = stack.enter_context(ExitStack())
-            saved = _transcript(runner, transcript_stack, transcript, conversation, opened.checkpoint, say)
-            if question is not None:
-                _answer(runner, conversation, opened, question, as_json, saved, thoughts, say)
-                return
+        _chat(request, _single_question(prompt, as_json))
 
-            from rstar2.chat.repl import Repl
 
-            describe = (opened.checkpoint, judge_client.described)
-            repl = Repl(runner, transcript_stack, conversation, (out, err), describe, thoughts, saved)
-            say.show = repl.notice
-            repl.run()
+@dataclass(frozen=True)
+class _ChatRequest:
+    """The options of `rstar2 chat`."""
+
+    choice: ModelChoice
+    judge: tuple[str | None, str | None]
+    """URL and token of a judge. Without a URL, a judge is started for the chat."""
+    limits: Limits
+    sampling: Sampling
+    max_seconds: float | None
+    """Time limit of one answer."""
+    system: str | None
+    transcript: Path | None
+    """The folder in which the chat is saved."""
+    thoughts: Literal["on", "off", "fold"]
+    as_json: bool
+
+
+def _chat(request: _ChatRequest, question: str | None) -> None:
+    """Open the model and the judge, then answer one question, or chat at the terminal if `question` is None."""
+    import asyncio
+
+    from rstar2.chat.judge import refuse_wrong_token
+    from rstar2.chat.server import started_engine
+
+    say = _Notices()
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        if request.judge[0] is not None:
+            # Before an engine is started, which takes minutes.
+            runner.run(refuse_wrong_token(*request.judge))
+        with progress() as show:
+            choice = stack.enter_context(started_engine(request.choice, say, show))
+        opened, judge = _open(runner, stack, choice, request.judge, say)
+        conversation = _conversation(opened, judge, say, request)
+        stack.callback(lambda: runner.run(conversation.aclose()))
+        if not request.as_json:
+            err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
+            if request.choice.format.named is not None or request.choice.tool is not None:
+                err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
+        transcript_stack = stack.enter_context(ExitStack())
+        saved = _transcript(
+            runner, transcript_stack, request.transcript, conversation, opened.checkpoint, say
+        )
+        if question is not None:
+            _answer(runner, conversation, opened, question, request, saved, say)
+            return
+
+        from rstar2.chat.repl import Repl
+
+        describe = (opened.checkpoint, judge.described)
+        repl = Repl(runner, transcript_stack, conversation, (out, err), describe, request.thoughts, saved)
+        say.show = repl.notice
+        repl.run()
 
 
 @dataclass
 class _Notices:
-    """Shows notices, such as that a server is away, by the screen that is in use."""
+    """Shows notices, for instance that a server does not answer, on the screen that is in use."""
 
     show: Callable[[str], None] | None = None
-    """None prints them to standard error."""
+    """Shows one notice. None prints it to standard error."""
 
     def __call__(self, text: str) -> None:
         if self.show is not None:
@@ -185,7 +217,7 @@ class _Notices:
 
 
 def _single_question(question: str | None, as_json: bool) -> str | None:
-    """The question of the command line or a pipe; None if a person types at a terminal.
+    """Returns the question of the command line or a pipe, or None if a person types at a terminal.
 
     Raises UserError if it is empty or not UTF-8, or if `as_json` needs one and there is none.
     """
@@ -211,25 +243,24 @@ def _open(
     runner: asyncio.Runner,
     stack: ExitStack,
     choice: ModelChoice,
-    judge: str | None,
-    token: str | None,
+    judge_address: tuple[str | None, str | None],
     say: _Notices,
 ) -> tuple[OpenModel, NamedJudge]:
-    """The model, and the judge: the one at the URL `judge`, or one that is started here."""
+    """Open the model, and the judge at `judge_address` (URL and token) or one that is started for the chat."""
     from rstar2.chat.judge import open_judge
     from rstar2.chat.model import open_model
 
     opened = runner.run(open_model(choice, say))
     if choice.api == "tokens":
         _silence_libraries()
-    opened_judge = stack.enter_context(open_judge(judge, token))
-    stack.callback(lambda: runner.run(opened_judge.client.aclose()))
-    if judge is not None:
-        for notice in runner.run(opened_judge.check(opened.codec.format)):
+    judge = stack.enter_context(open_judge(*judge_address))
+    stack.callback(lambda: runner.run(judge.client.aclose()))
+    if judge_address[0] is not None:
+        for notice in runner.run(judge.check(opened.codec.format)):
             say(notice)
-    if opened_judge.isolation == "none":
-        say("isolation none: the model's programs can read what you can read")
-    return opened, opened_judge
+    if judge.isolation == "none":
+        say("isolation none: the model's programs can read every file that you can read")
+    return opened, judge
 
 
 def _silence_libraries() -> None:
@@ -246,15 +277,16 @@ def _conversation(
     opened: OpenModel,
     judge: NamedJudge,
     say: _Notices,
-    limits: Limits,
-    sampling: Sampling,
+    request: _ChatRequest,
 ) -> Conversation:
     from rstar2.chat.conversation import Conversation
     from rstar2.chat.recovery import RecoveringTools
     from rstar2.loop.toolbox import Toolbox
 
     tools = RecoveringTools(Toolbox(judge.client, opened.codec.format), judge, say)
-    return Conversation(opened.engine, opened.codec, tools, limits, sampling)
+    conversation = Conversation(opened.engine, opened.codec, tools, request.limits, request.sampling)
+    conversation.seconds, conversation.system = request.max_seconds, request.system
+    return conversation
 
 
 def _transcript(
@@ -265,7 +297,7 @@ def _transcript(
     model: str,
     say: _Notices,
 ) -> Transcript | None:
-    """The transcript in a folder, None without a folder. A chat that is already there is continued."""
+    """Open the transcript in a folder, and continue a chat that is already there. Returns None without a folder."""
     from rstar2.chat.transcript import TRACES, open_transcript, read_transcript
 
     if folder is None:
@@ -282,22 +314,21 @@ def _answer(
     conversation: Conversation,
     opened: OpenModel,
     question: str,
-    as_json: bool,
+    request: _ChatRequest,
     saved: Transcript | None,
-    thoughts: Literal["on", "off", "fold"],
     say: _Notices,
 ) -> None:
     """Ask one question and show the answer.
 
-    Raises KeyboardInterrupt if Ctrl-C stopped the answer, after the part that was written is shown.
+    If Ctrl-C stopped the answer, the part that was written is shown, and then KeyboardInterrupt is raised.
     """
     from rstar2.chat.answer import answer, as_object
     from rstar2.chat.screen import Screen
 
-    screen = None if as_json else Screen(conversation.codec, out, err, thoughts)
+    screen = None if request.as_json else Screen(conversation.codec, out, err, request.thoughts)
     say.show = None if screen is None else screen.notice
     trace = answer(runner, conversation, question, screen, transcript=saved)
-    if as_json:
+    if request.as_json:
         answer_object = as_object(trace, opened, None if saved is None else str(saved.folder))
         out.out(json.dumps(answer_object, ensure_ascii=False))
     if trace.finish == "stopped" and not conversation.timed_out:

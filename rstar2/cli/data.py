@@ -406,8 +406,8 @@ def inspect(
 
     from rstar2.data.mixture.look import by_source, count_tokens, form_by_source, open_prepared
     from rstar2.errors import UserError
-    from rstar2.loop.formats.format import ours
-    from rstar2.loop.turns.demands import wording_of
+    from rstar2.loop.formats.format import default_format
+    from rstar2.loop.turns.demands import format_texts
 
     if tokenizer is None and (format is not None or force_format):
         raise UserError(
@@ -423,9 +423,9 @@ def inspect(
     out.print(table)
     codec = _codec(tokenizer, format, force_format) if tokenizer else None
     if prepared.kind == "conversations":
-        wording = codec.wording if codec else wording_of(ours())
-        forms = form_by_source(prepared, wording)
-        _print_form(forms, bool(wording.rewarded))
+        texts = codec.texts if codec else format_texts(default_format())
+        forms = form_by_source(prepared, texts)
+        _print_form(forms, bool(texts.rewarded))
         if (counted := sum(form["conversations"] for form in forms.values())) < prepared.rows:
             out.print(f"turns counted in {counted:,} of the {prepared.rows:,} rows", style="dim")
     tokens_of = _tokens_of(codec) if codec else None

@@ -59,15 +59,15 @@ def show(
     from rstar2.engines.oracle import byte_codec
     from rstar2.errors import UserError
     from rstar2.judge.schema import RunResult
-    from rstar2.loop.formats.format import ours, read_format
+    from rstar2.loop.formats.format import default_format, read_format
     from rstar2.loop.formats.replies import result_text
     from rstar2.loop.turns.choose import FormatChoice, load_codec
 
     if model is not None:
         codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))
     elif format is not None:
-        # A format that takes the model's own template is shown with ours.
-        named = read_format(format, ours().template)
+        # A format that takes the model's own template is shown with the default format's template.
+        named = read_format(format, default_format().template)
         if named.family is not None:
             raise UserError(
                 f"the format {format} has the tokens of a family of models, so it is shown with a model only",

@@ -1,4 +1,4 @@
-"""`rstar2 sft`: stage 0."""
+"""`rstar2 sft`: supervised fine-tuning (SFT), stage 0 of the recipe."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ from rstar2.cli.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rstar2.eval.settings import JudgeChoice
     from rstar2.train.recipe import SftRecipe
     from rstar2.train.split import Split
+    from rstar2.train.start_checks import SftPlan
     from rstar2.train.survey import Survey
 
 EPILOG = examples(
@@ -45,7 +47,7 @@ EPILOG = examples(
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
     ),
     (
-        "measure it on problems every 200 steps, and return the step that solves most of them",
+        "measure the model on problems every 200 steps, and return the one that solves most of them",
         "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --run runs/sft "
         "--set held_out.data=data/rl-held-out --set held_out.every=200",
     ),
@@ -86,8 +88,9 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
-    from rstar2.engines.models import find_model, local_model
-    from rstar2.train.command import sft_command, verl_overrides
+    from rstar2.engines.models import find_model
+    from rstar2.eval.settings import JudgeChoice
+    from rstar2.train.command import verl_overrides
     from rstar2.train.recipe_files import sft_recipe
     from rstar2.train.trainer.verl_config import check_verl_keys
 
@@ -97,47 +100,66 @@ def command(
     find_model(model)
     check_verl_keys("sft_trainer_engine", [verl_overrides(resolved.verl)])
     if dry_run:
-        from rstar2.cli.plan import show_sft
-        from rstar2.train.survey import survey
-
-        with err.status("looking at the conversations"):
-            conversations = survey(resolved, Path(here), data)
-        show_sft(here, resolved, conversations, run)
-        for line in survey_lines(conversations, resolved):
-            out.print(line, markup=False, soft_wrap=True)
-        out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print_json(resolved.model_dump_json())
-        typer.echo(
-            shell_lines(sft_command(resolved, run, here, run, validated=resolved.chosen_by != "last").argv)
-        )
+        _show_plan(resolved, here, data, run)
         return
-    need_training_extra(rollouts_on=[resolved.hardware] if resolved.held_out.data else [])
+    plan = _checked_plan(resolved, model, data, run, JudgeChoice(judge, judge_token, judge_workers))
+    trained = _train(plan, run)
+    out.print(f"model    [cyan]{escape(str(trained))}[/]")
+    same_profile = f" --profile {profile}" if profile else ""
+    next_line = f"rstar2 train --stage 1{same_profile} --model {trained} --data data/rl"
+    out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)
+
+
+def _show_plan(recipe: SftRecipe, model: Path | str, data: Path, run: Path) -> None:
+    """Print the plan, the resolved recipe and VERL's command."""
+    from rstar2.cli.plan import show_sft
+    from rstar2.train.command import sft_command
+    from rstar2.train.survey import survey
+
+    with err.status("looking at the conversations"):
+        conversations = survey(recipe, Path(model), data)
+    show_sft(model, recipe, conversations, run)
+    for line in survey_lines(conversations, recipe):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(worker_environment_line(), style="dim", soft_wrap=True)
+    out.print_json(recipe.model_dump_json())
+    typer.echo(shell_lines(sft_command(recipe, run, model, run, validated=recipe.chosen_by != "last").argv))
+
+
+def _checked_plan(recipe: SftRecipe, model: str, data: Path, run: Path, judge: JudgeChoice) -> SftPlan:
+    """Check the machines, the judge, the model and the data, and return the plan of the run.
+
+    The checks that take a moment come first: later imports take seconds, and a model may have to be downloaded.
+    """
+    need_training_extra(rollouts_on=[recipe.hardware] if recipe.held_out.data else [])
     from rstar2.train.stopping import end_resumably
 
     end_resumably()
-    from rstar2.eval.settings import JudgeChoice
+    from rstar2.engines.models import local_model
     from rstar2.loop.judge_check import try_judge
     from rstar2.train.hardware import check_hardware
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
-    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    check_hardware([resolved.hardware])
+    check_hardware([recipe.hardware])
     check_folder(run)
     with err.status("trying the GPUs, the nodes and the trackers"):
-        check_gpus([resolved.hardware])
-        check_nodes([resolved.hardware], run, None)
-        check_login(resolved.trackers)
+        check_gpus([recipe.hardware])
+        check_nodes([recipe.hardware], run, None)
+        check_login(recipe.trackers)
     from rstar2.train.start_checks import plan_sft
 
-    choice = JudgeChoice(judge, judge_token, judge_workers)
-    if judge is not None and resolved.held_out.data:
-        try_judge(judge, judge_token)
+    if judge.url is not None and recipe.held_out.data:
+        try_judge(judge.url, judge.token)
     folder = local_model(model)
     title = escape(f"encoding the conversations of {data}")
     with err.status(title) as status:
-        plan = plan_sft(
-            resolved, folder, data, choice, lambda count: status.update(f"{title}: {count:,} conversations")
+        return plan_sft(
+            recipe, folder, data, judge, lambda count: status.update(f"{title}: {count:,} conversations")
         )
+
+
+def _train(plan: SftPlan, run: Path) -> Path:
+    """Run SFT, show its progress, and return the folder of the trained model."""
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
@@ -148,55 +170,52 @@ def command(
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer log: [cyan]tail -f {escape(str(opened.logs))}/sft.log[/]")
         with ProgressRows() as progress:
-            trained = run_sft_plan(plan, opened, progress)
-    out.print(f"model    [cyan]{escape(str(trained))}[/]")
-    same = f" --profile {profile}" if profile else ""
-    next_line = f"rstar2 train --stage 1{same} --model {trained} --data data/rl"
-    out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)
+            return run_sft_plan(plan, opened, progress)
 
 
-def survey_lines(found: Survey, recipe: SftRecipe) -> Iterator[str]:
-    """What would become of the conversations, as of `split_lines`; an estimate says that it is one."""
-    if found.split is not None:
-        yield from split_lines(found.split, recipe)
-    elif (estimate := found.estimate) is not None:
+def survey_lines(conversations: Survey, recipe: SftRecipe) -> Iterator[str]:
+    """Yield lines about the conversations that would be trained on, as `split_lines`. Estimates are named as such."""
+    if conversations.split is not None:
+        yield from split_lines(conversations.split, recipe)
+    elif (estimate := conversations.estimate) is not None:
         if estimate.too_long:
             yield f"about {too_long_line(estimate.too_long, recipe)}"
-        ends = f"; the loss is measured on about {counted(estimate.held_out, 'other')}, held out"
+        measured = f"; the loss is measured on about {counted(estimate.held_out, 'other')}, held out"
         if recipe.validation.data:
-            ends = f"; the loss is measured on conversations of {recipe.validation.data}"
+            measured = f"; the loss is measured on conversations of {recipe.validation.data}"
         elif not estimate.held_out:
-            ends = ""
-        yield f"about {counted(estimate.train, 'conversation')} to train on{ends}"
+            measured = ""
+        yield f"about {counted(estimate.train, 'conversation')} to train on{measured}"
         yield (
             f"these are estimates from {estimate.sampled:,} of {counted(estimate.conversations, 'conversation')}: "
             "SFT encodes all of them when it starts"
         )
     else:
         yield (
-            f"{counted(found.conversations, 'conversation')}; how many are too long or held out is unknown: "
-            f"{found.unknown}"
+            f"{counted(conversations.conversations, 'conversation')}; how many are too long or held out is unknown: "
+            f"{conversations.unknown}"
         )
 
 
 def too_long_line(count: int, recipe: SftRecipe) -> str:
-    """How many conversations have too many tokens, and what becomes of them."""
+    """Returns a line with the number of conversations over the token limit, and whether they are left out or cut."""
     done = "left out" if recipe.too_long == "drop" else "cut"
     return f"{counted(count, 'conversation')} with more than {recipe.max_tokens} tokens: {done}"
 
 
-def split_lines(found: Split, recipe: SftRecipe) -> Iterator[str]:
-    """What becomes of the conversations: how many are left out and why, how many are trained on and measured."""
-    if found.too_long:
-        yield too_long_line(found.too_long, recipe)
-    if found.cut_to_nothing:
-        yield f"{counted(found.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
-    if found.repeated:
+def split_lines(split: Split, recipe: SftRecipe) -> Iterator[str]:
+    """Yield lines with the numbers of conversations that are left out, trained on and held out, with the reasons."""
+    if split.too_long:
+        yield too_long_line(split.too_long, recipe)
+    if split.cut_to_nothing:
+        yield f"{counted(split.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
+    if split.repeated:
         yield (
-            f"{counted(found.repeated, 'conversation')} of {recipe.validation.data} left out: they ask nearly the same "
+            f"{counted(split.repeated, 'conversation')} of {recipe.validation.data} left out: they ask nearly the same "
             "as the training data"
         )
-    measured = counted(len(found.validation), "other")
-    where = f"of {recipe.validation.data}" if recipe.validation.data else "held out"
-    ends = f"; the loss is measured on {measured}, {where}" if len(found.validation) else ""
-    yield f"{counted(len(found.train), 'conversation')} to train on{ends}"
+    measured = ""
+    if len(split.validation):
+        where = f"of {recipe.validation.data}" if recipe.validation.data else "held out"
+        measured = f"; the loss is measured on {counted(len(split.validation), 'other')}, {where}"
+    yield f"{counted(len(split.train), 'conversation')} to train on{measured}"

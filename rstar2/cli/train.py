@@ -1,7 +1,8 @@
-"""`rstar2 train`: GRPO-RoC in stages."""
+"""`rstar2 train`: reinforcement learning with GRPO and Resampling on Correct (GRPO-RoC), in stages."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +36,9 @@ from rstar2.cli.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from rstar2.eval.settings import JudgeChoice
     from rstar2.train.answers import UnreadableAnswer
+    from rstar2.train.recipe import StageRecipe
     from rstar2.train.start_checks import TrainPlan
 
 EPILOG = examples(
@@ -67,8 +70,8 @@ EPILOG = examples(
 )
 
 
-SHOWN_ANSWERS = 5
-"""Answers that a line about unreadable ones shows."""
+MAX_ANSWERS = 5
+"""The most unreadable answers that a line lists for one file."""
 
 
 def command(
@@ -114,9 +117,14 @@ def command(
         typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and exit."),
     ] = False,
 ) -> None:
-    """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
-    from rstar2.engines.models import find_model, local_model
-    from rstar2.train.command import stage_commands, verl_overrides
+    """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.
+
+    RoC is Resampling on Correct. It samples twice as many rollouts of a problem as it trains on, and among the correct
+    ones it prefers those with few failed tool calls.
+    """
+    from rstar2.engines.models import find_model
+    from rstar2.eval.settings import JudgeChoice
+    from rstar2.train.command import verl_overrides
     from rstar2.train.recipe_files import stage_range, stage_recipes
     from rstar2.train.trainer.verl_config import check_verl_keys
 
@@ -125,35 +133,66 @@ def command(
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     find_model(model)
     check_verl_keys("ppo_trainer", (verl_overrides(each.verl) for each in recipes.values()))
+    request = _TrainRequest(recipes, data, solved, run, JudgeChoice(judge, judge_token, judge_workers))
     if dry_run:
-        from rstar2.cli.plan import show_run
-        from rstar2.train.start_checks import check_data, check_start
+        _show_plan(request, here)
+    else:
+        _train(_checked_plan(request, model), run)
 
-        if any(Path(here).glob("tokenizer*")):
-            check_start(recipes, Path(here))
-        rows, _, unreadable = check_data(recipes, data, solved)
-        for line in unreadable_lines(unreadable):
-            out.print(line, markup=False, soft_wrap=True)
-        show_run(here, recipes, None if judge else judge_workers, run, len(rows))
-        out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        for number, resolved, trainer in stage_commands(recipes, here, run):
-            out.print(f"[bold]stage {number}[/]")
-            out.print_json(resolved.model_dump_json())
-            typer.echo(shell_lines(trainer.argv))
-        return
-    machines = [resolved.machines for resolved in recipes.values()]
+
+@dataclass(frozen=True)
+class _TrainRequest:
+    """The options of `rstar2 train`, with the recipes of its stages resolved."""
+
+    recipes: dict[int, StageRecipe]
+    data: Path
+    solved: Path | None
+    run: Path
+    judge: JudgeChoice
+
+
+def _show_plan(request: _TrainRequest, model: Path | str) -> None:
+    """Print the plan, the resolved recipes and VERL's commands.
+
+    Raises UserError if the data or the model's tokenizer cannot be used. A model that is not on this machine, named by
+    its hub id, is not checked.
+    """
+    from rstar2.cli.plan import show_run
+    from rstar2.train.command import stage_commands
+    from rstar2.train.start_checks import check_data, check_start
+
+    if any(Path(model).glob("tokenizer*")):
+        check_start(request.recipes, Path(model))
+    rows, _, unreadable = check_data(request.recipes, request.data, request.solved)
+    for line in unreadable_lines(unreadable):
+        out.print(line, markup=False, soft_wrap=True)
+    workers = None if request.judge.url else request.judge.workers
+    show_run(model, request.recipes, workers, request.run, len(rows))
+    out.print(worker_environment_line(), style="dim", soft_wrap=True)
+    for number, recipe, trainer in stage_commands(request.recipes, model, request.run):
+        out.print(f"[bold]stage {number}[/]")
+        out.print_json(recipe.model_dump_json())
+        typer.echo(shell_lines(trainer.argv))
+
+
+def _checked_plan(request: _TrainRequest, model: str) -> TrainPlan:
+    """Check the machines, the judge, the model and the data, and return the plan of the run.
+
+    The checks that take a moment come first: later imports take seconds, and a model may have to be downloaded.
+    """
+    recipes, judge = request.recipes, request.judge
+    machines = [recipe.machines for recipe in recipes.values()]
     need_training_extra(rollouts_on=machines)
     from rstar2.train.stopping import end_resumably
 
     end_resumably()
-    from rstar2.eval.settings import JudgeChoice
+    from rstar2.engines.models import local_model
     from rstar2.loop.judge_check import try_judge
     from rstar2.train.hardware import check_hardware
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
-    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     check_hardware(machines)
-    check_folder(run)
+    check_folder(request.run)
     from rstar2.train.start_checks import (
         check_judge_place,
         check_model,
@@ -162,22 +201,26 @@ def command(
         plan_training,
     )
 
-    choice = JudgeChoice(judge, judge_token, judge_workers)
-    check_judge_place(recipes, choice)
-    if judge is not None:
-        try_judge(judge, judge_token)
+    check_judge_place(recipes, judge)
+    address = None if judge.url is None else (judge.url, judge.token)
+    if address is not None:
+        try_judge(*address)
     with err.status("trying the GPUs, the nodes and the trackers"):
         check_gpus(machines)
-        check_nodes(machines, run, None if judge is None else (judge, judge_token))
-        for trackers in {(resolved.trackers, resolved.trace_trackers) for resolved in recipes.values()}:
+        check_nodes(machines, request.run, address)
+        for trackers in {(recipe.trackers, recipe.trace_trackers) for recipe in recipes.values()}:
             check_login(*trackers)
     folder = local_model(model)
-    if judge is not None:
+    if address is not None:
         check_model(folder)
-        with err.status(escape(f"running programs on the judge at {judge}")):
-            check_programs(recipes, (judge, judge_token), check_start(recipes, folder))
-    with err.status(escape(f"counting the tokens of the prompts of {data}")):
-        plan = plan_training(recipes, folder, data, solved, choice)
+        with err.status(escape(f"running programs on the judge at {judge.url}")):
+            check_programs(recipes, address, check_start(recipes, folder))
+    with err.status(escape(f"counting the tokens of the prompts of {request.data}")):
+        return plan_training(recipes, folder, request.data, request.solved, judge)
+
+
+def _train(plan: TrainPlan, run: Path) -> None:
+    """Run the stages of a plan, and show their progress and the time they took."""
     for line in left_out(plan):
         out.print(line, markup=False, soft_wrap=True)
     warn_before_start(plan, run)
@@ -196,23 +239,26 @@ def command(
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """A line for each file with problems that no output can be graded correct against: how many, and the first few."""
+    """Yield a line for each file with problems that no output can be graded correct against.
+
+    The line gives the number of these problems and the first few of their answers.
+    """
     for file, answers in unreadable.items():
         if answers:
-            more = f", and {len(answers) - SHOWN_ANSWERS} more" if len(answers) > SHOWN_ANSWERS else ""
-            shown = "; ".join(map(str, answers[:SHOWN_ANSWERS]))
+            more = f", and {len(answers) - MAX_ANSWERS} more" if len(answers) > MAX_ANSWERS else ""
+            listed = "; ".join(map(str, answers[:MAX_ANSWERS]))
             problems = counted(len(answers), "problem")
-            yield f"{file}: left out {problems} that no output can be graded correct against: {shown}{more}"
+            yield f"{file}: left out {problems} that no output can be graded correct against: {listed}{more}"
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:
-    """A line for each file and each stage from which problems are left out, and why."""
+    """Yield a line for each file and each stage from which problems are left out, with the reason."""
     yield from unreadable_lines(plan.unreadable)
     for number, recipe in plan.recipes.items():
         counts = (
             (plan.too_long[number], "problem"),
             (plan.held_out_too_long.get(number, 0), "held-out problem"),
         )
-        if said := " and ".join(counted(count, noun) for count, noun in counts if count):
+        if numbers := " and ".join(counted(count, noun) for count, noun in counts if count):
             limit = recipe.rollout.prompt_tokens
-            yield f"stage {number}: left out {said} with a prompt of more than {limit} tokens"
+            yield f"stage {number}: left out {numbers} with a prompt of more than {limit} tokens"

@@ -17,7 +17,7 @@ from typing import Any
 from rstar2.data.answer_form import THOUGHT, Message, apart, plain_turn, questions
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import has_calls
-from rstar2.loop.turns.demands import Demands, Wording, demands_of
+from rstar2.loop.turns.demands import Demands, FormatTexts, demands_of
 
 ANSWER_FORM = "answer_form"
 """The column of a row that says whether it is taught in the form that RL rewards."""
@@ -68,24 +68,24 @@ def tools_of(row: Mapping[str, Any]) -> list[Message] | None:
     return listed
 
 
-def as_taught(row: Mapping[str, Any], wording: Wording) -> Taught:
+def as_taught(row: Mapping[str, Any], texts: FormatTexts) -> Taught:
     """A row of `messages`, and perhaps `tools` and `answer_form`, as SFT teaches it."""
-    messages = _with_allowed_calls(list(row["messages"]), wording.format.calls_per_turn)
+    messages = _with_allowed_calls(list(row["messages"]), texts.format.calls_per_turn)
     rewritten, solves = None, bool(row.get(_TOKENS))
     if row.get(ANSWER_FORM) or solves:
-        rewritten = in_answer_form(messages, wording, solves)
+        rewritten = in_answer_form(messages, texts, solves)
     if rewritten is None:
-        tag = _thought_tag(messages, wording)
-        messages = [_with_formats_thought(message, wording, tag) for message in messages]
+        tag = _thought_tag(messages, texts)
+        messages = [_with_formats_thought(message, texts, tag) for message in messages]
     else:
         messages = rewritten
-    keeps_form = rewritten is not None or all(_following(messages, wording) or [False])
-    opened, tools = _with_system_text(messages, tools_of(row), wording, keeps_form)
+    keeps_form = rewritten is not None or all(_following(messages, texts) or [False])
+    opened, tools = _with_system_text(messages, tools_of(row), texts, keeps_form)
     return Taught(opened, tools, keeps_form)
 
 
 def in_answer_form(
-    messages: Sequence[Message], wording: Wording, solves: bool = False
+    messages: Sequence[Message], texts: FormatTexts, solves: bool = False
 ) -> list[Message] | None:
     """A conversation in the form that RL rewards; None if it cannot be written so, or the format asks for nothing.
 
@@ -95,24 +95,24 @@ def in_answer_form(
     `solves`: a model wrote it to solve a problem, so that its box is the answer.
     """
     plain = [plain_turn(message) for message in messages]
-    if not wording.rewarded or (parts := questions(plain, solves)) is None:
+    if not texts.rewarded or (parts := questions(plain, solves)) is None:
         return None
-    has_place = wording.format.family is not None or wording.opens_thought or bool(wording.opening.thought)
+    has_place = texts.format.family is not None or texts.opens_thought or bool(texts.opening.thought)
     if not solves and not has_place and any(message.get(THOUGHT) for message in plain):
         return None
     for question in parts:
         is_problem = question.value is not None or not question.answered
         if is_problem:
-            content = wording.format.user.replace("{problem}", plain[question.start]["content"])
+            content = texts.format.user.replace("{problem}", plain[question.start]["content"])
             plain[question.start] = {**plain[question.start], "content": content}
-        demands = wording.rewarded if is_problem else wording.opening
+        demands = texts.rewarded if is_problem else texts.opening
         for at in range(question.start + 1, question.end):
             if plain[at]["role"] == "assistant":
-                plain[at] = _turn(plain[at], question.value, demands, wording)
+                plain[at] = _turn(plain[at], question.value, demands, texts)
     return plain
 
 
-def _turn(message: Message, value: str | None, demands: Demands, wording: Wording) -> Message:
+def _turn(message: Message, value: str | None, demands: Demands, texts: FormatTexts) -> Message:
     """A turn in the form that is asked for; `value` is the definite value that answers its question."""
     text = message.get("content") or ""
     boxed = f"\\boxed{{{value}}}"
@@ -125,27 +125,27 @@ def _turn(message: Message, value: str | None, demands: Demands, wording: Wordin
         reasoning, answer = text, boxed
     if answer and demands.answer:
         answer = f"{tags.ANSWER}{answer}{tags.ANSWER_END}"
-    if wording.format.family is None and (wording.opens_thought or demands.thought):
+    if texts.format.family is None and (texts.opens_thought or demands.thought):
         thought = "\n\n".join(filter(None, [message.get(THOUGHT), reasoning]))
-        start = wording.turn_start if wording.opens_thought else demands.thought
+        start = texts.turn_start if texts.opens_thought else demands.thought
         return _with_thought({**message, "content": answer}, start, thought)
     return {**message, "content": "\n\n".join(filter(None, [reasoning, answer]))}
 
 
-def _with_formats_thought(message: Message, wording: Wording, tag: str) -> Message:
+def _with_formats_thought(message: Message, texts: FormatTexts, tag: str) -> Message:
     """A turn whose thought is where the format has it: in a field, after the generation prompt, or in `tag`.
 
     If the format has no place for it, tags stay in the text, and a thought in a field stays there, which no template
     shows.
     """
     content = message.get("content") or ""
-    start = wording.turn_start if wording.opens_thought else tag
+    start = texts.turn_start if texts.opens_thought else tag
     if message["role"] != "assistant" or (start and content.startswith(start) and not message.get(THOUGHT)):
         return message
     thought, said = apart(message)
     if thought is None:
         return message
-    if wording.format.family is not None:
+    if texts.format.family is not None:
         return {**message, THOUGHT: thought, "content": said}
     return _with_thought({**message, "content": said}, start, thought) if start else message
 
@@ -156,11 +156,11 @@ def _with_thought(message: Message, start: str, thought: str) -> Message:
     return {key: value for key, value in message.items() if key != THOUGHT} | {"content": content}
 
 
-def _thought_tag(messages: Sequence[Message], wording: Wording) -> str:
+def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
     """The tag of a thought that the conversation's texts ask for; empty if they ask for none."""
     own = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
     asked = demands_of("\n".join(own)).thought
-    return asked or wording.opening.thought
+    return asked or texts.opening.thought
 
 
 def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Message]:
@@ -196,15 +196,15 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
     return allowed
 
 
-def _following(messages: Sequence[Message], wording: Wording) -> list[bool]:
+def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
     """Returns for each turn whether it does what the format's opening asks for.
 
     Empty if no turn has tags of ours, or the opening asks for nothing.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
-    if not wording.opening or not any(_has_form(turn) for turn in turns):
+    if not texts.opening or not any(_has_form(turn) for turn in turns):
         return []
-    return [wording.meets(turn, wording.opening, may_be_empty=True) for turn in turns]
+    return [texts.meets(turn, texts.opening, may_be_empty=True) for turn in turns]
 
 
 def _has_form(turn: Message) -> bool:
@@ -214,14 +214,14 @@ def _has_form(turn: Message) -> bool:
 
 
 def _with_system_text(
-    messages: list[Message], tools: list[Message] | None, wording: Wording, keeps_form: bool
+    messages: list[Message], tools: list[Message] | None, texts: FormatTexts, keeps_form: bool
 ) -> tuple[list[Message], list[Message] | None]:
     """The conversation with the system text that belongs before it, and the tools that are left to the template."""
-    fmt = wording.format
+    fmt = texts.format
     has_own = messages[0]["role"] == "system"
     if fmt.system is not None and "{tools}" in fmt.system:
-        return _with_listed_tools(messages, tools, wording, keeps_form)
-    if has_own or not wording.opening:
+        return _with_listed_tools(messages, tools, texts, keeps_form)
+    if has_own or not texts.opening:
         return messages, tools
     if not keeps_form:
         return [{"role": "system", "content": ""}, *messages], tools
@@ -231,15 +231,15 @@ def _with_system_text(
 
 
 def _with_listed_tools(
-    messages: list[Message], tools: list[Message] | None, wording: Wording, keeps_form: bool
+    messages: list[Message], tools: list[Message] | None, texts: FormatTexts, keeps_form: bool
 ) -> tuple[list[Message], list[Message] | None]:
     """The same for a format whose system text lists the tools: it stands before every conversation that has some."""
-    fmt = wording.format
+    fmt = texts.format
     assert fmt.system is not None
     has_own = messages[0]["role"] == "system"
     listed = list(fmt.tools) if tools is None and has_calls(messages) else tools or []
-    if not (keeps_form if wording.opening else listed):
-        if wording.opening and not has_own:
+    if not (keeps_form if texts.opening else listed):
+        if texts.opening and not has_own:
             return [{"role": "system", "content": ""}, *messages], tools
         return messages, tools
     system = fmt.with_tools(fmt.system, listed)
@@ -249,25 +249,25 @@ def _with_listed_tools(
     return [{"role": "system", "content": f"{own}\n\n{system.strip()}"}, *messages[1:]], []
 
 
-def count_form(row: Mapping[str, Any], wording: Wording) -> FormCounts:
+def count_form(row: Mapping[str, Any], texts: FormatTexts) -> FormCounts:
     """How many turns of a row keep the form that they are asked for, as SFT teaches it."""
-    taught = as_taught(row, wording)
+    taught = as_taught(row, texts)
     system = taught.messages[0]["content"] if taught.messages[0]["role"] == "system" else None
-    opening = wording.opening if system is None else demands_of(system)
+    opening = texts.opening if system is None else demands_of(system)
     learnt = demanded = compliant = unlearnt = 0
     for turn, demands, is_earlier in _turns(taught.messages, opening):
-        if not wording.learns(is_earlier, bool(turn.get(THOUGHT))):
+        if not texts.learns(is_earlier, bool(turn.get(THOUGHT))):
             unlearnt += 1
             continue
         learnt += 1
         if demands:
             demanded += 1
-            compliant += wording.meets(turn, demands, may_be_empty=taught.keeps_form)
-    loses_thoughts = wording.format.family is None or wording.drops_thoughts
-    following = _following(taught.messages, wording)
+            compliant += texts.meets(turn, demands, may_be_empty=taught.keeps_form)
+    loses_thoughts = texts.format.family is None or texts.drops_thoughts
+    following = _following(taught.messages, texts)
     return FormCounts(
         conversations=1,
-        rewarded_endings=int(_ends_in_form(taught.messages, wording)),
+        rewarded_endings=int(_ends_in_form(taught.messages, texts)),
         turns=learnt,
         demanded_turns=demanded,
         compliant_turns=compliant,
@@ -277,13 +277,13 @@ def count_form(row: Mapping[str, Any], wording: Wording) -> FormCounts:
     )
 
 
-def _ends_in_form(messages: Sequence[Message], wording: Wording) -> bool:
+def _ends_in_form(messages: Sequence[Message], texts: FormatTexts) -> bool:
     """Whether the last turn is one that RL rewards if its answer is right."""
     last = next(message for message in reversed(messages) if message["role"] == "assistant")
-    rewarded = wording.rewarded
+    rewarded = texts.rewarded
     if not (rewarded.answer or rewarded.box) or last.get("tool_calls"):
         return False
-    return not tags.find_calls(tags.message_text(last)) and wording.meets(last, rewarded, may_be_empty=True)
+    return not tags.find_calls(tags.message_text(last)) and texts.meets(last, rewarded, may_be_empty=True)
 
 
 def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[Message, Demands, bool]]:

@@ -1,14 +1,14 @@
-"""The demo: the training pipeline on a tiny model made from nothing and built-in problems.
+"""The demo: the training pipeline with a tiny model, which starts from random weights, and built-in problems.
 
-What the demo adds to the folders of `rstar2.train.pipeline`:
+The run's folder has these files and folders beside those of `rstar2.train.pipeline`:
 
 ```
 RUN/
-  random/               the tiny model as it is made, like a published base model
-  base/                 the same in the demo's format
+  random/               the tiny model with random weights, in the form of a published base model
+  base/                 the same model with the demo's format
   data/                 conversations for SFT
   plain/                stages and evaluations under plain GRPO (--compare)
-  summary.json          the measurements of every phase, and where the time went
+  summary.json          the measurements of every phase, and the time that each took
   report.html figure4.svg
 ```
 """
@@ -39,22 +39,22 @@ from rstar2.train.stages import PhaseProgress, SftInput, is_done, run_sft
 from rstar2.train.start_checks import with_format
 
 TOKENIZER_TRACES = 1500
-"""Conversations that the tokenizer learns its merges from."""
+"""Number of conversations that the tokenizer learns its merges from."""
 
 EXAMPLES = 3
-"""Held-out problems that a chat with the model suggests."""
+"""Number of held-out problems that a chat with the model suggests."""
 
 
 def run_demo(
     plan: DemoPlan, run: Run, compare: bool, progress: PhaseProgress, judge: JudgeChoice
 ) -> dict[str, Any]:
-    """Run what is not done yet, write summary.json, and return the summary.
+    """Run the phases that are not done yet, and write summary.json. Returns the summary.
 
-    With `compare`, also train with plain GRPO; a run that began to stays with it.
+    With `compare`, the stages are also trained with plain GRPO. A run that has begun the comparison always resumes it.
 
     Raises:
-        UserError: no Redis, or no isolation that works here.
-        Failure: a phase failed; what is finished is kept, and the same call resumes.
+        UserError: there is no Redis, or no isolation works on this machine.
+        Failure: a phase failed. Finished work is stored, and the same call resumes.
     """
     demo = plan.demo
     compare = compare or (run.path / "plain").is_dir()
@@ -62,7 +62,7 @@ def run_demo(
     held_out = builtin.held_out(demo.seed, demo.problems.held_out)
     evaluation = Evaluation(held_out, demo.eval)
     rows = rl_rows(problems, plan.stages[1].rollout.rollouts, "builtin")
-    # What the demo's model writes imports nothing.
+    # The programs of the demo's model import nothing, so the judge need not preload packages.
     with open_pipeline(run, progress, replace(judge, preload=False)) as pipeline:
         sft = fine_tuned(plan, pipeline)
         first = pipeline.evaluate("sft", sft, evaluation, run.path)
@@ -89,10 +89,10 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
 
 
 def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
-    """Stage 0 on flawed traces; makes the model and the traces first."""
+    """Make the model and the flawed traces, and run SFT on them (stage 0). Returns the folder of SFT's model."""
     run, folder = pipeline.run, pipeline.run.path / "sft"
     if not is_done(folder):
-        # What this starts gets ready while the model and the data are made.
+        # The services of the trainer start while the model and the data are made.
         pipeline.trainer_env(plan.sft.hardware)
     base = _base(plan.demo, run.path)
     data = run.path / "data" / "sft.jsonl"

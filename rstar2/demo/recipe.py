@@ -23,14 +23,14 @@ StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
 
 
 class DemoProblems(Strict):
-    """How many built-in problems are used."""
+    """Numbers of built-in problems."""
 
     train: int = Field(ge=1)
     held_out: int = Field(ge=1)
 
 
 class Flaws(Strict):
-    """The share of each kind of flaw, see `rstar2.data.builtin.traces`; the rest is clean."""
+    """The share of traces with each kind of flaw (see `rstar2.data.builtin.traces`). The rest has none."""
 
     repaired: float = Field(0.0, ge=0, le=1)
     guessed: float = Field(0.0, ge=0, le=1)
@@ -54,7 +54,7 @@ class DemoTraces(Strict):
 
 
 class DemoRecipe(Strict):
-    """The demo, whole. `sft`, `rl` and `stage1` to `stage3` hold keys of the recipes they change."""
+    """The recipe of the demo. `sft`, `rl` and `stage1` to `stage3` have the keys of other recipes that they change."""
 
     seed: int = Field(1, ge=0)
     model: TinyModel
@@ -63,7 +63,7 @@ class DemoRecipe(Strict):
     eval: EvalSettings
     sft: Annotated[dict[str, Any], KeysOf(SftRecipe)]
     rl: StageKeys
-    """For all three stages."""
+    """Keys for all three stages."""
     stage1: StageKeys = Field(default_factory=dict)
     stage2: StageKeys = Field(default_factory=dict)
     stage3: StageKeys = Field(default_factory=dict)
@@ -71,7 +71,7 @@ class DemoRecipe(Strict):
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """Everything resolved."""
+    """The demo's recipe, and the resolved recipes of SFT and the stages."""
 
     demo: DemoRecipe
     sft: SftRecipe
@@ -81,29 +81,29 @@ class DemoPlan:
 
     @property
     def folder(self) -> Path:
-        """Where it runs unless a user says otherwise."""
+        """The default folder of the run."""
         return Path("runs") / ("demo" if self.demo.seed == 1 else f"demo-seed{self.demo.seed}")
 
     def config(self) -> dict[str, Any]:
-        """What a run folder keeps, so that no other recipe resumes it; see `compared`."""
+        """The content of the run's config.json. A run is not resumed with another recipe (see `compared`)."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}
         return {"demo": self.demo.model_dump(mode="json"), "sft": self.sft.model_dump(mode="json"), **stages}
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """What of a run's config must be the same at every start, see `rstar2.train.changeable`."""
+        """The part of a run's config that must be the same at every start (see `rstar2.train.changeable`)."""
         stages = {
             name: compared(recipe, SftRecipe if name == "sft" else StageRecipe)
             for name, recipe in config.items()
             if name != "demo"
         }
         demo = config["demo"]
-        given = {name: compared(demo[name]) for name in ("sft", "rl", "stage1", "stage2", "stage3")}
-        return {"demo": {**demo, "eval": without(demo["eval"], HOW_IT_RUNS), **given}, **stages}
+        changes = {name: compared(demo[name]) for name in ("sft", "rl", "stage1", "stage2", "stage3")}
+        return {"demo": {**demo, "eval": without(demo["eval"], HOW_IT_RUNS), **changes}, **stages}
 
 
 def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
-    """Read the demo's recipe and resolve its stages; a wrong file, key or value is a UserError."""
+    """Read the demo's recipe and resolve its stages. Raises UserError for a wrong file, key or value."""
     path, values = read_recipe(recipe, "demo")
     values |= {} if seed is None else {"seed": seed}
     demo = resolve(DemoRecipe, values, overrides, str(path))
@@ -122,14 +122,14 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
 
 
 def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
-    """What the demo would start in the folder `run`, by phase."""
+    """The trainer's command of each phase of the demo in the folder `run`."""
     sft = sft_command(plan.sft, run / "sft", run / "base", run / "sft")
     stages = stage_commands(plan.stages, run / "sft" / "model", run)
     return [("SFT", sft), *((f"stage {number}", command) for number, _, command in stages)]
 
 
 def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:
-    """Raise a UserError where a batch is larger than the data, or a tracker cannot be used."""
+    """Raises UserError if a batch is larger than the data, or if a tracker cannot be used."""
     check_trackers(sft.trackers, sft=True)
     for stage in stages.values():
         check_trackers(stage.trackers, stage.trace_trackers)

@@ -1,4 +1,4 @@
-"""The demo's numbers: a table and a plot for a terminal, and the paper's figure 4 as a picture."""
+"""Shows the demo's numbers: a table and a plot for a terminal, and a picture like figure 4 of the paper."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ARMS = (("GRPO-RoC", ".", "#1f6feb"), ("plain GRPO", "plain", "#d97706"))
-_COLUMNS = (
-    "accuracy",
-    "95 % interval",
-    "failed calls in\ncorrect traces",
-    "failed calls\nrepaired",
-    "calls",
-    "tokens",
-    "seconds",
+_COLUMNS = ("accuracy", "95 %", "failed", "repaired", "calls", "tokens", "time")
+_CAPTION = (
+    "accuracy: share of correct samples, with its 95 % interval. failed: share of failed calls in correct traces. "
+    "repaired: share of the turns with a failed call that a turn with right calls follows. calls, tokens: means of a "
+    "trace. time: of the phase and its measurement."
 )
 _PANELS = (
     ("Failed calls in correct traces, %", "failed", 100.0),
@@ -33,33 +30,38 @@ _PANELS = (
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """One row a phase, on the held-out problems."""
+    """A table of the measurements on held-out problems, with a row per phase."""
     first = summary["phases"][0]
-    shown = Table(
+    rows = Table(
         title=f"{first['problems']} held-out problems, {first['samples']} samples, seed {summary['seed']}, "
-        f"isolation {summary['isolation']}"
+        f"isolation {summary['isolation']}",
+        title_justify="left",
+        caption=_CAPTION,
+        caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
     )
-    shown.add_column("phase")
+    rows.add_column("phase", no_wrap=True)
     for name in _COLUMNS:
-        shown.add_column(name, justify="right")
+        rows.add_column(name, justify="right", no_wrap=True)
     arms = [("", summary["phases"])]
     if "plain_grpo" in summary:
         arms = [("GRPO-RoC ", summary["phases"]), ("plain GRPO ", summary["plain_grpo"][1:])]
     for label, phases in arms:
         for phase in phases:
             low, high = phase["interval"]
-            shown.add_row(
+            rows.add_row(
                 f"{label if phase['name'] != 'sft' else ''}{phase['name']}",
                 f"{phase['accuracy']:.1%}",
-                f"{low:.1%} – {high:.1%}",
+                f"{100 * low:.1f} – {high:.1%}",
                 _percent(phase["failed_call_ratio_correct"]),
-                # Summaries of earlier versions do not have it.
+                # Summaries of earlier versions lack it.
                 _percent(phase.get("repaired_share")),
                 f"{phase['calls_per_trace']:.2f}",
                 f"{phase['mean_tokens']:.1f}",
-                f"{phase['wall_s']:.0f}",
+                f"{phase['wall_s']:.0f} s",
             )
-    return shown
+    return rows
 
 
 def _percent(share: float | None) -> str:
@@ -67,7 +69,7 @@ def _percent(share: float | None) -> str:
 
 
 def plot(run: Path, summary: dict[str, Any]) -> Text:
-    """Pass rate and failed-call ratio of the training rollouts against steps."""
+    """A plot of the pass rate and the share of failed calls of training rollouts over steps."""
     import plotext
 
     plotext.clear_figure()
@@ -92,8 +94,8 @@ def plot(run: Path, summary: dict[str, Any]) -> Text:
 def write_figure(run: Path) -> Path:
     """Write `figure4.svg` to the run's folder and return its path.
 
-    All 2G rollouts of a step count, before RoC selects. Thin lines are single steps, thick ones means of
-    several; dotted lines are the starts of stages.
+    It covers all rollouts of a step, before Resampling on Correct (RoC) selects half of them. Thin lines are values of
+    single steps, and thick lines are means of several steps. Dotted lines are the starts of stages.
     """
     import matplotlib.pyplot as plt
 
@@ -109,10 +111,10 @@ def write_figure(run: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.25)
     axes[0].legend(frameon=False, fontsize=9)
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None})
     plt.close(figure)
-    write_text(run / "figure4.svg", drawn.getvalue())
+    write_text(run / "figure4.svg", svg.getvalue())
     return run / "figure4.svg"
 
 

@@ -1,11 +1,11 @@
-"""A tiny Qwen3 and its tokenizer, made from nothing: the demo's student.
+"""Makes the demo's model: a tiny Qwen3 with random weights, and its tokenizer.
 
-Its folder has the traits of a published base model, so that what fails with one fails here too; docs/fidelity.md
-lists the differences that are left.
+Its folder is like that of a published base model, so that code which fails with one fails here too. docs/fidelity.md
+lists the remaining differences.
 
-What it must learn is to copy: numbers from the problem into code, and tool output into the answer. So digits are tokens
-of their own (ten to learn, not thousands), and merges turn all fixed text into long tokens, which puts what is copied
-at few distances.
+The model must learn to copy numbers from the problem into code, and tool output into the answer. Therefore each digit
+is one token: there are ten of them to learn instead of thousands of numbers. Merges turn all fixed text into long
+tokens, so that the distances of copying are few.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
 _TAGS = ("tool_call", "tool_response", "think", "reason", "answer")
 MARKUP = [token for tag in _TAGS for token in (f"<{tag}>", f"</{tag}>")]
-"""One token each, but not special. Qwen3's own vocabulary has the first three tags."""
+"""Each is one token, but no special token. Qwen3's own vocabulary has the first three tags."""
 _ROWS = 128
-"""The rows of the embedding are a multiple of this, and more than there are tokens, as in Qwen3."""
+"""The number of rows of the embedding is a multiple of this, and larger than the number of tokens, as in Qwen3."""
 _SHARD = "500KB"
-"""At most this much of the weights is in one file."""
+"""Largest size of a file of weights."""
 _TEMPLATE = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -39,29 +39,29 @@ _TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""The base model's own chat template, which no format of ours has."""
+"""The base model's own chat template, which is different from that of every format here."""
 
 
 class TinyModel(Strict):
-    """The size of the student."""
+    """The size of the demo's model."""
 
     vocab: int = Field(800, ge=512, le=65536)
-    """Tokens at most: 256 bytes, the markup, and merges learnt from the traces."""
+    """Most tokens of the tokenizer: 256 bytes, the markup, and merges learnt from the traces."""
     hidden: int = Field(128, ge=16, le=4096)
     layers: int = Field(3, ge=1, le=64)
     heads: int = Field(4, ge=1, le=64)
     spread: float = Field(0.06, gt=0)
-    """Standard deviation of the random weights; at the usual 0.02 so narrow a model takes long to start."""
+    """Standard deviation of the random weights. With the usual 0.02, so narrow a model takes long to start learning."""
     rope_theta: float = Field(100.0, gt=1)
-    """Low, since all that has to be looked up lies within a hundred tokens."""
+    """Base of the rotary position embedding. It is low because the model only looks back about a hundred tokens."""
     context: int = Field(1024, ge=128)
-    """Positions."""
+    """Number of positions."""
     tied: bool = True
-    """Whether the embedding is also the last layer, as in published models of up to 4B."""
+    """Whether the embedding is also the last layer, as in published models of up to 4B parameters."""
 
 
 def config_values(size: TinyModel) -> dict[str, Any]:
-    """What decides the number of the student's parameters, as its config.json says it; `vocab_size` is the most."""
+    """The values of the model's config.json that decide its number of parameters. `vocab_size` is an upper bound."""
     return {
         "model_type": "qwen3",
         "vocab_size": _padded(size.vocab),
@@ -86,7 +86,7 @@ def make_tiny_model(
     fmt: Format,
     seed: int,
 ) -> None:
-    """Write a random model in a format to `folder`; the rest is as of `make_base_model`."""
+    """Write a model with random weights and a format to `folder`. For the other arguments, see `make_base_model`."""
     make_base_model(folder, size, conversations, fmt.template, seed)
     write_format(codec_for(load_tokenizer(folder), fmt), folder, folder)
 
@@ -94,9 +94,14 @@ def make_tiny_model(
 def make_base_model(
     folder: Path, size: TinyModel, conversations: Iterable[list[dict[str, str]]], template: str, seed: int
 ) -> None:
-    """Write what the folder of a published base model holds to `folder`: random weights in bfloat16 and a tokenizer.
+    """Write a folder like that of a published base model: random weights in bfloat16 and a tokenizer, without a format.
 
-    Its merges are learnt from `conversations`, rendered with a format's `template`. It has no format of ours.
+    Args:
+        folder: the folder to write.
+        size: the size of the model.
+        conversations: conversations that the tokenizer learns its merges from.
+        template: chat template with which the conversations are rendered.
+        seed: seed of the weights.
     """
     import torch
     from tokenizers import (
@@ -154,7 +159,7 @@ def make_base_model(
 
 
 def _pieces(conversations: Iterable[list[dict[str, str]]], template: str) -> Iterator[str]:
-    """The text that merges are learnt from: what stands between markup in a rendered conversation."""
+    """Yields the texts that merges are learnt from: those between markup in rendered conversations."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     markup = re.compile("|".join(map(re.escape, SPECIAL + MARKUP)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
-from rstar2.loop.formats.format import OURS, Format
+from rstar2.loop.formats.format import DEFAULT_FORMAT, Format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.choose import codec_for
@@ -69,7 +69,7 @@ def _answer(answer: str) -> str:
     return f"The tool agrees.{tags.REASON_END}\n{tags.answer_text(answer)}"
 
 
-def byte_codec(fmt: Format | None = None, source: str = OURS) -> ChatCodec:
+def byte_codec(fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:
     """A codec that needs no model, by default in our format: one token per byte, and those of our chat template.
 
     UserError as of `ChatCodec`.

@@ -1,7 +1,8 @@
-"""Records what a model's server does not take of requests: fields that are left out, and a cap on a reply's tokens.
+"""Records how requests were adapted to a model's server: fields that it refused, and its cap on the tokens of a reply.
 
-It is said at once, written to the run's folder at once, and an entry of results.json. A later start reads the file
-first, because the samples of earlier starts were made under it too, even if such a start was killed.
+Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and it becomes
+an entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even killed ones, made
+samples under these adaptations.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from rstar2.files import read_json, write_json
 
 FILE = "adaptations.json"
 _FIELDS, _CAPS = "fields_left_out", "reply_cap"
-"""Entries of results.json. Those of a judge model begin with `judge_`."""
+"""Entries of results.json. The entries for a judge model have the prefix `judge_`."""
 
 
 @runtime_checkable
 class AdaptingModel(Protocol):
-    """A model whose server may refuse a part of what a request asks for."""
+    """A model whose server may refuse a field of a request, or cap the tokens of its reply."""
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None: ...
 
@@ -29,15 +30,16 @@ class AdaptingModel(Protocol):
 
 
 class Adaptations:
-    """What the servers of one run do not take.
+    """The adaptations of one run.
 
     Args:
-        folder: the run's.
-        benchmarks: names of its benchmarks. Their results.json holds what starts of earlier versions met.
-        about: entries of results.json, which get the adaptations.
-        warn: says one line to the user.
+        folder: the run's folder.
+        benchmarks: names of the run's benchmarks. Earlier versions stored adaptations in the results.json of each.
+        about: entries of results.json, to which the adaptations are added.
+        warn: prints one line for the user.
 
-    Raises UserError if a file of an earlier start cannot be read.
+    Raises:
+        UserError: a file of an earlier start cannot be read.
     """
 
     def __init__(
@@ -51,8 +53,8 @@ class Adaptations:
         self._about = about
         self._warn = warn
         self._entries: dict[str, dict[str, str]] = {}
-        """For each entry of results.json, fields or caps with the server's words."""
-        self._said: set[tuple[str, str]] = set()
+        """By entry of results.json: each field or cap, with the server's message."""
+        self._printed: set[tuple[str, str]] = set()
         results = [read_json(folder / name / "results.json") or {} for name in benchmarks]
         for stored in [*results, read_json(self._path) or {}]:
             for entry in (f"{judge}{kind}" for judge in ("", "judge_") for kind in (_FIELDS, _CAPS)):
@@ -61,33 +63,41 @@ class Adaptations:
         about.update(self._entries)
 
     def watch(self, model: object, whose: str, prefix: str = "") -> None:
-        """Record what the server of a model does not take. A model that is on no server takes everything.
+        """Record the adaptations of requests to one model. A model without a server needs none.
 
-        `whose` is how messages name the model; `prefix` begins its entries of results.json.
+        Args:
+            whose: the model's name in messages, such as "the judge model".
+            prefix: prefix of the model's entries of results.json.
         """
         if not isinstance(model, AdaptingModel):
             return
 
-        def left_out(field: str, words: str) -> None:
-            message = f"{field} of {whose} is left to its server's default"
-            self._note(f"{prefix}{_FIELDS}", field, words, message)
+        def left_out(field: str, reason: str) -> None:
+            message = (
+                f"requests to {whose} no longer send `{field}`, so its server's default applies. "
+                "To set it, use a server that accepts it."
+            )
+            self._note(f"{prefix}{_FIELDS}", field, reason, message)
 
-        def capped(most: int, words: str) -> None:
-            message = f"the server gives replies of {whose} at most {most:,} tokens"
-            self._note(f"{prefix}{_CAPS}", str(most), words, message)
+        def capped(most: int, reason: str) -> None:
+            message = (
+                f"replies of {whose} end after {most:,} tokens, the most that its server allows. "
+                "For longer replies, use another server."
+            )
+            self._note(f"{prefix}{_CAPS}", str(most), reason, message)
 
         model.when_left_out(left_out)
         model.when_capped(capped)
 
-    def _note(self, entry: str, key: str, words: str, message: str) -> None:
-        """Say an adaptation once in this start, and write it down. Raises Failure if the disk is full."""
+    def _note(self, entry: str, key: str, reason: str, message: str) -> None:
+        """Print an adaptation once per start, and store it. Raises Failure if the disk is full."""
         known = self._entries.setdefault(entry, {})
-        new = known.get(key) != words
-        known[key] = words
+        new = known.get(key) != reason
+        known[key] = reason
         self._about[entry] = known
-        if (entry, key) not in self._said:
-            self._said.add((entry, key))
-            self._warn(f"not exact: {message}: {words}")
+        if (entry, key) not in self._printed:
+            self._printed.add((entry, key))
+            self._warn(f"not exact: {message} Reason: {reason}")
         if new:
             with writing(self._path):
                 write_json(self._path, self._entries)

@@ -1,7 +1,7 @@
 """Compares two measurements of the same problems, paired problem by problem.
 
-Pairing takes the problems' own difficulty out of the comparison, so that a difference shows with far fewer
-samples than between two averages with intervals of their own.
+Pairing removes the differences in difficulty between problems. A paired comparison therefore finds a difference with
+far fewer samples than a comparison of two averages, each with its own interval.
 """
 
 from __future__ import annotations
@@ -17,83 +17,90 @@ from rstar2.eval.stored import Measurement, measurements
 from rstar2.runs import changed_keys, load_config
 
 Entries = dict[str, list[float]]
-"""Of one problem: the entries of each score."""
+"""The entries of each score of one problem, by the score's name."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One problem in both runs; rates are shares of correct samples."""
+    """One problem in both runs."""
 
     id: str
     a: float
+    """Share of run A's samples that are correct."""
     b: float
+    """Share of run B's samples that are correct."""
 
     @property
     def flipped(self) -> bool:
-        """Whether one run solves it more often than not and the other does not."""
+        """Whether exactly one of the runs solves the problem in more than half of its samples."""
         return (self.a > 0.5) != (self.b > 0.5)
 
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """One of a benchmark's own scores in two runs, over the problems in both."""
+    """One of a benchmark's own scores in two runs, over the problems that both runs have."""
 
     name: str
     a: float
     b: float
     difference: float
+    """B's score minus A's."""
     interval: tuple[float, float]
-    """95 %, clustered by problem."""
+    """95 % interval of the difference, clustered by problem."""
     problems: int
 
 
 @dataclass(frozen=True)
 class Incomplete:
-    """One of the two runs, if samples of it are missing.
+    """A run that lacks samples.
 
-    They are not missing at random: a long sample fails, or is in flight when the run stops, more often than a short
-    one. So a difference may come from what is missing.
+    Samples are not missing at random: a long sample fails, or is in flight when the run stops, more often than a short
+    one. So a difference between the runs may come from the missing samples.
     """
 
     run: Literal["A", "B"]
     samples: int
-    """The number that it has."""
+    """Number of samples that the run has."""
     missing: int | None
-    """None if the run was killed before it knew."""
+    """Number of missing samples. None if the run was killed before it had written that number."""
     failed: dict[str, int]
-    """How many of the missing samples failed, by cause; the others were never made."""
+    """Number of missing samples that failed, by cause. All other missing samples were never made."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One benchmark in two runs; `difference` is B's average less A's, over the problems in both."""
+    """One benchmark in two runs, over the problems that both runs have."""
 
     name: str
     a: float
+    """Run A's average share of correct samples (avg@n)."""
     b: float
+    """Run B's average share of correct samples (avg@n)."""
     difference: float
+    """B's average minus A's."""
     interval: tuple[float, float]
-    """95 %, clustered by problem."""
+    """95 % interval of the difference, clustered by problem."""
     detectable: float | None
-    """The true difference that 80 % of comparisons like this one would find; None if they would find none."""
+    """The true difference that 80 % of comparisons like this one would find. None if they would find none."""
     pairs: list[Pair]
     unpaired: int
-    """Problems that only one of the runs has, or that have another gold there."""
+    """Number of problems that only one run has. A problem whose gold answers differ counts once for each run."""
     changed: list[str]
     """Settings that differ between the runs."""
     incomplete: list[Incomplete]
+    """The runs that lack samples."""
     scores: list[ScoreDifference]
-    """Empty where the benchmark has its verdicts alone."""
+    """The benchmark's own scores. Empty if the benchmark has only verdicts."""
 
     @property
     def flipped(self) -> list[Pair]:
         """The problems that flipped, the largest change first."""
-        found = (pair for pair in self.pairs if pair.flipped)
-        return sorted(found, key=lambda pair: (-abs(pair.b - pair.a), pair.id))
+        flipped = (pair for pair in self.pairs if pair.flipped)
+        return sorted(flipped, key=lambda pair: (-abs(pair.b - pair.a), pair.id))
 
     @property
-    def shown(self) -> bool:
-        """Whether the interval leaves out zero."""
+    def excludes_zero(self) -> bool:
+        """Whether the interval excludes zero, so that the runs differ."""
         low, high = self.interval
         return low > 0 or high < 0
 
@@ -115,9 +122,14 @@ class Comparison:
 
 
 def compare_runs(a: Path, b: Path) -> list[Comparison]:
-    """Every benchmark that both runs measured, or the two benchmarks whose folders are given.
+    """Compare every benchmark that both runs measured, or two benchmarks.
 
-    UserError where a folder is neither, or they share no benchmark.
+    Args:
+        a: a run's folder, or the folder of one of its benchmarks.
+        b: the same for the other run.
+
+    Raises:
+        UserError: a folder is neither, or the runs share no benchmark or no problem of a benchmark.
     """
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]
@@ -128,16 +140,16 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
         raise UserError(
             f"{a} and {b} have no benchmark in common",
             f"{a} has {', '.join(first) or 'none'}; {b} has {', '.join(second) or 'none'}. "
-            "To compare two different benchmarks, give their folders.",
+            "To compare two different benchmarks, name the folders of the benchmarks.",
         )
     return [_compare(name, first[name], second[name]) for name in common]
 
 
 def _by_name(folder: Path) -> dict[str, Measurement]:
-    """The benchmarks of a run, or the one that the folder itself holds."""
+    """The benchmarks of a run by name, or the single benchmark whose folder this is."""
     if not _is_benchmark(folder):
         load_config(folder)
-    return {found.name: found for found in measurements(folder)}
+    return {measured.name: measured for measured in measurements(folder)}
 
 
 def _is_benchmark(folder: Path) -> bool:
@@ -145,13 +157,13 @@ def _is_benchmark(folder: Path) -> bool:
 
 
 def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
-    same = a.problems is not None and a.problems == b.problems
-    rows_a, rows_b = (_rows(each, by_id=same) for each in (a, b))
+    same_problems = a.problems is not None and a.problems == b.problems
+    rows_a, rows_b = (_rows(each, by_id=same_problems) for each in (a, b))
     common = [key for key in rows_a if key in rows_b]
     if not common:
-        hint = "Check that both used the same file. If a run was stopped, finish it first."
+        hint = "Check that both runs used the same file of problems. If a run was stopped, finish it first."
         raise UserError(f"{name}: the two runs have no problem in common", hint)
-    found = statistics.paired_difference(
+    paired = statistics.paired_difference(
         [_samples(rows_a[key]) for key in common], [_samples(rows_b[key]) for key in common]
     )
     pairs = [Pair(key[0], rows_a[key]["accuracy"], rows_b[key]["accuracy"]) for key in common]
@@ -159,9 +171,9 @@ def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
         name=name,
         a=sum(pair.a for pair in pairs) / len(pairs),
         b=sum(pair.b for pair in pairs) / len(pairs),
-        difference=found.difference,
-        interval=(found.by_problem.low, found.by_problem.high),
-        detectable=found.detectable,
+        difference=paired.difference,
+        interval=(paired.by_problem.low, paired.by_problem.high),
+        detectable=paired.detectable,
         pairs=pairs,
         unpaired=len(rows_a) + len(rows_b) - 2 * len(common),
         changed=changed_keys(a.results["settings"], b.results["settings"]),
@@ -180,12 +192,16 @@ def _incomplete(run: Literal["A", "B"], results: dict[str, Any]) -> list[Incompl
         return []
     failed: dict[str, int] = results.get("failed", {})
     if missing is not None and sum(failed.values()) > missing:
-        failed = {}  # of an earlier start; a later one was killed after it had made some of them
+        failed = {}  # counted by an earlier start; a later start made some of these samples and was then killed
     return [Incomplete(run, sum(row["samples"] for row in results["per_problem"]), missing, failed)]
 
 
 def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDifference]:
-    """The differences of the scores, and of those that the benchmark makes of them; problem i of both is the same."""
+    """The differences of the scores, and of those that the benchmark computes from them.
+
+    Entry i of `a` and of `b` is the same problem.
+    """
+    # The scores of A, those of B, and their differences.
     sides: tuple[dict[str, Score], ...] = ({}, {}, {})
     for name in dict.fromkeys(name for row in a for name in row):
         pairs = [
@@ -195,28 +211,29 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
             continue
         first, second = [one for one, _ in pairs], [other for _, other in pairs]
         means = [statistics.pooled_mean(entries) for entries in (first, second)]
-        found = statistics.pooled_difference(first, second)
-        values = [(mean.mean, mean.by_problem) for mean in means] + [(found.difference, found.by_problem)]
+        paired = statistics.pooled_difference(first, second)
+        values = [(mean.mean, mean.by_problem) for mean in means] + [(paired.difference, paired.by_problem)]
         for side, (value, interval) in zip(sides, values, strict=True):
             side[name] = {"value": value, "interval": [interval.low, interval.high], "problems": len(pairs)}
-    one, other, apart = (with_combined(benchmark, side) for side in sides)
+    scores_a, scores_b, differences = (with_combined(benchmark, side) for side in sides)
     return [
         ScoreDifference(
             name,
-            one[name]["value"],
-            other[name]["value"],
-            found["value"],
-            tuple(found["interval"]),
-            found["problems"],
+            scores_a[name]["value"],
+            scores_b[name]["value"],
+            difference["value"],
+            tuple(difference["interval"]),
+            difference["problems"],
         )
-        for name, found in apart.items()
+        for name, difference in differences.items()
     ]
 
 
 def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str, Any]]:
-    """Problems by id and gold, since an id alone may be a mere line number; by id where both runs have the same.
+    """The rows of problems by (id, gold answer), or by (id, "") if `by_id`.
 
-    Of a run that was killed the gold is what a trace has, which is a letter in GPQA.
+    An id may be a mere line number, so the gold answers must agree too. They are ignored (`by_id`) if both runs have
+    the same set of problems: a killed run has only the gold answers of its traces, which in GPQA are letters.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

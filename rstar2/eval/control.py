@@ -1,7 +1,7 @@
-"""Controls a running evaluation from outside: how many samples run at once, pause, and cancelling a sample.
+"""Controls a running evaluation from another process: pause, resume, samples at once, and cancelling a sample.
 
-`rstar2 eval ctl` writes a request into a folder of the run, and the run answers beside it. Files work wherever the
-run's folder can be seen: over ssh, under nohup, and on another machine with the same file system.
+`rstar2 eval ctl` writes a request into a folder of the run, and the run writes its answer beside it. Files work
+wherever the run's folder can be read: over ssh, under nohup, and on another machine with the same file system.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rstar2.runs import load_status
 
 Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
 _KINDS = ("eval", "agree")
-"""The kinds of the runs that can be controlled, as their status has them."""
+"""The kinds of runs that can be controlled, as status.json names them."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
-"""How long an answer is waited for. The statistics of a very large run may keep it busy for seconds."""
+"""How long `ask` waits for an answer. A very large run may be busy with its statistics for seconds."""
 _REQUEST, _ANSWER = ".request.json", ".answer.json"
 _MAX_IN_FLIGHT = 100_000
 
@@ -37,11 +37,11 @@ class SampleCancelled(EngineError):
 
 
 class Control:
-    """How many samples run at once, and which.
+    """Limits how many samples run at once, and can cancel one of them.
 
     Args:
         in_flight: samples at once, at the start.
-        on_change: called with a sentence when a person changes something.
+        on_change: called with a sentence after each change that a person requested.
     """
 
     def __init__(self, in_flight: int, on_change: Callable[[str], None] = lambda text: None) -> None:
@@ -50,15 +50,15 @@ class Control:
         self._on_change = on_change
         self._slots = asyncio.Semaphore(in_flight)
         self._open_slots = in_flight
-        """The number of slots: none while paused."""
-        self._owed = 0
-        """Slots that close as soon as their samples have ended."""
+        """Number of slots; 0 while paused."""
+        self._closing = 0
+        """Number of occupied slots that close as soon as their samples have ended."""
         self._sampling: dict[str, tuple[asyncio.Timeout, float]] = {}
-        """By name, what ends a sample early, and when it began."""
+        """The running samples by name: the timeout that can cancel each, and the time when it began."""
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Waits until one more sample may run."""
+        """Wait for a free slot, and occupy it during the block."""
         await self._slots.acquire()
         try:
             yield
@@ -67,7 +67,7 @@ class Control:
 
     @contextlib.asynccontextmanager
     async def sampling(self, benchmark: str, problem_id: str, sample: int) -> AsyncIterator[None]:
-        """Lets a person cancel a sample while it runs, which raises SampleCancelled here."""
+        """Register a sample during the block, so that a person can cancel it. The block then raises SampleCancelled."""
         name = f"{benchmark}/{problem_id}/{sample + 1}"
         never = asyncio.timeout(None)
         try:
@@ -82,19 +82,19 @@ class Control:
             self._sampling.pop(name, None)
 
     async def end_pause(self) -> None:
-        """Let samples that wait for a slot see that the run ends."""
+        """Open the slots, so that samples that wait for one notice that the run ends."""
         await self._resize(self.in_flight)
 
     async def apply(self, action: Action, value: str) -> dict[str, Any]:
-        """Carry out a request. Returns the state after it, JSON-able.
+        """Carry out a request. Returns the state after it: `paused`, `in_flight`, and `sampling` (seconds by sample).
 
         Raises:
-            UserError: the request names no such sample, or no number of samples.
+            UserError: no sample of that name is running, or `value` is not a number of samples.
         """
         if action == "pause":
             self.paused = True
             await self._resize(0)
-            self._on_change("paused: no new sample starts; `rstar2 eval ctl RUN resume` goes on")
+            self._on_change("paused: no new sample starts until `rstar2 eval ctl RUN resume`")
         elif action == "resume":
             self.paused = False
             await self._resize(self.in_flight)
@@ -103,11 +103,11 @@ class Control:
             self.in_flight = _count(value)
             if not self.paused:
                 await self._resize(self.in_flight)
-            self._on_change(f"{self.in_flight} samples at once")
+            self._on_change(f"at most {self.in_flight} samples at once")
         elif action == "cancel":
             if value not in self._sampling:
                 raise UserError(
-                    f"no sample {value!r} is running", "`rstar2 eval ctl RUN` lists those that are."
+                    f"no sample {value!r} is running", "`rstar2 eval ctl RUN` lists the running samples."
                 )
             limit, _ = self._sampling.pop(value)
             limit.reschedule(asyncio.get_running_loop().time())
@@ -124,28 +124,31 @@ class Control:
             self._close_or_free()
         for _ in range(self._open_slots - slots):
             if self._slots.locked():
-                self._owed += 1
+                self._closing += 1
             else:
-                await self._slots.acquire()  # at once
+                await self._slots.acquire()  # does not wait, since a slot is free
         self._open_slots = slots
 
     def _close_or_free(self) -> None:
-        if self._owed:
-            self._owed -= 1
+        if self._closing:
+            self._closing -= 1
         else:
             self._slots.release()
 
 
 def _count(value: str) -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= _MAX_IN_FLIGHT:
-        raise UserError(f"{value!r} is not a number of samples (1 to {_MAX_IN_FLIGHT})", "For none: pause.")
+        raise UserError(
+            f"{value!r} is not a number of samples (1 to {_MAX_IN_FLIGHT})",
+            "To run no samples for now, use the action pause.",
+        )
     return int(value)
 
 
 async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -> None:
-    """Carry out what `ask` writes into a folder, until this is cancelled.
+    """Answer the requests that `ask` writes into a folder, until this task is cancelled.
 
-    A run that stops ends its pause, since samples that wait for a slot could not see it.
+    If `stop` is set while the run is paused, the pause ends, because samples that wait for a slot would never notice.
     """
     while True:
         if stop.is_set():
@@ -156,7 +159,7 @@ async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -
                 answer: dict[str, Any] = {"state": await control.apply(request["action"], request["value"])}
             except UserError as error:
                 answer = {"error": error.message, "hint": error.hint}
-            # On a full disk nothing is answered, and `ask` says so.
+            # If the disk is full there is no answer, and `ask` reports that.
             with contextlib.suppress(OSError):
                 write_json(path.with_name(path.name.removesuffix(_REQUEST) + _ANSWER), answer)
                 path.unlink(missing_ok=True)
@@ -169,10 +172,10 @@ def _requests(folder: Path) -> list[Path]:
 
 
 def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
-    """Have a running evaluation do something. Returns its state after that, as `Control.apply`.
+    """Send a request to a running evaluation. Returns the state after it, as `Control.apply` does.
 
     Raises:
-        UserError: the run is not an evaluation that is running, or refuses the request.
+        UserError: `run` is no running evaluation, or it refuses the request.
         Failure: the run is still starting, or does not answer.
     """
     if action not in get_args(Action):
@@ -181,34 +184,36 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
         needs = "no value" if value else "a value"
         raise UserError(
             f"{action} takes {needs}",
-            "Examples: in-flight 16; cancel aime24/60/3, a benchmark's problem and sample.",
+            "Examples: `in-flight 16`; `cancel aime24/60/3` (benchmark, problem, sample).",
         )
     folder = run / "attempts" / "latest" / "control"
     status = load_status(run)
     if (kind := status.get("kind", "eval")) not in _KINDS:
-        raise UserError(f"{run} is not an evaluation: it is a run of `{kind}`", "Name another folder.")
+        raise UserError(
+            f"{run} is not an evaluation: it is a run of `{kind}`", "Name the folder of an evaluation."
+        )
     if (state := status.get("state", "no run")) != "running":
         raise UserError(
             f"{run} is not an evaluation that is running: {state}", "Start it, or name another folder."
         )
     if not folder.is_dir():
-        raise Failure(f"{run} is still starting", "It can be controlled when it begins to sample: try again.")
+        raise Failure(f"{run} is still starting", "Try again once it has begun to sample.")
     name = f"{time.time_ns()}-{os.getpid()}"
-    request, answered = folder / f"{name}{_REQUEST}", folder / f"{name}{_ANSWER}"
+    request, answer_file = folder / f"{name}{_REQUEST}", folder / f"{name}{_ANSWER}"
     write_json(request, {"action": action, "value": value})
     deadline = time.monotonic() + _ANSWER_S
     try:
-        while not answered.exists():
+        while not answer_file.exists():
             if time.monotonic() > deadline:
                 raise Failure(
                     f"{run} did not answer within {_ANSWER_S:.0f} s",
-                    "It may have just ended; see its status.",
+                    "The run may have just ended: `rstar2 runs show` tells its state.",
                 )
             time.sleep(_LOOK_EVERY_S / 5)
-        answer = read_json(answered)
+        answer = read_json(answer_file)
     finally:
         request.unlink(missing_ok=True)
-        answered.unlink(missing_ok=True)
+        answer_file.unlink(missing_ok=True)
     if "error" in answer:
         raise UserError(answer["error"], answer["hint"])
     state_after: dict[str, Any] = answer["state"]

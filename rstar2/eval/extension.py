@@ -1,6 +1,7 @@
-"""Extends an evaluation: a later start may add samples, problems and benchmarks to the folder of an earlier one.
+"""Extends an evaluation: a later start may add samples, problems and benchmarks to the folder of an earlier start.
 
-Finished samples count, and only missing ones are sampled. Whatever else decides the result has to stay the same.
+Finished samples count, and only missing samples are made. Every other setting that decides the result must stay the
+same.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ Config = dict[str, Any]
 def extended_config(
     folder: Path, kind: str, config: Config, problems: Mapping[str, Sequence[Problem]]
 ) -> tuple[Config, Callable[[Config], Config]]:
-    """What a run's config.json is to hold after this start, and what of it the run may not change.
+    """Merge the config of this start with that of the run's earlier starts.
 
     Args:
-        folder: the run's, which need not exist.
-        kind: of this start, as config.json has it. A run of another kind is left to `open_run`, which refuses it.
+        folder: the run's folder, which need not exist.
+        kind: kind of this start, as in config.json. If the run has another kind, `open_run` refuses it.
         config: `rstar2.eval.plan.EvalPlan.config` of this start.
-        problems: of this start, by benchmark.
+        problems: the problems of this start, by benchmark.
 
     Returns:
-        `config` with the benchmarks of earlier starts, and `compared` of `rstar2.runs.open_run`.
+        The new config.json: `config` with the benchmarks of earlier starts. And a function that returns the part of a
+        config that must not change, for `compared` of `rstar2.runs.open_run`.
     """
     stored_kind, stored = load_config(folder) if (folder / "config.json").exists() else ("", {})
     if stored_kind != kind or not {"problems", "settings"} <= stored.keys():
@@ -37,7 +39,7 @@ def extended_config(
     earlier = {
         name: {**stored["settings"][name], "problems": print_} for name, print_ in stored["problems"].items()
     }
-    more = {
+    extended = {
         name
         for name in earlier.keys() & problems.keys()
         if begins_with(problems[name], earlier[name]["problems"])
@@ -55,7 +57,7 @@ def extended_config(
         settings, prints = {}, {}
         for name, before in earlier.items():
             now = {**each["settings"][name], "problems": each["problems"][name]}
-            settings[name] = _less_added(before, now, name in more)
+            settings[name] = _without_additions(before, now, name in extended)
             prints[name] = settings[name].pop("problems")
         added = set() if judged else {"judge_model"}
         others = {key: value for key, value in each.items() if key not in added}
@@ -65,10 +67,15 @@ def extended_config(
 
 
 def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -> None:
-    """Keep what decides a benchmark's result in its folder, or compare it with what an earlier start kept there.
+    """Write a benchmark's settings.json, or compare the settings with those that an earlier start wrote.
 
-    If this start adds samples or problems, results.json is marked as not complete, so that it is true even if this
-    start is killed.
+    If this start adds samples or problems, results.json is first marked as incomplete, so that it is correct even if
+    this start is killed.
+
+    Args:
+        folder: the benchmark's folder.
+        protocol: the settings that decide the result.
+        problems: the problems of this start.
 
     Raises:
         UserError: the folder was made with other settings, with more samples, or with other problems.
@@ -78,14 +85,14 @@ def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -
     if before is None or before == now or not {"problems", "samples"} <= before.keys():
         refuse_changed(record, now)
         return
-    refuse_changed(record, _less_added(before, now, begins_with(problems, before["problems"])))
+    refuse_changed(record, _without_additions(before, now, begins_with(problems, before["problems"])))
     if results := read_json(folder / "results.json"):
         missing = len(problems) * protocol["samples"] - results["summary"]["samples"]
         write_json(folder / "results.json", {**results, "complete": False, "missing": missing})
     write_json(record, now)
 
 
-def _less_added(before: Config, now: Config, adds_problems: bool) -> Config:
-    """Settings and fingerprint of a benchmark, with those of `before` where `now` only adds to them."""
+def _without_additions(before: Config, now: Config, adds_problems: bool) -> Config:
+    """`now`, but with the samples and the fingerprint of problems of `before` if `now` only adds to them."""
     samples = before["samples"] if now["samples"] >= before["samples"] else now["samples"]
     return {**now, "samples": samples, "problems": before["problems"] if adds_problems else now["problems"]}

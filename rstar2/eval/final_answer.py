@@ -1,7 +1,7 @@
-"""What of a rollout is graded: the rules of `rstar2.eval.grader.reading_rules`, on a trace.
+"""Finds the part of a trace that is graded: applies the rules of `rstar2.eval.grader.reading_rules` to a trace.
 
-A turn in our tags is read as those rules read any output. A turn of a family was read by its format when it was
-written, and that reading holds: an answer is looked for in what the model said beside its thought and its calls.
+The text of a turn in our tags is read like any other output. A turn in the format of a model family was already split
+into thought, calls and the rest by that format; an answer is looked for in the rest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rstar2.loop.trace import Trace, Turn
 
 
 def final_text(trace: Trace) -> tuple[str, bool]:
-    """The text in which an answer is looked for, and whether the model ended its final turn itself.
+    """Returns the text in which to look for an answer, and whether the model ended its final turn itself.
 
-    There is no such text if the server says that the model declined, because a number in a refusal is no answer.
+    The text is empty if the server reports a refusal, because a number in a refusal is no answer.
     """
     if trace.finish == "refusal":
         return "", True
@@ -34,5 +34,5 @@ def part_to_grade(trace: Trace, rule: ReadingRule) -> str:
 
 
 def benchmark_part(trace: Trace) -> tuple[str, ReadingRule]:
-    """What an evaluation grades of a trace, and the strictest rule that finds an answer there."""
+    """Returns the part of a trace that an evaluation grades, and the strictest rule that finds an answer there."""
     return reading_rules.benchmark_part(*final_text(trace))

@@ -1,4 +1,4 @@
-"""Confidence intervals: what one is, and that of a share; without numpy, for the grader's extra."""
+"""The confidence interval type, and the interval of a share. It needs no numpy, which the extra `grade` lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ class Interval:
 
 
 def share(hits: int, total: int) -> Interval:
-    """Wilson's interval of a share of independent cases; ValueError for total < 1, or hits outside 0..total."""
+    """Wilson's interval of a share of independent cases.
+
+    Raises:
+        ValueError: `total` is less than 1, or `hits` is not in 0..total.
+    """
     if total < 1 or not 0 <= hits <= total:
         raise ValueError(f"{hits} of {total} is not a share")
     z = NormalDist().inv_cdf(0.5 + LEVEL / 2)

@@ -1,4 +1,4 @@
-"""Measures a model on benchmarks, from a user's request to the written results.
+"""Measures a model on benchmarks: takes a user's request and writes the results.
 
 ```
 measure(request) ─→ plan_evaluation: servers, problems, model ─→ open_run: the run's folder
@@ -26,7 +26,7 @@ from rstar2.eval.grader import GraderPool
 from rstar2.eval.methods.agent import Agent, RetryingTools
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.plan import EvalPlan, EvalRequest, plan_evaluation
-from rstar2.eval.progress import Services, Writer
+from rstar2.eval.progress import Services, TokenCounter
 from rstar2.eval.run import EvalResult, Part, SamplesRefused, run_parts
 from rstar2.eval.target import versions
 from rstar2.eval.terminal.live import LiveView
@@ -38,12 +38,12 @@ from rstar2.runs import Run, open_run
 
 
 def measure(request: EvalRequest, view: LiveView) -> None:
-    """Sample and grade every benchmark into `NAME` in the run's folder, and show the results.
+    """Sample and grade every benchmark, and print the results. Each benchmark has a folder NAME in the run's folder.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C left samples out, or came twice.
-        SamplesRefused: a server refused some samples. The results without them are shown before.
-        UserError, Failure: from `plan_evaluation` and `rstar2.eval.run.run_parts`.
+        KeyboardInterrupt: Ctrl-C left samples out, or was pressed twice.
+        SamplesRefused: a server refused some samples. The results of the other samples are printed first.
+        UserError, Failure: raised by `plan_evaluation` or `rstar2.eval.run.run_parts`.
     """
     retries = RetryPolicy(request.wait_s)
     plan = plan_evaluation(request, retries)
@@ -78,16 +78,16 @@ class _Measurement:
     """One start of an evaluation."""
 
     plan: EvalPlan
-    folder: Run
+    run_folder: Run
     retries: RetryPolicy
     view: LiveView
 
     def run(self) -> tuple[list[EvalResult], bool]:
-        """Returns the results, and whether Ctrl-C left samples out."""
-        agentic = any(not each.benchmark.chat for each in self.plan.benchmarks.values())
+        """Sample and grade. Returns the results, and whether Ctrl-C left samples out."""
+        needs_judge = any(not each.benchmark.chat for each in self.plan.benchmarks.values())
         with contextlib.ExitStack() as stack:
-            judge = stack.enter_context(self._judge()) if agentic else None
-            grader = stack.enter_context(GraderPool()) if agentic else None
+            judge = stack.enter_context(self._judge()) if needs_judge else None
+            grader = stack.enter_context(GraderPool()) if needs_judge else None
             stack.enter_context(self.view)
             about = self._about(judge)
             try:
@@ -101,12 +101,12 @@ class _Measurement:
         if judge.url is not None and report is not None:
             yield _RunningJudge(judge.url, judge.token, report.isolation or "unknown")
             return
-        logs = self.folder.logs / "judge"
+        logs = self.run_folder.logs / "judge"
         with running_judge(logs, workers=judge.workers, preload=judge.preload) as started:
             yield _RunningJudge(started.url, started.token, str(started.isolation))
 
     def _about(self, judge: _RunningJudge | None) -> dict[str, Any]:
-        """Entries of results.json that are the same for every benchmark; a user is told what is unusual."""
+        """The entries of results.json that all benchmarks share. Prints a note about each that is unusual."""
         opened, report = self.plan.opened, self.plan.judge_report
         about: dict[str, Any] = {"model": dict(opened.identity), "versions": versions()}
         if opened.folder is not None:
@@ -116,7 +116,9 @@ class _Measurement:
         if judge is not None:
             about["judge"] = {"isolation": judge.isolation}
             if judge.isolation == "none":
-                self.view.note("judge isolation is none: the model's programs can read what you can read")
+                self.view.note(
+                    "judge isolation is `none`: the model's programs can read all files that you can read"
+                )
         if report is not None and report.missing:
             about["judge"]["missing_packages"] = sorted(report.missing)
             self.view.note(f"programs on the judge cannot import {report.missing_text}")
@@ -129,7 +131,7 @@ class _Measurement:
         async with contextlib.AsyncExitStack() as stack:
             resources, services = await self._resources(judge, grader, stack)
             adaptations = Adaptations(
-                self.folder.path, plan.benchmarks, about, lambda line: self.view.warn([line])
+                self.run_folder.path, plan.benchmarks, about, lambda line: self.view.warn([line])
             )
             for model in (plan.opened.engine, resources.chat):
                 adaptations.watch(model, "the model")
@@ -139,7 +141,7 @@ class _Measurement:
                 method = each.benchmark.opened(resources, each.settings, plan.request.files)
                 parts[name] = Part(
                     each.problems,
-                    self.folder.path / name,
+                    self.run_folder.path / name,
                     await stack.enter_async_context(method),
                     each.benchmark.combined,
                     plan.request.record,
@@ -147,20 +149,20 @@ class _Measurement:
                     each.unreadable,
                 )
             control = Control(plan.base.in_flight, self.view.note)
-            requests = answer_requests(self.folder.logs / "control", control, interrupt.stop)
+            requests = answer_requests(self.run_folder.logs / "control", control, interrupt.stop)
             stack.callback(asyncio.create_task(requests).cancel)
             results = await run_parts(
                 parts, plan.base.in_flight, services, self.view, interrupt.stop, about, control
             )
-        # Ctrl-C during the last samples leaves nothing out.
-        return results, interrupt.asked and not all(result.complete for result in results)
+        # If Ctrl-C was pressed during the last samples, none is left out.
+        return results, interrupt.pressed and not all(result.complete for result in results)
 
     async def _resources(
         self, judge: _RunningJudge | None, grader: GraderPool | None, stack: contextlib.AsyncExitStack
     ) -> tuple[Resources, Services]:
-        """What the benchmarks share, and what progress is read from."""
+        """Open what the benchmarks share. Also returns the services whose counters tell the progress."""
         opened, retries, turn_timeout_s = self.plan.opened, self.retries, self.plan.base.turn_timeout_s
-        models: list[Writer] = []
+        models: list[TokenCounter] = []
         agent, tools, chat, judge_model = None, None, None, None
         if opened.engine is not None:
             await stack.enter_async_context(contextlib.aclosing(opened.engine))
@@ -177,19 +179,21 @@ class _Measurement:
             chat = opened.chat(retries, turn_timeout_s)
             await stack.enter_async_context(contextlib.aclosing(chat))
             models.append(chat)
-        if (asked := self.plan.judge_model) is not None:
-            judge_model = ServerChat(asked.url, asked.name, retries, turn_timeout_s, JUDGE_MODEL, asked.key)
+        if (grading := self.plan.judge_model) is not None:
+            judge_model = ServerChat(
+                grading.url, grading.name, retries, turn_timeout_s, JUDGE_MODEL, grading.key
+            )
             await stack.enter_async_context(contextlib.aclosing(judge_model))
-        resources = Resources(chat, agent, judge_model, self.folder.logs, self.folder.path)
+        resources = Resources(chat, agent, judge_model, self.run_folder.logs, self.run_folder.path)
         return resources, Services(retries, tuple(models), tools)
 
 
 class _Interrupt:
-    """Ctrl-C in two steps, for the task that makes it."""
+    """Handles Ctrl-C. The first sets `stop`, the second cancels the task that created this object."""
 
     def __init__(self, view: LiveView) -> None:
         self.stop = asyncio.Event()
-        self.asked = False
+        self.pressed = False
         self._view = view
         task = asyncio.current_task()
         if task is None:
@@ -199,10 +203,10 @@ class _Interrupt:
 
     def _on_signal(self) -> None:
         progress = self._view.last
-        if self.asked or (progress is not None and progress.trouble):
+        if self.pressed or (progress is not None and progress.trouble):
             # Nothing in flight can finish while a server is away.
             self._task.cancel()
             return
-        self.asked = True
+        self.pressed = True
         self.stop.set()
         self._view.note("stopping after the samples in flight; press Ctrl-C again to abandon them")

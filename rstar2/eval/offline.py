@@ -1,4 +1,4 @@
-"""Grading a file of outputs that were made elsewhere."""
+"""Grades a file of outputs that were generated elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rstar2.files import output_file, read_csv, read_objects
 from rstar2.loop.trace import Finish, Trace
 
 BATCH = 256
-"""Rows graded between two steps of the progress bar."""
+"""Number of rows between two updates of the progress bar."""
 _ROW = (
     'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}; '
     "--gold-key and --pred-key name other keys. The same rows may be a list in a .json file, or columns in .csv, .tsv "
@@ -39,42 +39,47 @@ class OfflineRow:
     """One row of a file of outputs."""
 
     place: str
-    """Such as "line 3", or "row 3" in files whose rows are not lines."""
+    """Place in the file, such as "line 3", or "row 3" if rows are not lines."""
     id: dict[str, Any]
-    """The number of the line or row if it has a fault, and then the `id` of the row if it has one."""
+    """Keys that identify the row in the output: its `id` if it has one and, if it has a fault, the number of its line
+    or row."""
     gold: AnswerValue = None
     pred: AnswerValue = None
     finished: bool = True
     """Whether the model ended the output itself, with an answer."""
     fault: str = ""
-    """Why the line cannot be graded."""
+    """Why the row cannot be graded; empty if it can."""
 
     @property
     def gradable(self) -> bool:
-        """Whether it has no fault, and a gold answer."""
+        """Whether the row has a gold answer and no fault."""
         return not self.fault and bool((as_text(self.gold) or "").strip())
 
 
 def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[OfflineRow]:
-    """The rows of a file: gold answers and outputs, each text, a number or null, or an evaluation's traces.
+    """Read the rows of a file: pairs of a gold answer and an output, or traces of an evaluation.
 
-    The file is JSON Lines, a `.json` file with one list, CSV (`.csv`, `.tsv`) or parquet (`.parquet`).
+    Gold answers and outputs are text, numbers or null. The file is JSON Lines, a `.json` file with one list, CSV
+    (`.csv`, `.tsv`) or parquet (`.parquet`).
 
     Args:
-        strict: raise at the first row that cannot be graded, instead of keeping it with its fault.
+        path: the file.
+        gold_key: key of the gold answer in a row.
+        pred_key: key of the output in a row.
+        strict: raise at the first row that cannot be graded. Otherwise such a row is returned with its fault.
 
     Raises:
-        UserError: there is no such file, none of its rows can be graded, or, where `strict`, one cannot.
+        UserError: the file cannot be read, or none of its rows can be graded. If `strict`: some row cannot be graded.
     """
     rows: list[OfflineRow] = []
     unit, read = _reader(path)
 
-    def refused(number: int, fault: str, own_id: dict[str, Any] | None = None) -> None:
+    def add_fault(number: int, fault: str, own_id: dict[str, Any] | None = None) -> None:
         if strict:
             raise UserError(f"{path}, {unit} {number}: {fault}", _ROW)
         rows.append(OfflineRow(f"{unit} {number}", {unit: number, **(own_id or {})}, fault=fault))
 
-    for number, value in read(path, refused):
+    for number, value in read(path, add_fault):
         is_trace = "turns" in value and pred_key not in value
         trace = _trace(value) if is_trace else None
         row = value if trace is None else {"id": f"{trace.problem_id}/{trace.sample}"}
@@ -84,16 +89,16 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
         if trace is not None:
             rows.append(OfflineRow(place, own_id, trace.gold, *final_text(trace)))
         elif fault := _fault(row, names):
-            refused(number, fault, own_id)
+            add_fault(number, fault, own_id)
         else:
             gold, pred = (row[name] for name in names)
             ended = (row.get("finish") or "answer") == "answer"
             rows.append(OfflineRow(place, own_id, gold, pred, finished(as_text(pred) or "", ended)))
         if strict and not rows[-1].gradable:
-            refused(number, "no gold answer")
+            add_fault(number, "no gold answer")
     if not any(row.gradable for row in rows):
         first = f"{rows[0].place}: {rows[0].fault or 'no gold answer'}" if rows else "it has no rows"
-        raise UserError(f"nothing in {path} can be graded; {first}", _ROW)
+        raise UserError(f"nothing in {path} can be graded: {first}", _ROW)
     return rows
 
 
@@ -102,7 +107,7 @@ _Read = Callable[[Path, _OnFault], Iterator[tuple[int, dict[str, Any]]]]
 
 
 def _reader(path: Path) -> tuple[Unit, _Read]:
-    """Returns what a file's rows are called, and what reads them."""
+    """Returns what messages call a row of the file, and the function that reads its rows."""
     match path.suffix.lower():
         case ".parquet":
             return "row", _parquet_rows
@@ -126,10 +131,10 @@ def _is_list(path: Path) -> bool:
 
 def _listed_rows(path: Path, on_fault: _OnFault) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        listed = json.loads(path.read_text(encoding="utf-8-sig"), parse_float=str)
+        values = json.loads(path.read_text(encoding="utf-8-sig"), parse_float=str)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}", "It must be one list of objects.") from error
-    for number, value in enumerate(listed, 1):
+    for number, value in enumerate(values, 1):
         if isinstance(value, dict):
             yield number, value
         else:
@@ -141,14 +146,14 @@ def _parquet_rows(path: Path, on_fault: _OnFault) -> Iterator[tuple[int, dict[st
 
     try:
         for number, row in enumerate(iter_rows(path), 1):
-            # pandas writes a number that is missing as NaN.
+            # pandas writes a missing number as NaN.
             yield number, {name: None if value != value else value for name, value in row.items()}
     except UserError as error:
         raise UserError(error.message, _ROW) from error
 
 
 def _trace(value: dict[str, Any]) -> Trace | None:
-    """A row as the trace that it is; None if it is none after all, so that its faults are reported."""
+    """Parse a row as a trace. Returns None if it is no valid trace; the row's faults are then reported."""
     try:
         return Trace.model_validate(value)
     except ValidationError:
@@ -169,10 +174,10 @@ def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
 def graded(
     rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule, certified: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`.
+    """Grade rows. Yields one object per row, in order: `id` if the row has one, `verdict`, `extracted` and `rule`.
 
-    If `certified`, the certificate of each correct verdict is checked, and `verified` is true or says what is not
-    confirmed.
+    If `certified`, the certificate of each correct verdict is checked. The key `verified` is then true, or a text that
+    names what could not be confirmed.
     """
 
     def pair(row: OfflineRow) -> tuple[AnswerValue, AnswerValue]:
@@ -189,12 +194,12 @@ def graded(
                 "rule": verdict.rule,
             }
             if certified and verdict.correct:
-                result["verified"] = _refusal(verdict) or True
+                result["verified"] = _unconfirmed(verdict) or True
             yield row.id | result
 
 
-def _refusal(verdict: Verdict) -> str | None:
-    # sympy takes half a second to load, and few runs check certificates.
+def _unconfirmed(verdict: Verdict) -> str | None:
+    # Imported here, because sympy takes half a second to load and few runs check certificates.
     from rstar2.eval.grader.verify import verify
 
     return verify(verdict.certificate)
@@ -202,18 +207,22 @@ def _refusal(verdict: Verdict) -> str | None:
 
 @contextmanager
 def writer(path: Path | None, source: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes one object a line, to a file that appears whole at the end, or to standard output.
+    """Open an output for JSON Lines. Yields a function that writes one object.
+
+    Args:
+        path: the file to write, which appears whole at the end. None writes to standard output.
+        source: the file that the rows were read from.
 
     Raises:
-        UserError: the file is the `source` of the rows, or as of `output_file`.
-        Failure: as of `output_file`.
+        UserError: `path` is the `source`, or `output_file` raises it.
+        Failure: `output_file` raises it.
     """
     if path is None:
         yield lambda row: _write(sys.stdout, row)
         return
     if path.is_file() and path.samefile(source):
         raise UserError(
-            f"{path} is the file to grade, which the verdicts would replace", "Name another --output."
+            f"--output {path} is the file to grade, and the verdicts would replace it", "Name another file."
         )
     with output_file(path) as file:
         yield lambda row: _write(file, row)

@@ -1,4 +1,4 @@
-"""Plans an evaluation: checks what a user asked for, loads the problems and opens the model."""
+"""Plans an evaluation: checks the user's request, loads the problems and opens the model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rstar2.retry import RetryPolicy
 from rstar2.runs import json_digest
 
 _PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
-_TAKEN = _PUBLISHED | {"analysis", "attempts", "memory"}
-"""Names that mean a benchmark, or one of the run's own folders."""
+_RESERVED = _PUBLISHED | {"analysis", "attempts", "memory"}
+"""Names of benchmarks and of the run's own folders. A user's own benchmark must have another name."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ class EvalRequest:
 
     target: Target
     benchmarks: list[str]
-    """Names of benchmarks or groups, JSON-lines files, or `module:object` of users' benchmarks."""
+    """Names of benchmarks or groups, JSON Lines files, or `module:object` of users' benchmarks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `EvalSettings` that the user set. Each benchmark's own protocol decides the others."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
     files: BenchmarkFiles = field(default_factory=BenchmarkFiles)
-    """For the benchmarks. A file that replaces the hub goes with one benchmark alone."""
+    """Files and options of the benchmarks. With `files.data`, the request may have only one benchmark."""
     judge_model: JudgeModel | None = None
     limit: int | None = None
-    """Only the first problems of each benchmark, this many."""
+    """Use only this many problems of each benchmark, the first ones. None means all."""
     record: SampleRecord = TRACES
-    """What is kept of each sample."""
+    """How each sample is stored."""
     folder: Path | None = None
-    """The run's folder; None for one that is named after the settings."""
+    """The run's folder. None means a folder that is named after the settings."""
     kind: str = "eval"
-    """What makes the run, as its config.json has it."""
+    """The kind of run, as in its config.json."""
 
     @property
     def wait_s(self) -> float:
-        """Seconds that a service may be away; UserError if a setting is wrong."""
+        """Seconds that a service may be away. Raises UserError if a setting is wrong."""
         return resolve(EvalSettings, dict(self.settings), [], self.kind).wait_s
 
 
@@ -66,29 +66,29 @@ class Planned:
     problems: list[Problem]
     settings: EvalSettings
     as_published: bool
-    """Whether these are all of the published problems, and a real model, so that the paper's number may stand beside
-    the result."""
+    """Whether a real model is measured on all published problems. Only then is the result compared with the paper's
+    number."""
     unreadable: Unreadable
 
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """A request whose problems are loaded and whose model is open: everything that decides the result."""
+    """A request with its problems loaded and its model open. It holds everything that decides the result."""
 
     request: EvalRequest
     opened: Opened
     benchmarks: dict[str, Planned]
-    """By the name in results and folders."""
+    """The benchmarks by the name that they have in results and folders."""
     judge_model: JudgeModel | None
-    """The request's, with the name that its server gave."""
+    """The request's judge model, with the name that its server reported."""
     judge_report: JudgeReport | None = None
-    """Result of the programs that were run on the user's judge; None if the run starts its own or needs none."""
+    """Result of the check of the user's judge. None if the run starts its own judge or needs none."""
     notes: tuple[str, ...] = ()
-    """What a user must know about the problems before they are sampled."""
+    """Notes about the problems, to print before sampling."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a run's config.json holds. A run with another one is not resumed."""
+        """The content of the run's config.json. A run is resumed only if its config.json agrees."""
         judged = {"judge_model": self.judge_model.name} if self.judge_model else {}
         return {
             "problems": {name: fingerprint(each.problems) for name, each in self.benchmarks.items()},
@@ -100,7 +100,7 @@ class EvalPlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder. If the user names none, it is the same one for the same plan."""
+        """The run's folder. If the user names none, equal plans have the same folder."""
         if self.request.folder is not None:
             return self.request.folder
         model = str(self.opened.identity["name"]).rpartition("/")[2]
@@ -108,28 +108,28 @@ class EvalPlan:
 
     @property
     def base(self) -> EvalSettings:
-        """Settings that are the same for every benchmark: how many samples at once, and how long to wait."""
+        """Settings of the first benchmark. `in_flight` and the time limits are the same for all benchmarks."""
         return next(iter(self.benchmarks.values())).settings
 
 
 def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
-    """Check the servers, load the problems and open the model, in the order in which a mistake costs the least time.
+    """Check the servers, load the problems and open the model. Cheap checks come first.
 
     Raises:
-        UserError: the server, the judge or the judge model does not answer, a harness is not set up, or something
-            cannot be used.
+        UserError: the server, the judge or the judge model does not answer; a harness is not set up; or a benchmark,
+            a file or the model cannot be used.
     """
     target, judge = request.target, request.judge
     server = reach_server(target, retries, needs_tokenizer(request.benchmarks))
     names = expanded(request.benchmarks)
     if request.files.data is not None and len(names) > 1:
         raise UserError(
-            "--data replaces the data of one benchmark, but several are given",
-            "Give one benchmark, or the files themselves in place of benchmarks.",
+            f"--data replaces the data of one benchmark, but there are {len(names)}: {', '.join(names)}",
+            "Name one benchmark, or name the files themselves in place of benchmarks.",
         )
-    benchmarks = {own: find(name) for own, name in zip(_names(names), names, strict=True)}
-    agent = any(not benchmark.chat for benchmark in benchmarks.values())
-    if judge.url is not None and agent:
+    benchmarks = {folder: find(name) for folder, name in zip(_folder_names(names), names, strict=True)}
+    needs_agent = any(not benchmark.chat for benchmark in benchmarks.values())
+    if judge.url is not None and needs_agent:
         check_judge(judge.url, judge.token)
     for name, benchmark in benchmarks.items():
         _refuse_unusable(name, benchmark, request)
@@ -144,16 +144,16 @@ def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
         notes += [note] if note else []
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
-    opened = open_target(target, every, in_flight, server, agent)
+    opened = open_target(target, every, in_flight, server, needs_agent)
     report = None
-    if judge.url is not None and agent:
+    if judge.url is not None and needs_agent:
         assert opened.codec is not None
         report = check_judge(judge.url, judge.token, opened.codec.format, PACKAGES)
     return EvalPlan(request, opened, planned, judge_model, report, tuple(notes))
 
 
 def _planned(name: str, benchmark: Benchmark, request: EvalRequest) -> tuple[Planned, str]:
-    """Returns a benchmark with its problems, and a sentence about the unreadable ones, empty if there are none."""
+    """Returns a benchmark with its problems, and a note about problems with unreadable answers (empty if none)."""
     files, limit = request.files, request.limit
     settings = resolve(EvalSettings, {**benchmark.protocol, **request.settings}, [], request.kind)
     problems = list(benchmark.load(files, settings))
@@ -168,20 +168,24 @@ def _planned(name: str, benchmark: Benchmark, request: EvalRequest) -> tuple[Pla
 def _readable(
     name: str, problems: list[Problem], published: bool, limit: int | None
 ) -> tuple[list[Problem], Unreadable, str]:
-    """Finds the problems that no output can be graded correct against, up to the last problem that is sampled.
+    """Separate the problems with unreadable answers, against which no output can be graded correct.
 
-    A published set keeps them, since its numbers are over all of it. Raises UserError if all problems are unreadable.
+    Problems after the last one that is sampled are not checked. A published set keeps its unreadable problems, since
+    its numbers are over the whole set.
 
     Returns:
-        The problems to sample, the unreadable ones, and a sentence about these, empty if there are none.
+        The problems to sample, the unreadable problems, and a note about the latter (empty if none).
+
+    Raises:
+        UserError: all problems are unreadable.
     """
     sampled: list[Problem] = []
     unreadable: list[dict[str, str]] = []
-    looked_at = 0
+    checked = 0
     for problem in problems:
         if len(sampled) == limit:
             break
-        looked_at += 1
+        checked += 1
         if why := gold_fault(problem.answer):
             unreadable.append({"id": problem.id, "answer": problem.answer, "why": why})
         if published or not why:
@@ -195,40 +199,46 @@ def _readable(
             "Write the answers as values or LaTeX, such as 42 or \\frac{1}{2}.",
         )
     what = "count as wrong" if published else "are left out"
-    of = f"{looked_at} problems" if looked_at == len(problems) else f"the first {looked_at} problems"
-    note = (
-        f"{name}: {len(unreadable)} of {of} {what}, as no output can be graded correct against their answer: "
-    )
+    of = f"{checked} problems" if checked == len(problems) else f"the first {checked} problems"
+    reason = "because no output can be graded correct against their answer"
+    note = f"{name}: {len(unreadable)} of {of} {what}, {reason}: "
     return sampled, Unreadable(tuple(unreadable), not published), note + first_few(named)
 
 
 def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> None:
     if request.target.oracle and (name in BENCHMARK_NAMES or benchmark.chat):
         raise UserError(
-            f"--oracle has no answers for {name}", "It works for the mathematics sets only; give a model."
+            f"--oracle has no answers for {name}",
+            "It works for mathematics sets and files of problems. Give a model.",
         )
     if benchmark.harness is not None:
         require(benchmark.harness, name)
     if benchmark.judged and request.judge_model is None:
-        hint = "Give the URL of an OpenAI-compatible server that serves one: --judge-model-url URL."
-        raise UserError(f"{name} is graded by a judge model, but none is given", hint)
+        hint = "Give the URL of an OpenAI-compatible server that has one: --judge-model-url URL."
+        raise UserError(f"{name} is graded by a judge model, but there is no --judge-model-url", hint)
 
 
-def _names(benchmarks: list[str]) -> list[str]:
-    """The names of benchmarks in results and folders. No two may share a folder.
+def _folder_names(benchmarks: list[str]) -> list[str]:
+    """The names of benchmarks in results and folders.
 
-    A file is named after its stem, a user's `module:object` after the module, and after the object if that is not
-    BENCHMARK. If a benchmark has that name already, `own-` is put before it.
+    A file is named after its stem. A user's `module:object` is named after the module, followed by the object's name
+    unless that is BENCHMARK. A name that is reserved gets the prefix `own-`.
+
+    Raises:
+        UserError: two benchmarks have the same name, so they would share a folder.
     """
     names = []
-    for given in benchmarks:
-        if is_reference(given):
-            module, _, name = given.partition(":")
+    for benchmark in benchmarks:
+        if is_reference(benchmark):
+            module, _, name = benchmark.partition(":")
             stem = "-".join([module.rpartition(".")[2], *([] if name == "BENCHMARK" else [name])])
         else:
-            stem = given.rstrip("/").rpartition("/")[2].removesuffix(".jsonl").removesuffix(".parquet")
-        names.append(f"own-{stem}" if stem in _TAKEN and given not in _PUBLISHED else stem)
+            stem = benchmark.rstrip("/").rpartition("/")[2].removesuffix(".jsonl").removesuffix(".parquet")
+        names.append(f"own-{stem}" if stem in _RESERVED and benchmark not in _PUBLISHED else stem)
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"{name} is named twice", "Name each benchmark once; rename one of the files.")
+            raise UserError(
+                f"two benchmarks have the name {name}",
+                "Name each benchmark once, or rename one of the files.",
+            )
     return names

@@ -1,4 +1,4 @@
-"""Which number of a benchmark is quoted, and the paper's number beside it."""
+"""The number that people quote for a benchmark, and its comparison with the paper's number."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from rstar2.eval.benchmarks import NAMES, PAPER, find
 
 @dataclass(frozen=True)
 class Quoted:
-    """A benchmark's one number, a share."""
+    """The one number that is quoted for a benchmark."""
 
     label: str
-    """Of the score that it is; empty for the average of verdicts."""
+    """Name of the score; empty for the average of verdicts."""
     value: float
+    """A share, in 0..1."""
     interval: tuple[float, float]
-    """95 %, clustered by problem."""
+    """95 % interval, clustered by problem."""
 
 
 @dataclass(frozen=True)
 class BesidePaper:
-    """A row of the table 'paper | this run'."""
+    """A row of the table "paper | this run"."""
 
     name: str
     """The benchmark, and the score that is compared."""
     paper: float
-    """A share."""
+    """The paper's number, a share in 0..1."""
     run: Quoted | None
-    """None where the run has no such score."""
+    """This run's number. None if the run lacks the score."""
 
     @property
     def difference(self) -> tuple[float, float, float] | None:
-        """Of this run from the paper: the value, and the lower and the upper end of its interval."""
+        """This run minus the paper, with the lower and the upper end of its interval. None without `run`."""
         if self.run is None:
             return None
         low, high = self.run.interval
@@ -41,7 +42,7 @@ class BesidePaper:
 
 
 def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
-    """The number of a summary that is quoted for the benchmark of a name; None where it has none."""
+    """Returns the number to quote from a benchmark's summary. None if the summary lacks it."""
     if not summary["samples"]:
         return None
     label = find(name).headline if name in NAMES else ""
@@ -52,12 +53,15 @@ def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
 
 
 def beside_paper(summaries: Iterable[tuple[str, dict[str, Any]]]) -> list[BesidePaper]:
-    """The benchmarks, each as (name, summary), that the paper has a number of and that were measured as published."""
+    """Compare benchmarks, each given as (name, summary), with the paper.
+
+    Left out are benchmarks without a number in the paper, and those that were not measured as published.
+    """
     rows = []
     for name, summary in summaries:
         if name not in PAPER or not summary.get("as_published"):
             continue
-        found = quoted(name, summary)
-        label = f"{name}, {found.label}" if found is not None and found.label else name
-        rows.append(BesidePaper(label, PAPER[name] / 100, found))
+        number = quoted(name, summary)
+        label = f"{name}, {number.label}" if number is not None and number.label else name
+        rows.append(BesidePaper(label, PAPER[name] / 100, number))
     return rows

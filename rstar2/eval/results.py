@@ -1,6 +1,6 @@
 """Computes the numbers of a benchmark from its graded traces.
 
-Only a short row of each trace is kept, so that a run of any size fits in memory.
+Each trace is reduced to a short row, so that a run of any size fits in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rstar2.loop.trace import FINISHED, Trace
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the numbers need of one graded trace."""
+    """The facts about one graded trace that the numbers are computed from."""
 
     problem_id: str
     sample: int
@@ -34,16 +34,18 @@ class Row:
     lost_calls: int
     read_by: str
     paper_correct: bool | None
-    """None where no answer is read by the paper's rule, as in benchmarks that are scored by a harness."""
+    """Whether the answer is correct under the paper's reading rule. None if that rule does not apply, as in benchmarks
+    that a harness scores."""
     scores: dict[str, list[float]] | None
+    """The benchmark's own scores: entries by name."""
     ballot: str | None = None
-    """What it votes for in maj@n; None votes for `extracted`."""
+    """The answer that this sample votes for in maj@n. None means `extracted`."""
     rule: str = ""
-    """The grader's rule that decided."""
+    """The grader's rule that decided the verdict."""
     failed_turns: int = 0
-    """Turns with a failed call."""
+    """Number of turns with a failed call."""
     repaired_turns: int = 0
-    """Those of them that a later turn followed all of whose calls were right."""
+    """Number of turns with a failed call that were followed by a turn in which all calls succeeded."""
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -81,12 +83,12 @@ class Row:
 
     @property
     def could_not_verify(self) -> bool:
-        """There is an answer, or there may be one, but nobody knows whether it is right."""
+        """Whether there is, or may be, an answer that the grader could not decide about."""
         return self.missed not in (None, "wrong", "no_answer")
 
 
 def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Rows under their problem, problems in the order of first appearance, rows in the order of samples."""
+    """Group rows by problem. Problems are in order of first appearance, and the rows of each in order of sample."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.problem_id, []).append(row)
@@ -94,10 +96,10 @@ def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
-    """The numbers of a benchmark.
+    """Compute the summary of a benchmark from the rows of its problems.
 
-    A number that cannot be computed (no traces, no calls, fewer than k samples) is None, never a guess.
-    `samples` counts traces; `n` is the smallest number of samples a problem has.
+    A number is None if there is nothing to compute it from, such as a ratio of failed calls without calls. `samples` is
+    the number of traces, and `n` the smallest number of samples of a problem.
     """
     groups = {name: group for name, group in groups.items() if group}
     rows = [row for group in groups.values() for row in group]
@@ -142,7 +144,10 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
-    """The per-problem table: one JSON-able object per problem; `scores` has the entries of each score by its name."""
+    """The per-problem table: one JSON-able object per problem.
+
+    `golds` has the gold answers by problem. The key `scores` has the entries of each score by its name.
+    """
     return [
         {
             "id": name,
@@ -163,17 +168,17 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
 
 
 def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
-    """`scores`: the mean of each score that the traces have, with its interval clustered by problem."""
-    gathered: dict[str, list[list[float]]] = {}
+    """The key `scores`: the mean of each score, with its interval clustered by problem. Empty without scores."""
+    by_score: dict[str, list[list[float]]] = {}
     for group in groups.values():
         for name, values in _scores_of(group).items():
-            gathered.setdefault(name, []).append(values)
+            by_score.setdefault(name, []).append(values)
     scores = {}
-    for name, entries in gathered.items():
-        found = statistics.pooled_mean(entries)
+    for name, entries in by_score.items():
+        pooled = statistics.pooled_mean(entries)
         scores[name] = {
-            "value": found.mean,
-            "interval": [found.by_problem.low, found.by_problem.high],
+            "value": pooled.mean,
+            "interval": [pooled.by_problem.low, pooled.by_problem.high],
             "problems": len(entries),
         }
     return {"scores": scores} if scores else {}
@@ -202,18 +207,18 @@ def _paper_accuracy(groups: dict[str, list[Row]]) -> float | None:
 
 
 def _pass_at_k(correct: list[list[bool]]) -> dict[str, float]:
-    """pass@k for k = 1, 2, 4, … and for the smallest number of samples of a problem."""
+    """pass@k for k = 1, 2, 4, … and for k = the smallest number of samples of a problem."""
     most = min(len(row) for row in correct)
-    found: dict[str, float] = {}
+    by_k: dict[str, float] = {}
     for k in sorted({2**power for power in range(most.bit_length())} | {most}):
         rates = statistics.pass_at_k(correct, k)
         if rates is not None:
-            found[str(k)] = sum(rates) / len(rates)
-    return found
+            by_k[str(k)] = sum(rates) / len(rates)
+    return by_k
 
 
 def _maj_at_n(groups: dict[str, list[Row]], correct: list[list[bool]]) -> float:
-    """Answers vote by their ballot, or their text without spaces; all correct ones are one, however written."""
+    """maj@n. Two answers count as the same if both are correct, or if their ballots agree apart from spaces."""
     names = [[_ballot(row) for row in group] for group in groups.values()]
     scores = statistics.maj_at_n(names, correct)
     return sum(scores) / len(scores)

@@ -4,12 +4,13 @@
 jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
 ```
 `rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all sample here.
-They differ in the method (how a sample is made and graded), the engines (one or a pool) and the record (what is kept).
+They differ in the method (how a sample is made and graded), the engines (one or a pool) and the record (what is
+stored).
 
-The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other. The queue is
-bounded too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
-`traces.jsonl`, is the state: the next start counts the samples in it and runs the others, each from its own seed. A
-sample that could not be graded, because a judge model was away, is in `ungraded.jsonl` until the next start.
+The number of slots limits the samples in flight, so a slow rollout occupies one slot and delays no other. The queue has
+a limit too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
+`traces.jsonl`, is the state: the next start counts the samples in it and makes only the missing ones, each from its own
+seed. A sample that could not be graded, because a judge model was away, stays in `ungraded.jsonl` until the next start.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from rstar2.retry import Outages, RetryPolicy, ServiceGone, causes_text, count_c
 from rstar2.runs import refuse_changed
 
 _TICK_S = 0.5
-_KEPT = "Every finished sample is kept; start the same command again when it is back."
-_RETRY = "The results cover the other samples, which are kept; start the same command again to retry these."
+_SERVICE_GONE_HINT = "Every finished sample is kept; start the same command again when the service is back."
+_RETRY_HINT = "The results cover the other samples. To retry the failed ones, start the same command again."
+_DISK_FULL_HINT = "Every sample written so far is kept; free disk space and start the same command again."
 _UNGRADED = "ungraded.jsonl"
-_OF_ONE_REQUEST = frozenset({400, 413, 422})
-"""HTTP statuses that may be due to what one request holds; others speak of the account, the model or the address."""
-_SAME_REFUSALS = 5
-"""A run ends after this many refusals if all have one HTTP status and nothing was answered."""
-_NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
+_STATUSES_OF_ONE_REQUEST = frozenset({400, 413, 422})
+"""HTTP statuses that the content of one request may cause. Others concern the account, the model or the address."""
+_MOST_EQUAL_REFUSALS = 5
+"""A run ends after this many refusals if all have the same HTTP status and no request was answered."""
 
 Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
 OnProgress = Callable[[Progress], None]
@@ -63,7 +64,7 @@ class EvalResult:
 
     name: str
     summary: dict[str, Any]
-    """Made by the `summary` of what is kept, for whole traces `rstar2.eval.results.summarise`."""
+    """Computed by `SampleRecord.summary`, which for traces is `rstar2.eval.results.summarise`."""
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
@@ -75,17 +76,17 @@ class SamplesRefused(Failure):
     def __init__(self, message: str, hint: str, results: list[EvalResult]) -> None:
         super().__init__(message, hint)
         self.results = results
-        """The numbers of the samples that were finished."""
+        """The numbers of the samples that finished."""
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Problems that no output can be graded correct against."""
+    """The problems of a benchmark whose answers are unreadable: no output can be graded correct against them."""
 
     problems: tuple[dict[str, str], ...] = ()
-    """The id, answer and reason of each, as results.json has them."""
+    """The `id`, `answer` and `why` of each problem, as in results.json."""
     left_out: bool = True
-    """Whether they are not sampled; otherwise they count as wrong."""
+    """Whether the problems are left out. If not, they are sampled and count as wrong."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,15 @@ class Part:
     """The folder to write to."""
     method: Method
     combined: Combined | None = None
-    """More scores, made of those that the traces have."""
+    """Computes more scores from those of the traces."""
     record: SampleRecord = TRACES
-    """What is kept of each sample."""
+    """How each sample is stored."""
     as_published: bool = False
-    """Whether the paper's number may stand beside the result, once it is complete."""
+    """Whether the result may be compared with the paper's number once it is complete."""
     unreadable: Unreadable = field(default_factory=Unreadable)
     identity: Mapping[str, Any] | None = None
-    """What settings.json holds, and what a later start must have the same. None: the settings and the problems, as of
-    `rstar2.eval.extension.keep_settings`, which a later start may extend."""
+    """Content of settings.json, which every later start must repeat. None means the settings and the problems, which a
+    later start may extend (`rstar2.eval.extension.keep_settings`)."""
 
 
 async def evaluate(
@@ -121,11 +122,20 @@ async def evaluate(
     about: Mapping[str, Any] | None = None,
     record: SampleRecord = TRACES,
 ) -> list[EvalResult]:
-    """`run_parts` with the agent loop: sample every problem, grade every sample.
+    """Sample every problem with the agent loop and grade every sample.
 
     Args:
-        benchmarks: by name, the problems and the folder to write to.
-        record: what is kept of each sample.
+        benchmarks: the problems of each benchmark and the folder to write to, by the benchmark's name.
+        engine: generates the turns.
+        codec: converts between messages and token ids.
+        tools: run the model's tool calls.
+        grader: grades the answers.
+        settings: the settings of all benchmarks.
+        on_progress: see `run_parts`, as for `stop` and `about`.
+        record: how each sample is stored.
+
+    Raises:
+        UserError, Failure, SamplesRefused: see `run_parts`.
     """
     retries = RetryPolicy(settings.wait_s)
     engines = EnginePool([engine], retries, settings.turn_timeout_s)
@@ -147,22 +157,22 @@ async def run_parts(
 ) -> list[EvalResult]:
     """Sample and grade every benchmark, and write the samples and results.json of each.
 
-    All benchmarks run at once on the same slots, so that none waits for the last sample of another. Starting again
-    with the same arguments continues where the last start ended.
+    All benchmarks share the slots, so none waits for the last sample of another. A call with the same arguments
+    continues where the last one ended.
 
     Args:
         parts: the benchmarks by name.
         in_flight: samples at once.
-        services: what progress is read from.
-        on_progress: called about twice a second, seldomer with very many samples, and once at the end.
-        stop: when set, nothing new is started; what is in flight is finished.
+        services: the services whose counters tell the progress.
+        on_progress: called about twice a second (more rarely with a very large number of samples), and at the end.
+        stop: when set, no new sample is started, and those in flight finish.
         about: further entries of results.json, such as the model and the versions.
-        control: of `in_flight` samples, through which a person changes how many run at once.
+        control: limits the samples at once, instead of `in_flight`. A person can change its limit during the run.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
-        Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
-        SamplesRefused: some samples are missing, since a server refused them; it has the results without them.
+        Failure: the engine or judge stayed away, or the disk is full. Finished samples are stored.
+        SamplesRefused: a server refused some samples. The error has the results of the other samples.
     """
     shared = _Shared(control or Control(in_flight), in_flight, stop or asyncio.Event())
     running = [_Benchmark(name, part, shared) for name, part in parts.items()]
@@ -186,51 +196,51 @@ async def run_parts(
 
 
 class _Refusals:
-    """Notices that a server refuses whatever it is asked, before the refusals have cost a request for every sample."""
+    """Detects that a server refuses all requests, so that the run can end before it has sent one for every sample."""
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether anything was answered, or refused in another way."""
+        """Whether any request was answered, or refused in a different way than the others."""
         self._status: int | None = None
-        self._same = 0
+        self._count = 0
 
     def final(self, error: EngineError) -> AccessRefused | None:
-        """Returns the refusal that an error shows every other request to meet too; None if it shows no such thing."""
+        """Returns the refusal that every other request will meet too. None if `error` is no sign of one."""
         if (refusal := access_refusal(error)) is not None:
             return refusal
         refused = error if isinstance(error, Refused) else error.__cause__
-        if not isinstance(refused, Refused) or refused.status in _OF_ONE_REQUEST:
+        if not isinstance(refused, Refused) or refused.status in _STATUSES_OF_ONE_REQUEST:
             self.answered = True
             return None
         if refused.status != self._status:
             self.answered = self.answered or self._status is not None
             self._status = refused.status
-        self._same += 1
-        if self.answered or self._same < _SAME_REFUSALS:
+        self._count += 1
+        if self.answered or self._count < _MOST_EQUAL_REFUSALS:
             return None
         return AccessRefused(refused.message, refused.hint, refused.status)
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all benchmarks of one run share."""
+    """State that all benchmarks of one run share."""
 
     control: Control
     in_flight: int
-    """At the start."""
+    """Samples at once, at the start."""
     stop: asyncio.Event
-    """Set from outside: start nothing new, finish what is in flight."""
+    """When set, no new sample is started, and those in flight finish."""
     sampling: _Refusals = field(default_factory=_Refusals)
-    """The refusals of the model's server."""
+    """Refusals of the model's server."""
     grading: _Refusals = field(default_factory=_Refusals)
-    """The refusals of the judge model's server."""
+    """Refusals of the judge model's server."""
 
 
 async def _tick(meter: Meter, on_progress: OnProgress) -> None:
     while True:
         started = time.monotonic()
         on_progress(meter.read())
-        # Reading a million samples takes seconds, in which nothing else runs.
+        # With a million samples, reading takes seconds, and nothing else runs meanwhile.
         await asyncio.sleep(max(_TICK_S, 30 * (time.monotonic() - started)))
 
 
@@ -242,10 +252,10 @@ def _raise_first(parts: list[_Benchmark], results: list[EvalResult]) -> None:
     if refused:
         total = sum(part.total for part in parts)
         causes = sum((part.failed for part in parts), Counter[str]())
-        apart = f" (by cause: {causes_text(causes)})" if len(causes) > 1 else ""
+        by_cause = f" (by cause: {causes_text(causes)})" if len(causes) > 1 else ""
         raise SamplesRefused(
-            f"{len(refused)} of {total} samples failed: {refused[0].message}{apart}",
-            f"{refused[0].hint} {_RETRY}".strip(),
+            f"{len(refused)} of {total} samples failed: {refused[0].message}{by_cause}",
+            f"{refused[0].hint} {_RETRY_HINT}".strip(),
             results,
         )
 
@@ -261,7 +271,7 @@ class _Benchmark:
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
         self.failed: Counter[str] = Counter()
-        """The causes of `refused`."""
+        """Number of refused samples by cause."""
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
@@ -272,19 +282,19 @@ class _Benchmark:
         self._record = part.record
         self._stored = part.out / part.record.file
         if len(self.groups) != len(part.problems):
-            raise UserError(f"{name or part.out}: two problems share an id", "Give each an id of its own.")
+            raise UserError(f"{name or part.out}: two problems share an id", "Give each problem its own id.")
         part.out.mkdir(parents=True, exist_ok=True)
         if part.identity is None:
             keep_settings(part.out, self._protocol, part.problems)
         else:
             refuse_changed(part.out / "settings.json", dict(part.identity))
         self._done = set(self._count_stored())
-        self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
-        """Samples made and not yet graded."""
+        self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._read_ungraded()}
+        """Samples that are made but not yet graded."""
         self._on_disk = set(self._ungraded)
-        """The keys of those that are in `ungraded.jsonl`."""
-        self._made = self._done | self._ungraded.keys()
-        """Samples that earlier starts made."""
+        """Keys of the samples in `ungraded.jsonl`."""
+        self._sampled_before = self._done | self._ungraded.keys()
+        """Keys of the samples that earlier starts made."""
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
 
     @property
@@ -292,7 +302,7 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Count the samples that earlier starts wrote."""
+        """Add the samples that earlier starts wrote to `groups`. Yields their keys."""
         if not self._stored.exists():
             return
         seen: set[tuple[str, int]] = set()
@@ -301,36 +311,36 @@ class _Benchmark:
                 continue
             key = (row.problem_id, row.sample)
             if key in seen or row.problem_id not in self.groups:
+                fault = "twice" if key in seen else "but the benchmark has no such problem"
                 raise UserError(
-                    f"{self._stored} holds sample {row.sample} of problem {row.problem_id!r} "
-                    f"{'twice' if key in seen else 'which is not in the benchmark'}",
-                    "The file may have been edited. Give another folder.",
+                    f"{self._stored} has sample {row.sample} of problem {row.problem_id!r} {fault}",
+                    "The file may have been edited. Use another folder.",
                 )
             seen.add(key)
             self.groups[row.problem_id].append(row)
             yield key
 
-    def _held(self) -> Iterator[Trace]:
-        """The samples that earlier starts made and could not grade."""
+    def _read_ungraded(self) -> Iterator[Trace]:
+        """The samples that earlier starts made but could not grade."""
         if (self._out / _UNGRADED).exists():
             for trace in read_traces(self._out / _UNGRADED):
                 if trace.problem_id in self.groups and (trace.problem_id, trace.sample) not in self._done:
                     yield trace
 
-    def _keep_ungraded(self) -> None:
+    def _write_ungraded(self) -> None:
         path = self._out / _UNGRADED
         try:
             with writing(path):
                 if self._ungraded:
-                    held = self._ungraded.values()
-                    write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in held))
+                    traces = self._ungraded.values()
+                    write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in traces))
                 else:
                     path.unlink(missing_ok=True)
         except Failure as error:
             self.failure = self.failure or error
 
-    def _keep_refused(self, trace: Trace) -> None:
-        """Write a sample that was not graded at once, since a kill leaves no time for it."""
+    def _append_ungraded(self, trace: Trace) -> None:
+        """Write a sample that could not be graded. It is written at once, because the run may be killed."""
         key = (trace.problem_id, trace.sample)
         if key not in self._on_disk:
             with writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:
@@ -338,14 +348,14 @@ class _Benchmark:
             self._on_disk.add(key)
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
-        """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
+        """The missing samples, in rounds of one sample per problem, so that early numbers are representative."""
         for sample in range(self.samples):
             for problem in self._problems.values():
-                if (problem.id, sample) not in self._made:
+                if (problem.id, sample) not in self._sampled_before:
                     yield problem, sample
 
     async def run(self, meter: Meter) -> None:
-        """Run what is missing; an error from outside is left in `failure`."""
+        """Make and grade the missing samples. An error of a service or the disk is stored in `failure`."""
         try:
             with contextlib.ExitStack() as stack:
                 writers = []
@@ -357,11 +367,11 @@ class _Benchmark:
         except* RStarError as errors:  # from grading and writing
             self.failure = first_error(errors)
         finally:
-            self._keep_ungraded()
+            self._write_ungraded()
         if self.failure is not None:
             self._shared.stop.set()
         if isinstance(self.failure, ServiceGone):
-            self.failure.hint = f"{_KEPT} {self.failure.hint}".rstrip()
+            self.failure.hint = f"{_SERVICE_GONE_HINT} {self.failure.hint}".rstrip()
 
     async def _run(self, writers: Sequence[TraceWriter], meter: Meter) -> None:
         jobs = self._jobs()
@@ -385,9 +395,9 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Make the next sample as soon as a slot is free. Then the one after it waits for a slot.
+        """Wait for a slot, start a task that waits to make the following sample, and make this one.
 
-        If no sample is left, nothing waits: a paused run has no free slot, and ends as soon as its last sample has.
+        If no sample is left, no task waits. So a paused run, which has no free slot, ends with its last sample.
         """
         if (job := next(jobs, None)) is None:
             return
@@ -414,7 +424,7 @@ class _Benchmark:
             await self._finished.put(trace)
 
     def _refuse(self, error: EngineError) -> None:
-        """Leave a sample out for an error of its own."""
+        """Leave out a sample because of an error that concerns it alone."""
         self.refused.append(error)
         count_cause(self.failed, error.cause)
 
@@ -428,8 +438,8 @@ class _Benchmark:
         while (trace := await self._finished.get()) is not None:
             try:
                 graded = await self._method.graded(trace, self._problems[trace.problem_id])
-            except EngineError as error:  # of a judge model
-                self._keep_refused(trace)
+            except EngineError as error:  # raised for a judge model
+                self._append_ungraded(trace)
                 if (refusal := self._shared.grading.final(error)) is not None:
                     raise refusal from error
                 self._refuse(error)
@@ -489,8 +499,8 @@ class _Benchmark:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A file of the run is written in this block. Raises Failure if it cannot be, most often for a full disk."""
+    """Context for writing a file of the run. Raises Failure if that fails, most often because the disk is full."""
     try:
         yield
     except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror or error}", _NO_ROOM) from error
+        raise Failure(f"cannot write {path}: {error.strerror or error}", _DISK_FULL_HINT) from error

@@ -1,13 +1,13 @@
-"""Computes averages, pass@k and maj@n of a benchmark's samples, and how far to trust them.
+"""Computes averages, pass@k and maj@n of a benchmark's samples, with confidence intervals.
 
-A benchmark of P problems sampled n times each has two spreads. *Run-to-run*: how far the average would move
-if the same problems were sampled again. *Clustered by problem*: how far it would move on other problems like
-these. The second is the wider by far, and is the one to compare models with. Both are reported, by name.
-docs/evaluation.md has the coverage, width and power of the intervals; benchmarks/eval/intervals.py measures them.
+The average over P problems with n samples each has two intervals. *Run-to-run* says how far the average would move if
+the same problems were sampled again. *Clustered by problem* says how far it would move on other problems like these.
+The second is far wider, and is the one to compare models with. docs/results/evaluation.md has the coverage, width and
+power of the intervals; benchmarks/eval/intervals.py measures them.
 
-All functions are pure. Correctness is one row per problem and one entry per sample (bools or 0/1); rows may
-differ in length, and every problem weighs the same. Without problems, or with one that has no samples, they
-raise ValueError.
+All functions are pure. Correctness has one row per problem and one entry per sample (bools or 0/1). Rows may differ in
+length, and every problem has the same weight. The functions raise ValueError if there are no problems, or if a problem
+has no samples.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ Samples = Sequence[Sequence[bool | int | float]]
 """Correctness: one row per problem, one entry per sample."""
 
 UNSEEN = 3
-"""How many changes of problems a comparison may have missed: the rule of three.
+"""Number of changed problems that a comparison may have missed, by the rule of three.
 
 If none of P problems changed, a share of up to 3/P of all problems like these may still change (95 %).
 """
 DOUBT = 0.8
-"""How fast the problems that differ show the size of a change.
+"""Weight that each observed difference leaves to the possibility that an unseen change is a whole flip.
 
-The doubt is that the next change is a whole flip, from never right to always right. If all problems differ, each leaves
-this much of the doubt: at 0.8, ten small differences leave a tenth of it. If only a share of the problems differs, each
-says as much less about the others, so the exponent is the number that differ times their share. A larger value covers
-more flips that small differences hide, with wider intervals.
+A whole flip is a change from never right to always right. If d of P problems differ, the weight of a whole flip is
+DOUBT^(d²/P). So if all problems differ, ten small differences leave a weight of a tenth. If few of them differ, they
+say less about the others. A larger value covers more flips, and makes intervals wider.
 """
 POWER = 0.8
-"""Share of comparisons that find a difference of the detectable size."""
+"""The share of comparisons that find a difference of the detectable size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,9 @@ class AvgAtN:
 
     mean: float
     run_to_run: Interval
-    """Sampling noise alone: where the mean of another run on these same problems' true rates lies."""
+    """Interval for the mean over repeated runs on the same problems. It covers sampling noise alone."""
     by_problem: Interval
-    """Sampling noise and the choice of problems: where the mean over all problems like these lies."""
+    """Interval for the mean over all problems like these. It covers sampling noise and the choice of problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,16 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The true difference that a share `POWER` of such comparisons would find; None if they find none up to 1."""
+    """The true difference that a share `POWER` of such comparisons would find. None if it would have to exceed 1."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
-    """The average accuracy with its run-to-run interval and its interval clustered by problem.
+    """The average accuracy with its run-to-run interval and its interval clustered by problem (`clustered_interval`).
 
-    Run-to-run: Student's t with the sum of the unbiased within-problem variances, to which z²/N² is added (N
-    samples in all); that gives Wilson's width where every sample agrees, so no interval has zero width. A
-    problem with a single sample has no variance of its own and is given the binomial variance of the overall
-    mean, which is an upper bound on average.
-    Clustered by problem: `clustered_interval`.
+    The run-to-run interval is Student's t with the sum of the unbiased variances within problems, plus z²/N² for N
+    samples in all. If all samples agree, that term gives the width of Wilson's interval, so no interval has zero width.
+    A problem with a single sample has no variance of its own. It gets the binomial variance of the overall mean, which
+    on average is an upper bound.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
@@ -87,11 +85,11 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 
 
 def clustered_interval(rates: NDArray[np.float64]) -> Interval:
-    """The interval, clustered by problem, of the mean of the problems' rates [P], each in 0..1.
+    """The interval, clustered by problem, of the mean of the problems' rates: shape (P,), each in 0..1.
 
-    Student's t over the rates together with two pseudo-problems, one at 0 and one at 1 (Agresti and Coull's device),
-    which keeps the coverage of small or one-sided benchmarks. A difference has no such ends that its problems often
-    reach, so `paired_mean` allows for unseen changes in another way.
+    It is Student's t over the rates and two pseudo-problems, one at 0 and one at 1 (after Agresti and Coull). The
+    pseudo-problems keep the coverage if a benchmark is small, or if most rates are near 0 or 1. Differences rarely
+    reach their ends -1 and 1, so `paired_mean` allows for unseen changes in another way.
     """
     padded = np.append(rates, (0.0, 1.0))
     centre = float(padded.mean())
@@ -101,19 +99,21 @@ def clustered_interval(rates: NDArray[np.float64]) -> Interval:
 def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
     """The mean of scores in 0..1 over all entries, one row per problem, with an interval clustered by problem.
 
-    Student's t over the rows' linearised residuals (the ratio estimator of cluster samples), together with two
-    pseudo-problems of mean size at 0 and 1; so it is the interval of `avg_at_n` where rows are alike in length.
-    ValueError without entries.
+    The interval is Student's t over the rows' linearised residuals (the ratio estimator of cluster samples) and two
+    pseudo-problems of mean size at 0 and 1. If all rows have the same length, it equals the interval of `avg_at_n`.
+
+    Raises:
+        ValueError: there are no entries.
     """
-    found = _pooled(entries, pseudo=(0.0, 1.0))
-    return PooledMean(found.mean, _around(found.mean, found.padded_mean, found.residuals))
+    pooled = _pooled(entries, pseudo=(0.0, 1.0))
+    return PooledMean(pooled.mean, _around(pooled.mean, pooled.padded_mean, pooled.residuals))
 
 
 def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> PairedDifference:
-    """How much larger the mean over B's entries is than over A's, row i of both being the same problem.
+    """The mean over B's entries minus the mean over A's. Row i of both is the same problem.
 
-    The interval is that of `paired_mean`, over the linearised residuals of both (the ratio estimator of cluster
-    samples); so it is the interval of `paired_difference` if all rows are alike in length.
+    The interval is computed as in `paired_mean`, from the linearised residuals of both (the ratio estimator of cluster
+    samples). If all rows have the same length, it equals the interval of `paired_difference`.
 
     Raises:
         ValueError: the numbers of problems differ, or one of the two has no entries.
@@ -126,10 +126,13 @@ def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 
 
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
-    """The unbiased chance, for each problem, that at least one of k samples is correct: 1 - C(n-c,k)/C(n,k).
+    """For each problem, the unbiased estimate of the chance that at least one of k samples is correct.
 
-    Source: Chen et al., arXiv 2107.03374, equation 1. With fewer than k samples of some problem pass@k is not
-    a number, and None is returned; ValueError for k < 1.
+    It is 1 - C(n-c,k)/C(n,k) for c correct samples of n (Chen et al., arXiv 2107.03374, equation 1). Returns None if a
+    problem has fewer than k samples.
+
+    Raises:
+        ValueError: k < 1.
     """
     if k < 1:
         raise ValueError(f"pass@k needs k >= 1, not {k}")
@@ -142,10 +145,15 @@ def pass_at_k(correct: Samples, k: int) -> list[float] | None:
 def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
     """For each problem, whether its most frequent answer is correct (1.0 or 0.0).
 
-    `answers` names each sample's equivalence class, None where there is no answer; equal answers must have
-    equal names. Samples without an answer have no vote. Where classes tie, the problem scores the share of
-    the tied classes that are correct, which is the expectation of breaking the tie at random. ValueError where
-    the two tables differ in shape.
+    If several answers are equally frequent, the problem scores the share of them that is correct. That is the expected
+    score if the tie is broken at random.
+
+    Args:
+        answers: the answer of each sample, by a name that equal answers share. None means no answer, and no vote.
+        correct: whether each sample is correct, in the same shape.
+
+    Raises:
+        ValueError: the two tables differ in shape.
     """
     if [len(row) for row in answers] != [len(row) for row in correct]:
         raise ValueError("answers and correct must have the same shape")
@@ -153,9 +161,9 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
 
 
 def paired_difference(a: Samples, b: Samples) -> PairedDifference:
-    """How much better B is than A on the same problems, with the interval of `paired_mean`.
+    """B's average minus A's on the same problems, with the interval of `paired_mean`.
 
-    Row i of both is the same problem; the number of samples may differ.
+    Row i of both is the same problem. The numbers of samples may differ.
 
     Raises:
         ValueError: the numbers of problems differ, or are zero, or a problem has no samples.
@@ -166,18 +174,27 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 
 
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
-    """The mean of the problems' differences [P], each in -1..1, with an interval clustered by problem.
+    """The mean of the problems' differences, with an interval clustered by problem.
 
-    The interval leaves out zero if the paired t-test finds a difference. In small sets it is more careful: p has to be
-    below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5, and fewer than 5 show nothing. The test alone covers
-    rare changes badly: if a share f of problems flips, none of P does with probability (1 - f)^P, and Student's
-    interval is then a point. So a mean beyond the measured one, or on the other side of zero, is taken to need changes
-    that nobody saw. Each such change is as large as those seen (`_unseen_change`), and adds its square to the variance
-    at that mean. The bounds are the means at which the measured one is just not rejected. If few of the problems flip,
-    they are close to Tango's score interval. If none differs, they are -3/P and +3/P. `doubt` is explained at `DOUBT`.
+    The interval excludes zero if the paired t-test finds a difference. In small sets it is more careful: p must be
+    below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems it never excludes zero.
 
-    Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at the mean in question; Miller, arXiv
+    The t-test alone covers rare changes badly. If a share f of all problems flips, then with probability (1 - f)^P none
+    of the P measured problems does, and Student's interval is a point. So the interval allows for unseen changes: a
+    mean that is farther from zero than the measured one, or on the other side of zero, requires changes of problems
+    that were not observed. The size of each is that of `_unseen_change`, and its square is added to the variance at
+    that mean. The bounds are the means at which the measured mean is just not rejected. If few problems flip, they are
+    close to Tango's score interval. If no problem differs, they are -3/P and +3/P.
+
+    Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
+
+    Args:
+        differences: shape (P,), each in -1..1.
+        doubt: see `DOUBT`.
+
+    Raises:
+        ValueError: there are no problems.
     """
     if not len(differences):
         raise ValueError("no problems")
@@ -186,7 +203,7 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Each problem's share of correct samples [P] and number of samples [P]."""
+    """Each problem's share of correct samples and its number of samples, both of shape (P,)."""
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
     if not len(sizes) or not sizes.all():
         raise ValueError(f"problem {sizes.argmin()} has no samples" if len(sizes) else "no problems")
@@ -207,9 +224,13 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interva
 def _paired(
     difference: float, residuals: NDArray[np.float64], changes: NDArray[np.float64], doubt: float = DOUBT
 ) -> PairedDifference:
-    """The interval of `paired_mean` for a difference to whose error each problem adds a residual [P].
+    """The interval of `paired_mean`.
 
-    `changes` are the differences of the problems that both runs have.
+    Args:
+        difference: the measured difference.
+        residuals: shape (P,), the contribution of each problem to the error.
+        changes: the differences of the problems that both runs have.
+        doubt: see `DOUBT`.
     """
     problems = len(residuals)
     if problems < 2:
@@ -218,7 +239,7 @@ def _paired(
     quantile = float(special.stdtrit(freedom, 0.5 + LEVEL / 2))
     change = _unseen_change(changes, doubt)
     noise = float(np.sqrt((residuals**2).sum() * problems / freedom))
-    # As many unchanged problems as may be unseen keep the error above zero if all problems changed alike.
+    # Adding UNSEEN unchanged problems keeps the error above zero if all problems changed by the same amount.
     unchanged = UNSEEN * difference**2 / ((problems + UNSEEN) * freedom)
     error = float(np.hypot(noise, np.sqrt(unchanged)))
     half, shift, distance = quantile * error, UNSEEN * change / problems / 2, abs(difference)
@@ -233,21 +254,24 @@ def _paired(
 
 
 def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
-    """The size of a change that nobody saw: 1 if no problem differs, their root mean square if most of many do."""
-    seen = changes[changes != 0]
-    if not len(seen):
+    """The assumed size of an unseen change: 1 if no problem differs, else between their root mean square and 1.
+
+    The more problems differ, the nearer it is to the root mean square of their changes.
+    """
+    nonzero = changes[changes != 0]
+    if not len(nonzero):
         return 1.0
-    square = float((seen**2).mean())
+    square = float((nonzero**2).mean())
     # The problems that do not differ, such as those that are always solved, may change in another way.
-    speaks = len(seen) ** 2 / len(changes)
-    return float(np.sqrt(square + (1 - square) * doubt**speaks))
+    evidence = len(nonzero) ** 2 / len(changes)
+    return float(np.sqrt(square + (1 - square) * doubt**evidence))
 
 
 def _detectable(problems: int, noise: float, change: float) -> float | None:
-    """The difference that a share `POWER` of comparisons finds, if it is alike on all problems; None if there is none.
+    """The true difference, equal on all problems, that a share `POWER` of comparisons finds. None if there is none.
 
-    It has to stand out from the noise, by the noncentral t. And enough problems have to change: if no other problem
-    differs, four equal changes are found and three are not (of five problems, all have to change).
+    The difference must stand out from the noise, by the noncentral t. Also, enough problems must change: if no other
+    problem differs, four equal changes are found and three are not (out of five problems, all must change).
 
     Args:
         problems: at least two.
@@ -256,7 +280,7 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
     """
     freedom = problems - 1
     quantile = float(special.stdtrit(freedom, 0.5 + LEVEL / 2))
-    # The interval leaves out zero if t is larger than `least`: the unseen unchanged problems raise it above `quantile`.
+    # The interval excludes zero if t exceeds `least`, which the UNSEEN unchanged problems raise above `quantile`.
     room = 1 / quantile**2 - UNSEEN / ((problems + UNSEEN) * freedom)
     if room <= 0:
         return None
@@ -270,11 +294,13 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Pooled:
-    """A pooled mean; that mean with pseudo-problems added; and what each problem [P + pseudo] adds to its error."""
+    """A mean over the entries of all problems."""
 
     mean: float
     padded_mean: float
+    """The mean with the pseudo-problems."""
     residuals: NDArray[np.float64]
+    """Shape (problems + pseudo-problems,): the contribution of each to the error."""
 
 
 def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) -> _Pooled:
@@ -290,7 +316,7 @@ def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) 
 
 
 def _around(mean: float, padded_mean: float, residuals: NDArray[np.float64]) -> Interval:
-    """The interval of a padded mean by its residuals, widened where it leaves the mean out."""
+    """The interval of a padded mean by its residuals. It is widened if it would exclude the mean without padding."""
     problems = len(residuals)
     error = float(np.sqrt((residuals**2).sum() * problems / (problems - 1)))
     half = float(special.stdtrit(problems - 1, 0.5 + LEVEL / 2)) * error

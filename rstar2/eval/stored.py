@@ -1,4 +1,4 @@
-"""What a run keeps of each graded sample, its whole trace or its verdict alone, and the benchmarks a folder holds."""
+"""Stores graded samples, as whole traces or as verdicts alone, and finds the measured benchmarks in a folder."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ Groups = dict[str, list[Row]]
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """One way to keep samples, as JSON lines."""
+    """One way to store samples, as JSON Lines."""
 
     file: str
-    """Its name in the benchmark's folder."""
+    """Name of the file in the benchmark's folder."""
     line: Callable[[Trace], str]
+    """Returns the line of a sample, without its end."""
     row: Callable[[Trace], Row]
-    """What is held in memory of a sample: the same as `read` gives for its line."""
+    """Returns the row of a sample that is kept in memory. It equals the row that `read` returns for the line."""
     read: Callable[[Path], Iterator[Row]]
-    """The rows of a file; a torn last line is left out. UserError where another line is damaged."""
+    """Reads the rows of a file. A torn last line is ignored. Raises UserError if another line is damaged."""
     summary: Callable[[Groups], dict[str, Any]]
+    """Computes the numbers of a benchmark."""
     per_problem: Callable[[Groups, dict[str, str]], list[dict[str, Any]]]
-    """From the rows and the gold answers, by problem."""
+    """Computes the per-problem table from the rows and the gold answers, both by problem."""
     beside: SampleRecord | None = None
-    """Another record that is written too, and not read again."""
+    """Another record that is written too, but never read by the run."""
     errors: bool = False
-    """Whether a sample that an engine refuses is recorded with the verdict `error`. The next start samples it again.
-    Otherwise it is missing, and the run ends with `rstar2.eval.run.SamplesRefused`."""
+    """Whether a sample that the engine refuses is stored with the verdict `error`, and sampled again by the next start.
+    If not, it is missing, and the run ends with `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
 
@@ -78,7 +80,7 @@ VERDICTS = SampleRecord(
     _agreement,
     _agreement_by_problem,
 )
-"""The id of the problem, the number of the sample and the verdict; how often each problem was solved."""
+"""Stores the problem's id, the sample's number and the verdict. Its table says how often each problem was solved."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,21 @@ class Measurement:
     """One measured benchmark."""
 
     name: str
-    """The path of its folder, as seen from the run's; the run's own name where that is the folder."""
+    """Path of the benchmark's folder relative to the run's folder. If both are the same, the name of that folder."""
     traces: Path
+    """The file of traces."""
     results: dict[str, Any]
-    """results.json; its numbers are computed again from the traces where the run is not complete."""
+    """Content of results.json. If the benchmark is not complete, its numbers are computed again from the traces."""
     problems: str | None = None
-    """The digest of all problems that it is to measure (`rstar2.data.benchmarks.fingerprint`), where it kept one."""
+    """Digest of all problems of the benchmark (`rstar2.data.benchmarks.fingerprint`). None if it was not stored."""
 
 
 def measurements(run: Path) -> list[Measurement]:
-    """Every folder with a traces.jsonl in or below a run's folder, by name; UserError where a file is damaged."""
+    """Every folder with a traces.jsonl in or below a run's folder, sorted by path.
+
+    Raises:
+        UserError: a file is damaged.
+    """
     return [_measurement(path, run) for path in sorted(run.glob("**/traces.jsonl"))]
 
 
@@ -105,14 +112,15 @@ def _measurement(traces: Path, run: Path) -> Measurement:
     problems = protocol.pop("problems", None)
     results = {"settings": protocol, **(read_json(traces.parent / "results.json") or {})}
     if not results.get("complete"):
-        # A start that was killed has written traces that no results.json knows of.
+        # A killed start has written traces that results.json does not count.
         results = {**results, **_from_traces(traces, results)}
     return Measurement(run.resolve().name if name == "." else name, traces, results, problems)
 
 
-def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
-    # Of a stopped run: the problems' own golds, where a trace of GPQA has a letter.
-    golds = {row["id"]: row["gold"] for row in held.get("per_problem", ())}
+def _from_traces(traces: Path, stored: dict[str, Any]) -> dict[str, Any]:
+    """Compute the numbers of an incomplete benchmark. `stored` is its results.json, which may be empty."""
+    # The gold answers in results.json are the problems' own. Those of GPQA's traces are letters.
+    golds = {row["id"]: row["gold"] for row in stored.get("per_problem", ())}
     rows = []
     for trace in read_traces(traces):
         golds.setdefault(trace.problem_id, trace.gold or "")
@@ -120,10 +128,10 @@ def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
     groups = by_problem(rows)
     summary = summarise(groups)
     if "scores" in summary:
-        summary["scores"] = with_combined(held.get("benchmark", traces.parent.name), summary["scores"])
-    found = {"complete": False, "summary": summary, "per_problem": problem_rows(groups, golds)}
-    if left_out := held.get("summary", {}).get("left_out"):
+        summary["scores"] = with_combined(stored.get("benchmark", traces.parent.name), summary["scores"])
+    results = {"complete": False, "summary": summary, "per_problem": problem_rows(groups, golds)}
+    if left_out := stored.get("summary", {}).get("left_out"):
         summary["left_out"] = left_out
-    if "missing" in held:
-        found["missing"] = held["missing"] + held["summary"]["samples"] - len(rows)
-    return found
+    if "missing" in stored:
+        results["missing"] = stored["missing"] + stored["summary"]["samples"] - len(rows)
+    return results

@@ -1,4 +1,4 @@
-"""Opens the model that is measured, and says in the results exactly which model it was."""
+"""Opens the model to measure, and records in the results exactly which model it was."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from rstar2.retry import FIRST_ANSWER_S, RetryPolicy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (
-    "sampling: the server's own defaults decide top_k where it is off, min_p and repetition_penalty"
+    "min_p, repetition_penalty and a top_k of 0 are not sent: the server's own defaults decide these"
 )
 _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Which model to measure, as a user names it: as `find_model` takes it, a server, or the oracle.
+    """The model to measure: a model as `find_model` takes it, a server, or the oracle.
 
-    UserError where nothing is named, something that is not there, or two things that exclude each other.
+    Raises:
+        UserError: no model is named, the model does not exist, or two options exclude each other.
     """
 
     model: str | None = None
@@ -44,10 +45,11 @@ class Target:
     oracle: bool = False
     format: FormatChoice = MODELS_OWN
     api: Literal["tokens", "chat"] = "tokens"
-    """tokens: a vLLM server, exact. chat: any OpenAI-compatible chat endpoint, whose numbers are estimates in part."""
+    """The server's interface. tokens: a vLLM server; results are exact. chat: any OpenAI-compatible chat endpoint; some
+    numbers are estimates."""
     api_key: str | None = None
     tools_in: ToolsIn = "request"
-    """How a chat endpoint's model is shown its tools."""
+    """Where a chat endpoint's model finds its tools."""
     request_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request to the server."""
 
@@ -57,15 +59,15 @@ class Target:
             raise UserError("no model to measure", hint)
         beside = {"--model": self.model, "--url": self.url, "--format": self.format.named}
         if self.oracle and any(beside.values()):
-            given = " and ".join(option for option, value in beside.items() if value)
+            options = " and ".join(option for option, value in beside.items() if value)
             raise UserError(
-                f"--oracle replaces the model and its format, but {given} is given",
-                f"Leave out --oracle, or leave out {given}.",
+                f"--oracle replaces the model and its format, so it excludes {options}",
+                f"Leave out --oracle, or leave out {options}.",
             )
         if self.api == "chat" and (not self.url or self.model or self.format.named):
             raise UserError(
-                "--api chat measures a model behind an endpoint, which has its own tokenizer and format",
-                "Give --url, and --model-name if it has several models; leave out --model and --format.",
+                "--api chat measures the model of an endpoint, which has its own tokenizer and format",
+                "Give --url, and --model-name if it has several models. Leave out --model and --format.",
             )
         if self.tools_in != "request" and self.api != "chat":
             raise UserError(
@@ -74,14 +76,12 @@ class Target:
             )
         if self.request_body and not self.url:
             raise UserError(
-                "--request-body adds fields to requests, and no server is given", "Give it with --url."
+                "--request-body adds fields to requests to a server, but there is no --url", "Add --url URL."
             )
         if self.model is not None:
             find_model(self.model)
         if self.model_name and not self.url:
-            raise UserError(
-                "--model-name names a model on a server, and no server is given", "Give it with --url."
-            )
+            raise UserError("--model-name names a model on a server, but there is no --url", "Add --url URL.")
 
 
 @dataclass(frozen=True)
@@ -89,30 +89,31 @@ class Opened:
     """A target, ready to generate."""
 
     engine: Engine | None
-    """None for a server that is asked by chat messages alone, as is the codec."""
+    """None for a server that is used by chat messages alone."""
     codec: ChatCodec | None
+    """None if `engine` is None."""
     identity: dict[str, Any]
-    """What goes into results.json as `model`; a run resumed with another one is refused."""
+    """The entry `model` of results.json. A run is not resumed with another identity."""
     server: ServedChat | None = None
-    """Where it is on one."""
+    """The model's server, if it is on one."""
     folder: Path | None = None
     """The model's folder, if it is on this machine."""
 
     @property
     def left_to_server(self) -> str:
-        """The sampling values that are not sent, since the server may not take them; empty where all are."""
+        """A sentence about sampling values that are not sent, because the server may refuse them. Empty if all are."""
         return _LEFT_TO_SERVER if self.server is not None and not self.server.takes_all else ""
 
     @property
     def name(self) -> str:
-        """The model and where it runs."""
+        """The model and the place where it runs."""
         if self.engine is not None:
             return self.engine.name
         assert self.server is not None
         return f"{self.server.model} at {self.server.url}"
 
     def chat(self, retries: RetryPolicy, turn_timeout_s: float) -> EngineChat | ServerChat:
-        """The model, asked by chat messages: on a server by the server's chat template, else by its own."""
+        """Use the model by chat messages. A server applies its chat template; a local model's own template is used."""
         if self.server is not None:
             return ServerChat(
                 self.server.url,
@@ -135,20 +136,20 @@ class Opened:
         folder: Path | None = None,
         **identity: Any,
     ) -> Opened:
-        """Add the format to the identity: it decides the result as the weights do."""
-        known = {**identity, "format": codec.source, "format_sha256": codec.format.digest}
-        return cls(engine, codec, known, server, folder)
+        """Create an opened model. The format is added to its identity, since it decides the result too."""
+        full = {**identity, "format": codec.source, "format_sha256": codec.format.digest}
+        return cls(engine, codec, full, server, folder)
 
 
 @dataclass(frozen=True)
 class ServedChat:
-    """A model on a server that is asked by chat messages alone."""
+    """A model on a server, used by chat messages."""
 
     url: str
     model: str
     key: str | None = None
     takes_all: bool = False
-    """Whether it is known to take every sampling value."""
+    """Whether the server is known to accept every sampling value."""
     request_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request."""
 
@@ -156,10 +157,15 @@ class ServedChat:
 def reach_server(
     target: Target, retries: RetryPolicy, tokenizer: bool = True
 ) -> ServerModel | ServedChat | None:
-    """The target's server, once it answers; None where the target is on no server.
+    """Wait for the target's server to answer. Returns None if the target is on no server.
 
-    Without `tokenizer` any server with OpenAI's chat API will do. UserError where nothing answers there for
-    as long as `retries` waits, or not with that model.
+    Args:
+        target: the model to measure.
+        retries: says how long to wait.
+        tokenizer: whether the model's tokenizer is needed. If not, any server with OpenAI's chat API will do.
+
+    Raises:
+        UserError: no server answers in time, or it lacks the model.
     """
     if target.url is None:
         return None
@@ -179,22 +185,26 @@ def reach_server(
 
 
 def reach_judge_model(url: str, name: str | None, retries: RetryPolicy, key: str | None = None) -> str:
-    """The name of the model that grades, once its server answers; UserError where nothing does, or it must be named."""
+    """Wait for the judge model's server to answer. Returns the model's name.
 
-    async def reached() -> str:
-        asking = ServerChat(url, name, retries, FIRST_ANSWER_S, JUDGE_MODEL, key)
-        async with contextlib.aclosing(asking) as chat:
+    Raises:
+        UserError: no server answers in time, or it has several models and `name` is None.
+    """
+
+    async def reach() -> str:
+        server = ServerChat(url, name, retries, FIRST_ANSWER_S, JUDGE_MODEL, key)
+        async with contextlib.aclosing(server) as chat:
             await chat.takes_all()
             return await chat.named()
 
     with as_user_error():
-        return asyncio.run(reached())
+        return asyncio.run(reach())
 
 
 async def _reach_chat(url: str, target: Target, retries: RetryPolicy) -> ServedChat:
     key = target.api_key
-    asking = ServerChat(url, target.model_name, retries, FIRST_ANSWER_S, key=key)
-    async with contextlib.aclosing(asking) as chat:
+    server = ServerChat(url, target.model_name, retries, FIRST_ANSWER_S, key=key)
+    async with contextlib.aclosing(server) as chat:
         return ServedChat(chat.url, await chat.named(), key, await chat.takes_all(), target.request_body)
 
 
@@ -205,10 +215,17 @@ def open_target(
     server: ServerModel | ServedChat | None,
     agent: bool = True,
 ) -> Opened:
-    """Load the model, or take the one that `server` (from `reach_server`) holds; `problems` are for the oracle alone.
+    """Load the model, or use the model of a server.
 
-    Without `agent` the model is asked by chat messages alone, so that its chat template need not know tools.
-    UserError where there is no such model, no tokenizer with it, or what would run it is not installed.
+    Args:
+        target: the model to measure.
+        problems: the problems, which only the oracle needs.
+        in_flight: samples at once.
+        server: the result of `reach_server`.
+        agent: whether the agent loop is used. If not, the model's chat template need not support tools.
+
+    Raises:
+        UserError: the model or its tokenizer does not exist, or a package that runs it is not installed.
     """
     if target.oracle:
         from rstar2.engines.oracle import OracleEngine, byte_codec
@@ -216,9 +233,9 @@ def open_target(
         plain = byte_codec()
         golds = {problem.problem: problem.answer for problem in problems}
         return Opened.of(OracleEngine(golds, plain), plain, name="oracle")
-    asked_for: dict[str, Any] = {"request_body": dict(target.request_body)} if target.request_body else {}
+    request_body: dict[str, Any] = {"request_body": dict(target.request_body)} if target.request_body else {}
     if isinstance(server, ServedChat):
-        about = {"name": server.model, "format": "the server's chat template", **asked_for}
+        about = {"name": server.model, "format": "the server's chat template", **request_body}
         return Opened(None, None, about, server)
     if server is not None and target.api == "chat":
         about = {
@@ -226,26 +243,26 @@ def open_target(
             "url": target.url,
             "api": "chat",
             "inexact": list(INEXACT),
-            **asked_for,
+            **request_body,
         }
-        asked = ServedChat(
+        served_chat = ServedChat(
             server.engine.url,
             server.served.model,
             target.api_key,
             server.served.takes_all,
             target.request_body,
         )
-        return Opened.of(server.engine, server.codec, asked, **about)
+        return Opened.of(server.engine, server.codec, served_chat, **about)
     if server is not None:
         digest = {"sha256": model_hash(server.folder)} if server.folder is not None else {}
         served = server.served
-        # vLLM names a model that it was given no name for after the folder.
+        # vLLM names a model after its folder, unless it was started with another name.
         named_by_folder = server.folder is not None and served.model == served.root
         name = model_name(Path(served.root)) if named_by_folder else served.model
-        # A server that exchanges token ids takes all that vLLM does.
-        asked = ServedChat(server.engine.url, served.model, target.api_key, True, target.request_body)
-        about = {"name": name, "root": served.root, **digest, **asked_for}
-        return Opened.of(server.engine, server.codec, asked, server.folder, **about)
+        # A server that exchanges token ids accepts every sampling value that vLLM does.
+        served_chat = ServedChat(server.engine.url, served.model, target.api_key, True, target.request_body)
+        about = {"name": name, "root": served.root, **digest, **request_body}
+        return Opened.of(server.engine, server.codec, served_chat, server.folder, **about)
     assert target.model is not None
     folder = local_model(target.model)
     engine, codec = open_folder(folder, in_flight, choice=target.format, own_tools=agent)
@@ -263,9 +280,9 @@ def model_hash(folder: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that take part in a measurement, where installed."""
-    found = {"python": platform.python_version()}
+    """The versions of Python and of the installed packages that take part in a measurement."""
+    by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            by_package[package] = version(package)
+    return by_package

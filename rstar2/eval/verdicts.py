@@ -1,6 +1,6 @@
-"""The file of verdicts: one JSON line for each sample of a problem, `{"id": …, "sample": 0, "verdict": "correct"}`.
+"""The file of verdicts: one JSON line per sample, such as `{"id": "60", "sample": 0, "verdict": "correct"}`.
 
-`rstar2 data agree` and the filter before a stage keep it instead of traces.
+`rstar2 data agree` and the filter before a stage store it instead of traces.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from rstar2.eval.grader.grading import VerdictName
 from rstar2.files import whole_lines
 
 VerdictWord = VerdictName | Literal["error"]
-"""The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""
+"""A verdict of the grader, or error: the engine, the judge or the grader failed, so nothing is known of the answer."""
 _WORDS = frozenset((*get_args(VerdictName), "error"))
 
 
 def verdict_line(problem: str, sample: int, verdict: VerdictWord) -> str:
-    """A line of the file, without its end."""
+    """A line of the file, without its line end."""
     return json.dumps({"id": problem, "sample": sample, "verdict": verdict})
 
 
 def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
-    """Each line's problem, sample and verdict, without a torn last line. Raises UserError for any other bad line."""
+    """Yields the problem, sample and verdict of each line. A torn last line is ignored.
+
+    Raises:
+        UserError: another line is damaged.
+    """
     for number, line in whole_lines(path):
         try:
             row = json.loads(line)
@@ -36,16 +40,16 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
         if verdict not in _WORDS:
             raise UserError(
                 f"{path}, line {number}: not a verdict",
-                'A line must be {"id": …, "sample": 0, "verdict": "correct"}, with a verdict that is '
-                f"one of {', '.join(sorted(_WORDS))}.",
+                'A line must be like {"id": "60", "sample": 0, "verdict": "correct"}. '
+                f"Verdicts are {', '.join(sorted(_WORDS))}.",
             )
         yield problem, sample, verdict
 
 
 class Tally:
-    """The verdicts so far, in memory that does not grow with the rollouts' lengths: a few bytes a sample.
+    """The verdicts so far. Memory is a few bytes per sample, whatever the length of the rollouts.
 
-    A later verdict on a sample replaces an earlier `error`; any other second one is ignored.
+    A later verdict on a sample replaces `error`. Any other second verdict on a sample is ignored.
     """
 
     def __init__(self) -> None:
@@ -63,12 +67,12 @@ class Tally:
         self.counts[verdict] += 1
 
     def has(self, problem: str, sample: int) -> bool:
-        """Whether the sample has a verdict that says something."""
+        """Whether the sample has a verdict other than `error`."""
         return self.samples.get(problem, {}).get(sample, "error") != "error"
 
     @classmethod
     def of(cls, path: Path) -> Tally:
-        """Of a file, which may be missing."""
+        """Read the verdicts of a file. A missing file is empty."""
         tally = cls()
         if path.exists():
             for problem, sample, verdict in read_verdicts(path):

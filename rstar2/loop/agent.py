@@ -1,8 +1,9 @@
-"""The agent loop: the model writes a turn, its tool calls run, it reads the output and writes the next turn.
+"""The agent loop: the model writes a turn, its tool calls run, and the model reads their output before its next turn.
 
 Chat, evaluation, training and the demo all use this one loop.
 
-It works on token ids: what the model wrote is kept as written, tool output is encoded once and masked out.
+The loop works on token ids. Tokens that the model wrote are never encoded again. Tool output is encoded once, and its
+tokens are masked out.
 """
 
 from __future__ import annotations
@@ -24,47 +25,48 @@ from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.turn import WrittenCall
 
 OnCall = Callable[[ToolCall], None]
-"""Gets each tool call once it and those before it in its turn have ended, for a person who watches."""
+"""Called once per tool call, in order, as soon as the call and all earlier calls of its turn have finished."""
 _SEED_STEP = 1_000_003
-"""Turns of one rollout draw from different streams: this times the turn is added to the rollout's seed."""
+"""The seed of a turn is the rollout's seed plus this number times the index of the turn."""
 
 
 class ToolRunner(Protocol):
-    """Runs one well-formed call. It never raises: what went wrong is in the call's status."""
+    """Runs well-formed tool calls. A call that fails does not raise: the status of the call says what went wrong."""
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall: ...
 
 
 class Tools(Protocol):
-    """The tools of many rollouts."""
+    """Makes the tools of rollouts."""
 
     def opened(self) -> AbstractAsyncContextManager[ToolRunner]:
-        """Those of one rollout; what it holds is released at the end of the block."""
+        """Open the tools for one rollout. The end of the block closes their sessions and other resources."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a rollout before its answer."""
+    """Limits that end a rollout before its answer."""
 
     max_turns: int = 10
-    """The model's turns."""
+    """Maximum number of turns that the model writes."""
     max_tokens: int = 8192
-    """Every token after the prompt, tool output included."""
+    """Maximum number of tokens after the prompt, tool output included."""
     max_bad_calls: int = 0
-    """Failed calls in a row, after whose turn the rollout ends; 0: any number."""
+    """Number of failed calls in a row that ends the rollout, after the turn of the last one. 0 means no limit."""
 
 
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
-    """The calls of a turn that the format allows, in order: (name, arguments), or a failed `ToolCall`.
+    """Check the calls of a turn, in order, up to the number of calls that the format allows.
 
-    Arguments that are not in the tool's schema are left out, as the tool does not read them.
+    Returns (name, arguments) for each call that can run, and a failed `ToolCall` for each that cannot. Arguments that
+    are not in the tool's schema are left out, because the tool does not read them.
     """
     return [checked_call(call, fmt) for call in calls[: fmt.calls_per_turn]]
 
 
 def checked_call(call: WrittenCall, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:
-    """A call as `checked_calls` gives it."""
+    """Check one call. Returns (name, arguments) if it can run, and otherwise a failed `ToolCall`."""
 
     def refused(status: CallStatus, reason: str, error: object, name: str = "") -> ToolCall:
         output = refused_text(reason, str(error), fmt.layout, decoded=status != "parse_error")
@@ -82,12 +84,13 @@ def checked_call(call: WrittenCall, fmt: Format) -> ToolCall | tuple[str, dict[s
     try:
         return name, tool.fitting(arguments)
     except ArgumentsError as error:
-        unread = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
-        return refused("invalid_arguments", str(error), unread, name)
+        # The Python error of the authors' released code, which the `labelled` layout shows.
+        released_code_error = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
+        return refused("invalid_arguments", str(error), released_code_error, name)
 
 
 class RolloutError(EngineError):
-    """The engine failed in the middle of a rollout; `trace` is the rollout up to there, its `finish` is "error"."""
+    """The engine failed during a rollout. `trace` is the rollout up to the failure, and its `finish` is "error"."""
 
     def __init__(self, cause: EngineError, trace: Trace) -> None:
         super().__init__(cause.message, cause.hint, cause=cause.cause)
@@ -107,10 +110,22 @@ async def rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Let the model work on a prompt until it answers or a limit ends it; RolloutError where the engine fails.
+    """Let the model work on a prompt until it answers or a limit ends the rollout (arXiv 2508.20722).
 
-    `prompt_ids` has shape (P,), from `ChatCodec.prompt`; `sampling` is per turn, and its max_tokens is replaced by
-    what is left of the budget.
+    Args:
+        prompt_ids: token ids of the prompt from `ChatCodec.prompt`, shape (P,).
+        engine: generates the turns.
+        tools: runs the tool calls.
+        codec: parses turns, and encodes tool output.
+        limits: limits that end the rollout.
+        sampling: sampling of each turn. Its `max_tokens` is replaced by the rest of the token budget.
+        problem_id: stored in the trace.
+        sample: stored in the trace.
+        on_tokens: called with new token ids while they are generated.
+        on_call: called with each finished tool call.
+
+    Raises:
+        RolloutError: the engine failed.
     """
     return await continue_rollout(
         Trace.begun(prompt_ids, problem_id, sample),
@@ -135,9 +150,10 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """`rollout` on a trace from `Trace.begun` or `Trace.beginning`, whose turns count too for the limits.
+    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. Otherwise the same as `rollout`.
 
-    If it is cancelled, that trace has the turns that were finished.
+    The turns and tokens that the trace already has count towards the limits. The trace is changed in place: after a
+    cancellation it holds every finished turn.
     """
     started = time.monotonic()
     try:
@@ -159,8 +175,8 @@ async def _take_turns(
     on_tokens: OnTokens | None,
     on_call: OnCall | None,
 ) -> Finish:
-    """Turns and tool output in alternation, until one of them ends the rollout."""
-    used, output_tokens = len(trace.response_ids), 0  # of the budget in all, and by the last tool output
+    """Append turns and tool output to the trace in alternation, until one of them ends the rollout."""
+    used, output_tokens = len(trace.response_ids), 0  # tokens used so far, and tokens of the last tool output
     for number in range(len(trace.turns), limits.max_turns):
         start = len(trace.response_ids)
         seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
@@ -173,7 +189,7 @@ async def _take_turns(
         trace.append(generated.token_ids, generated.logprobs, mask=1)
         used += generated.tokens
         if generated.counted is not None:
-            # The tool output, which the server counts only now, was an estimate so far.
+            # Replace our estimate of the last tool output by the server's count.
             used += (generated.counted.added or output_tokens) - output_tokens
             trace.counted_tokens = used
         read = codec.parse(generated.token_ids, before)
@@ -196,11 +212,11 @@ async def _take_turns(
             return "bad_calls"
         try:
             output = codec.bridge(before, generated.token_ids, replies(turn.calls))
-        except UserError as error:  # the renderer or template cannot take what the model or its tool wrote
+        except UserError as error:  # the renderer or template cannot write this turn or this tool output
             trace.cause = error.message
             return "format"
         if output is None:
-            trace.cause = f"the format {codec.source} cannot lead on from this tool call"
+            trace.cause = f"the format {codec.source} cannot continue a conversation after this tool call"
             return "format"
         output_tokens = len(output)
         if used + output_tokens >= limits.max_tokens:
@@ -211,20 +227,20 @@ async def _take_turns(
 
 
 def replies(calls: Sequence[ToolCall]) -> list[Message]:
-    """What a model reads after its calls."""
+    """Returns the tool messages that the model reads after its calls."""
     return [{"role": "tool", "name": call.name, "content": call.output} for call in calls]
 
 
 def answer_messages(trace: Trace) -> list[Message]:
-    """A rollout as messages of OpenAI's API, for a prompt that is rendered anew."""
+    """Returns a rollout as messages of OpenAI's API, so that a new prompt can be rendered from them."""
     messages: list[Message] = []
     for turn in trace.turns:
         message: Message = {"role": "assistant", "content": turn.text_of("text", "answer").strip()}
         if thought := turn.text_of("thought").strip():
             message["reasoning_content"] = thought
-        ran = [call for call in turn.calls if call.arguments is not None]
-        if ran:
-            functions = [{"name": call.name, "arguments": call.arguments} for call in ran]
+        parsed_calls = [call for call in turn.calls if call.arguments is not None]
+        if parsed_calls:
+            functions = [{"name": call.name, "arguments": call.arguments} for call in parsed_calls]
             message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
         messages += [message, *replies(turn.calls)]
     return messages
@@ -233,16 +249,16 @@ def answer_messages(trace: Trace) -> list[Message]:
 async def _run_all(
     calls: Sequence[ToolCall | tuple[str, dict[str, Any]]], tools: ToolRunner, on_call: OnCall | None
 ) -> list[ToolCall]:
-    """Run the calls of a turn side by side."""
-    ended: dict[int, ToolCall] = {}
-    told = 0
+    """Run the calls of a turn concurrently."""
+    results: dict[int, ToolCall] = {}
+    reported = 0
 
-    async def run(place: int, call: ToolCall | tuple[str, dict[str, Any]]) -> None:
-        nonlocal told
-        ended[place] = call if isinstance(call, ToolCall) else await tools.run(*call)
-        while on_call is not None and told in ended:
-            told += 1
-            on_call(ended[told - 1])
+    async def run(index: int, call: ToolCall | tuple[str, dict[str, Any]]) -> None:
+        nonlocal reported
+        results[index] = call if isinstance(call, ToolCall) else await tools.run(*call)
+        while on_call is not None and reported in results:
+            reported += 1
+            on_call(results[reported - 1])
 
-    await asyncio.gather(*(run(place, call) for place, call in enumerate(calls)))
-    return [ended[place] for place in range(len(calls))]
+    await asyncio.gather(*(run(index, call) for index, call in enumerate(calls)))
+    return [results[index] for index in range(len(calls))]

@@ -1,4 +1,4 @@
-"""What the agent loop asks of whatever generates tokens: token ids in, token ids out."""
+"""The interface between the agent loop and an engine that generates tokens: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from rstar2.errors import Failure, RateLimited, Unavailable
 
 
 class EngineError(Failure):
-    """The engine could not generate; the same request would fail again."""
+    """The engine could not generate a turn, and the same request would fail again."""
 
 
 class EngineUnavailable(EngineError, Unavailable):
-    """The engine did not answer: away, too busy or too slow. The same request may succeed later."""
+    """The engine cannot be reached, is overloaded or timed out. The same request may succeed later."""
 
 
 class EngineRateLimited(EngineUnavailable, RateLimited):
-    """The engine works, and asks its clients to send fewer requests."""
+    """The engine is up, but asks its clients to send fewer requests."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample a turn. Temperature 0 is greedy; top_p 1.0 and top_k 0 are off; seed None: the engine's choice."""
+    """Sampling parameters of a turn.
+
+    Temperature 0 is greedy decoding. `top_p` 1.0 and `top_k` 0 are off. With `seed` None the engine chooses a seed.
+    """
 
     temperature: float = 0.6
     top_p: float = 1.0
@@ -33,9 +36,9 @@ class Sampling:
 
     @property
     def as_openai(self) -> dict[str, Any]:
-        """The values of OpenAI's API, for a request; a server's own default decides every other one.
+        """The parameters for a request to OpenAI's API. The server's defaults apply to all others.
 
-        top_k, which that API does not have, is only there where it is on.
+        OpenAI's API has no `top_k`. It is therefore included only if it is on.
         """
         values: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
         values |= {"top_k": self.top_k} if self.top_k else {}
@@ -43,51 +46,55 @@ class Sampling:
 
     @property
     def in_full(self) -> dict[str, Any]:
-        """Every value, those that are off included: vLLM fills what is missing from generation_config.json."""
+        """All parameters, including those that are off. vLLM takes a missing one from generation_config.json."""
         return {**self.as_openai, "top_k": self.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
 class TokenCount:
-    """What a server counts in a conversation of which it takes and gives only text."""
+    """Token counts of a server that receives and returns only text."""
 
     written: int
     """Tokens of the turn, its thought included."""
     added: int | None
-    """Tokens between the turn that was counted before and this one: tool output. None if no turn was counted before."""
+    """Tokens of tool output between the last counted turn and this one. None if no turn was counted before."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One turn, as generated."""
+    """One generated turn."""
 
     token_ids: list[int]
-    """Shape (T,), the end-of-turn token included where the model wrote it."""
+    """Shape (T,). The end-of-turn token is included if the model wrote it."""
     logprobs: list[float] | None
-    """Shape (T,), natural log at the sampling temperature; None where the engine gives none."""
+    """Natural logarithms of the probabilities at the sampling temperature, shape (T,). None if the engine returns
+    none."""
     finish: Literal["stop", "length", "interrupted", "content_filter", "refusal"]
-    """stop: the model ended the turn. length: the budget or the context did. interrupted: the engine was told to stop,
-    see `rstar2.engines.hf.HFEngine.interrupt`. content_filter: a filter of the server ended it. refusal: the server
-    calls the turn a refusal of the model."""
+    """Why generation stopped.
+
+    stop: the model ended the turn. length: the token budget or the model's context ended the turn. interrupted: the
+    caller interrupted the engine, see `rstar2.engines.hf.HFEngine.interrupt`. content_filter: a filter of the server
+    ended the turn. refusal: the server reports that the model refused.
+    """
     counted: TokenCount | None = None
-    """The server's count, if `token_ids` stand for text and the server counts tokens."""
+    """The server's token counts, if it returns text and counts tokens. `token_ids` then stand for text."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of the turn."""
+        """Number of tokens in the turn."""
         return len(self.token_ids) if self.counted is None else self.counted.written
 
 
 OnTokens = Callable[[list[int]], None]
-"""Receives the new token ids as they are generated, for a person who watches."""
+"""Called with new token ids while they are generated, to show them to a person."""
 
 
 class Engine(Protocol):
-    """Generates turns, any number at once; `generate` raises EngineError where a turn cannot be generated."""
+    """Generates turns, any number of them concurrently. `generate` raises EngineError if it cannot generate a turn."""
 
     @property
     def name(self) -> str:
-        """The model and where it runs, for reports."""
+        """The name of the model and where it runs, for reports."""
         ...
 
     async def generate(

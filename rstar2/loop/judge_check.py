@@ -1,6 +1,6 @@
-"""Checks a judge before anything depends on it: runs programs as a model's calls will, with the same token.
+"""Checks a judge before a run depends on it, by running programs with the same tools and token as the model's calls.
 
-`/health` answers without a token and without running anything.
+A request to `/health` is not enough: it needs no token and runs no program.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rstar2.loop.trace import ToolCall
 PACKAGES = ("numpy", "scipy", "sympy")
 """Packages that models expect in the judge; the extra `judge` of rstar2 installs them there."""
 WAIT_S = 120.0
-"""How long a judge that works may keep a program waiting, beyond the program's own limit."""
+"""Seconds that a working judge may take for a program, on top of the program's own time limit."""
 _ATTEMPTS = 3
-"""A program that reaches its time limit is run again: the machine may have been busy for a moment."""
+"""A program that reaches its time limit is run again, because the machine may have been busy for a moment."""
 _NUMBER = 42
 _EXCEPTION = re.compile(r"\b\w+(?:Error|Exception)\b.*")
 
 
 @dataclass(frozen=True)
 class JudgeReport:
-    """What programs on a judge find."""
+    """Result of checking a judge."""
 
     isolation: Isolation | None
-    """The weakest tier of its workers; None if the judge does not say."""
+    """The weakest isolation tier of the judge's workers. None if the judge does not report one."""
     missing: dict[str, str] = field(default_factory=dict)
-    """By package that programs cannot import, why."""
+    """Packages that programs cannot import, each with the reason."""
 
     @property
     def missing_text(self) -> str:
@@ -47,7 +47,7 @@ class JudgeReport:
 def check_judge(
     url: str, token: str | None, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
-    """Run programs on the judge at `url`; see `judge_report`. Every failure is a UserError."""
+    """Check the judge at `url`, see `judge_report`. Raises UserError for every failure."""
     with as_user_error():
         return try_judge(url, token, fmt, packages)
 
@@ -55,11 +55,11 @@ def check_judge(
 def try_judge(
     url: str, token: str | None, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
-    """Run programs on the judge at `url`, for a command that scripts start again after a Failure.
+    """Check the judge at `url`, and distinguish mistakes of the user from failures that may pass.
 
     Raises:
-        UserError: the judge refuses the token, or what answers at `url` is no judge.
-        JudgeError: nothing answers, or no program runs; this may pass.
+        UserError: the judge refuses the token, or the server at `url` is not a judge.
+        JudgeError: nothing answers, or no program runs. A later attempt may succeed.
     """
 
     async def report() -> JudgeReport:
@@ -75,7 +75,7 @@ def try_judge(
 
 
 def require(report: JudgeReport, url: str, isolation: Isolation | None) -> None:
-    """Raise a UserError if a judge lacks packages, or isolates programs less than the tier `isolation`."""
+    """Raise UserError if the judge lacks packages, or if its isolation is weaker than the tier `isolation`."""
     if report.missing:
         raise UserError(
             f"programs on the judge at {url} cannot import {report.missing_text}",
@@ -93,30 +93,37 @@ def require(report: JudgeReport, url: str, isolation: Isolation | None) -> None:
 async def judge_report(
     judge: JudgeClient, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
-    """Run a program with each tool of a format that takes code, and import `packages`; without a format, a plain one.
+    """Run a program with each tool of the format that takes code, and try to import `packages` with each.
+
+    Without a format, or if none of its tools takes code, one plain program runs and no package is imported.
 
     Raises:
         UserError: a tool of the format cannot be loaded.
         AccessRefused: the judge refuses the token.
-        JudgeError: nothing answers, or a program that prints a number does not print it.
+        JudgeError: nothing answers, or the program, which prints a number, does not print it.
     """
     if fmt is not None:
         fmt.load_tools()
     isolation = (await judge.health()).get("isolation")
-    codes = [name for name in (fmt.tool_names if fmt else ()) if _takes_code(name)]
-    if not codes:
+    code_tools = [name for name in (fmt.tool_names if fmt else ()) if _takes_code(name)]
+    if not code_tools:
         result = await judge.run(RunRequest(code=f"print({_NUMBER})"))
         if result.outcome != "ok" or result.stdout.strip() != str(_NUMBER):
             raise _broken(judge.url, result.outcome, result.stderr)
     missing: dict[str, str] = {}
     if fmt is not None:
-        for name in codes:
-            missing |= await _missing(judge, fmt, name, packages)
+        for name in code_tools:
+            missing |= await _missing_packages(judge, fmt, name, packages)
     return JudgeReport(isolation if isolation in ISOLATION_ORDER else None, missing)
 
 
-async def _missing(judge: JudgeClient, fmt: Format, tool: str, packages: Sequence[str]) -> dict[str, str]:
-    """The packages that a tool's programs cannot import; JudgeError if it runs no program at all."""
+async def _missing_packages(
+    judge: JudgeClient, fmt: Format, tool: str, packages: Sequence[str]
+) -> dict[str, str]:
+    """Returns the packages that programs of a tool cannot import, each with the reason.
+
+    Raises JudgeError if the tool runs no program at all.
+    """
     async with Toolbox(judge, fmt).opened() as tools:
 
         async def run(code: str) -> ToolCall:
@@ -130,27 +137,27 @@ async def _missing(judge: JudgeClient, fmt: Format, tool: str, packages: Sequenc
         if first.status != "ok":
             raise _broken(judge.url, first.status, first.output, f" with the tool {tool}")
         calls = await asyncio.gather(*(run(f"import {package}") for package in packages))
-    lost = [call for call in calls if call.status == "lost"]
-    if lost:
-        raise _broken(judge.url, "lost", lost[0].output)
-    found = zip(packages, calls, strict=True)
-    return {package: _why(call) for package, call in found if call.status != "ok"}
+    lost_calls = [call for call in calls if call.status == "lost"]
+    if lost_calls:
+        raise _broken(judge.url, "lost", lost_calls[0].output)
+    imports = zip(packages, calls, strict=True)
+    return {package: _import_error(call) for package, call in imports if call.status != "ok"}
 
 
 def _takes_code(called: str) -> bool:
-    """Whether a tool can be tried with a program: it is one of the package that requires only `code`."""
+    """Whether the tool can be tested with a program: rstar2 ships it, and `code` is its only required argument."""
     tool = shipped_tool(called)
     return tool is not None and tool.parameters["required"] == ["code"]
 
 
-def _why(call: ToolCall) -> str:
-    """Why an import failed: the exception in what the model would be shown, or how the program ended."""
-    found = _EXCEPTION.findall(call.output) if call.status == "error" else []
-    return str(found[-1])[:200] if found else call.status
+def _import_error(call: ToolCall) -> str:
+    """Returns why an import failed: the exception in the tool's output, or else the status of the call."""
+    exceptions = _EXCEPTION.findall(call.output) if call.status == "error" else []
+    return str(exceptions[-1])[:200] if exceptions else call.status
 
 
-def _broken(url: str, outcome: str, said: str, how: str = "") -> JudgeError:
-    reason = " ".join(said.split())[:300]
+def _broken(url: str, outcome: str, output: str, how: str = "") -> JudgeError:
+    reason = " ".join(output.split())[:300]
     return JudgeError(
         f"the judge at {url} answers, but a program that prints a number{how} ended as {outcome}"
         + (f": {reason}" if reason else ""),

@@ -1,7 +1,8 @@
-"""Makes a model's folder say what its format says, for programs that know no formats, such as transformers and vLLM.
+"""Writes a model's format into the files of its folder that transformers and vLLM read.
 
-A base model's files end its text with `<|endoftext|>`, after at most 2,048 tokens, say. A model that was taught to end
-its turns with another token would run on past that, and invent the replies of tools.
+The configuration of a base model ends generation at `<|endoftext|>`, and may limit generation to 2,048 tokens, for
+example. If the model was trained to end its turns with another token, generation would continue past that token, and
+the model would invent the replies of its tools.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
-"""Limits on what is generated, which a caller decides."""
+"""Limits on the length of generation. They are removed, because the caller decides the length."""
 
 
 def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
-    """Write to `folder` the files in which a model depends on its format; the weights stay where they are.
+    """Write the files of a model that depend on its format to `folder`. Weights are not copied.
 
-    These are the format's own file, the tokenizer with the format's chat template, and the token that ends a turn in
-    tokenizer, config.json and generation_config.json. The last two are copied from the folder `model`, which may be
-    the same one, with that changed. The codec's tokenizer is changed too.
+    The files are the format file, the tokenizer with the format's chat template, config.json and
+    generation_config.json. The tokenizer and both JSON files name the token that ends a turn. The two JSON files are
+    changed copies of those in the folder `model`, which may be the same folder. The tokenizer of `codec` is changed
+    in place.
 
-    Padding becomes the token that ended text before. If the base model's text already ended with the end of a turn,
-    as in Llama-3-Instruct, padding stays as it was: perhaps none, or that same token.
+    The padding token becomes the base model's end-of-text token. It stays as it was if that token already ended a turn,
+    as in Llama-3-Instruct: the model then has no padding token, or pads with its end-of-turn token.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer
@@ -35,7 +37,7 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     tokenizer.chat_template = codec.format.template or None
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(codec.end_id)
     if pad in (None, codec.end_id) and text_end not in (None, tokenizer.eos_token):
-        # A trainer that ignores padding would otherwise ignore the ends of turns.
+        # If padding were the end-of-turn token, a trainer that masks padding would also mask the ends of turns.
         tokenizer.pad_token = text_end
     tokenizer.save_pretrained(folder)
     config = read_json(model / "config.json")
@@ -51,19 +53,19 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
 
 
 def ends_turns(codec: ChatCodec, model: Path) -> bool:
-    """Whether a plain server ends a model's text where its format ends a turn, however long the turn is."""
+    """Whether a server that knows no format stops at the end of a turn, and does not cut off long turns."""
     values = read_json(model / GENERATION_CONFIG) or {}
     limited = any(values.get(name) is not None for name in _LENGTHS)
     return not limited and set(codec.stop_ids) <= {codec.tokenizer.eos_token_id, *_ends(values)}
 
 
 def generation_config(codec: ChatCodec, model: Path) -> dict[str, Any]:
-    """A model's generation_config.json, with the end of a turn first of the tokens that end its text."""
+    """Returns the contents of a model's generation_config.json, with the end-of-turn token as the first end token."""
     config, values = (read_json(model / name) for name in ("config.json", GENERATION_CONFIG))
     values = dict(values or {})
     ends = list(dict.fromkeys([*codec.stop_ids, *_ends(values), *_ends(config)]))
     _drop_lengths(values)
-    # transformers reads it as: these values were made from config.json alone. That is no longer so.
+    # This key tells transformers that all values come from config.json, which is no longer true.
     values.pop("_from_model_config", None)
     return {**values, "eos_token_id": ends, "pad_token_id": codec.tokenizer.pad_token_id}
 

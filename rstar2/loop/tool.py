@@ -1,4 +1,4 @@
-"""Makes a tool of a typed Python function: its JSON schema, the check of a call's arguments, and the call itself.
+"""Turns a typed Python function into a tool: derives its JSON schema, checks the arguments of calls, and runs calls.
 
 ```python
 from rstar2 import tool
@@ -41,13 +41,13 @@ from rstar2.config import Strict
 from rstar2.errors import UserError
 from rstar2.judge.schema import MAX_TIMEOUT_S, RunResult
 
-if TYPE_CHECKING:  # what needs a format alone needs no HTTP client
+if TYPE_CHECKING:  # code that only reads formats must not load an HTTP client
     from rstar2.judge.client import JudgeClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
 SESSION_S = 86400.0
-"""How long a session may last, in use or not."""
+"""Maximum age of a session in seconds, whether it is used or idle."""
 _SECTION = re.compile(
     r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE
 )
@@ -56,20 +56,20 @@ log = logging.getLogger(__name__)
 
 
 class ToolLimits(Strict):
-    """What a call may take, and how much of its result the model sees."""
+    """Limits on the time and memory of a tool call, and on the part of its result that the model sees."""
 
     seconds: float = Field(10.0, gt=0, le=MAX_TIMEOUT_S)
-    """Wall-clock time of a program, a cell, or a call of another tool."""
+    """Time limit in wall-clock seconds for a program, a notebook cell, or a call of another tool."""
     memory_mb: int = Field(1024, ge=16, le=65536)
-    """MiB of a program or a notebook."""
+    """Memory limit in MiB for a program or a notebook."""
     characters: int = Field(4000, ge=2)
-    """The longest reply in characters. A longer one is shown without its middle."""
+    """Maximum number of characters in a reply. The middle of a longer reply is left out."""
     traceback_lines: int = Field(20, ge=1)
-    """Last lines of a traceback that are shown."""
+    """Number of lines that the model sees from the end of a traceback."""
 
 
 class Resource(Protocol):
-    """What a tool keeps open from call to call of one rollout, such as a notebook."""
+    """Something that a tool keeps open between the calls of one rollout, such as a notebook."""
 
     async def aclose(self) -> None:
         """Called once, at the end of the rollout."""
@@ -81,31 +81,37 @@ ResourceT = TypeVar("ResourceT", bound=Resource)
 
 @dataclass(frozen=True)
 class ToolContext:
-    """What the tools of one rollout may use. A tool's function gets it as the parameter that has this type."""
+    """The judge, limits and resources that the tools of one rollout may use.
+
+    A tool's function receives the context in its parameter of this type.
+    """
 
     judge: JudgeClient
-    """Runs programs in a sandbox."""
+    """Client of the judge, which runs programs in a sandbox."""
     limits: ToolLimits
-    """The format's."""
+    """The limits of the format."""
     sessions: asyncio.Semaphore
-    """Held for as long as a session of the judge is open; all rollouts of a process share it."""
+    """Limits the number of open judge sessions. All rollouts of a process share this semaphore."""
     session_wait_s: float = SESSION_S
-    """How long a rollout waits for a free session. Its call is lost if none becomes free."""
+    """Seconds that a rollout waits for a free session. The call is lost if none becomes free in this time."""
     _resources: dict[Any, Any] = field(default_factory=dict)
 
     def resource(self, make: Callable[[ToolContext], ResourceT]) -> ResourceT:
-        """Returns this rollout's resource of a class. The first call makes it, and the rollout's end closes it."""
+        """Returns this rollout's resource of the class `make`.
+
+        The first call creates the resource. The end of the rollout closes it.
+        """
         if make not in self._resources:
             self._resources[make] = make(self)
         return typing.cast(ResourceT, self._resources[make])
 
     @property
     def has_resources(self) -> bool:
-        """Whether a tool has made a resource for this rollout."""
+        """Whether a tool has created a resource for this rollout."""
         return bool(self._resources)
 
     async def aclose(self) -> None:
-        """Close the rollout's resources, each of them even if another one fails."""
+        """Close all resources of the rollout. If one fails to close, the others are still closed."""
         for resource in self._resources.values():
             try:
                 await resource.aclose()
@@ -114,83 +120,85 @@ class ToolContext:
 
 
 class ArgumentsError(ValueError):
-    """A call's arguments do not fit its tool. The message is for the model."""
+    """The arguments of a call do not match the tool's schema. The model reads the message."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tool(Generic[P, R]):
-    """A function that a model may call; `tool` makes one. Calling it calls the function."""
+    """A function that a model may call, made by the decorator `tool`. Calling the tool calls the function."""
 
     name: str
     schema: dict[str, Any]
-    """What the model is shown, as OpenAI's API writes it."""
+    """The schema that the model sees, in the form of OpenAI's API."""
     function: Callable[P, R]
     aliases: tuple[str, ...]
-    """Other names by which a call may name it."""
+    """Other names that a call may use for the tool."""
     _arguments: TypeAdapter[dict[str, Any]]
     _nullable: frozenset[str]
     """Parameters whose type includes None."""
     _context: str | None
-    """The parameter that gets the `ToolContext`."""
+    """The parameter that receives the `ToolContext`. None if the function has none."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The schema of the arguments."""
+        """The JSON schema of the tool's arguments."""
         return typing.cast("dict[str, Any]", self.schema["function"]["parameters"])
 
     @property
     def empty_texts(self) -> dict[str, str]:
-        """An empty text for each required argument that is a text."""
+        """An empty string for each required argument of type string."""
         properties = self.parameters["properties"]
         return {key: "" for key in self.parameters["required"] if properties[key].get("type") == "string"}
 
     def fitting(self, arguments: Any) -> dict[str, Any]:
-        """Returns the arguments of a call that the function reads, checked against its types.
+        """Check the arguments of a call against the function's types, and return those that the function reads.
 
-        Left out are names that the function does not have, and null for a parameter that has a default and whose type
-        does not include None.
+        Two kinds of arguments are left out: those whose name the function does not have, and a null for a parameter
+        that has a default and whose type does not include None.
 
         Raises:
-            ArgumentsError: they are no object, one that is required is missing, or one has another type.
+            ArgumentsError: `arguments` is not an object, a required argument is missing, or an argument has the wrong
+                type.
         """
         if not isinstance(arguments, dict):
-            raise ArgumentsError(self._needed())
-        self._converted(arguments)
-        return self._read(arguments)
+            raise ArgumentsError(self._requirements())
+        self._convert(arguments)
+        return self._select(arguments)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> RunResult:
-        """Run a call in this process; a function that is not async runs in a thread.
+        """Run a call in this process. A function that is not async runs in a thread.
 
-        A function that takes a `ToolContext` limits its time by itself; any other may take `context.limits.seconds`.
+        A function that takes a `ToolContext` has to limit its own time. The time limit of any other function is
+        `context.limits.seconds`.
 
         Raises:
-            ArgumentsError: as of `fitting`.
-            Exception: what the function raises; what it returned is no text and cannot be written as JSON.
+            ArgumentsError: the arguments do not match the schema, see `fitting`.
+            Exception: the function raised this exception, or its return value is neither text nor valid JSON.
         """
-        values, started = self._converted(arguments), time.monotonic()
+        values, started = self._convert(arguments), time.monotonic()
         if self._context is not None:
-            returned = await self._called({**values, self._context: context})
+            returned = await self._call({**values, self._context: context})
             return _result(returned, time.monotonic() - started)
         try:
             async with asyncio.timeout(context.limits.seconds) as limit:
-                returned = await self._called(values)
+                returned = await self._call(values)
         except TimeoutError:
             if not limit.expired():
                 raise
             return RunResult(id="", outcome="timeout", wall_s=time.monotonic() - started)
         return _result(returned, time.monotonic() - started)
 
-    async def _called(self, values: dict[str, Any]) -> Any:
+    async def _call(self, values: dict[str, Any]) -> Any:
         function: Callable[..., Any] = self.function
         if inspect.iscoroutinefunction(function):
             return await function(**values)
         return await _in_thread(function, values)
 
-    def _read(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that the function reads, see `fitting`."""
+    def _select(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments that the function reads, see `fitting`."""
         properties, required = self.parameters["properties"], self.parameters["required"]
         return {
             key: value
@@ -198,11 +206,12 @@ class Tool(Generic[P, R]):
             if key in properties and (value is not None or key in required or key in self._nullable)
         }
 
-    def _converted(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that the function reads, with its Python types, such as an Enum for its value."""
+    def _convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments that the function reads, converted to its Python types, such as an Enum."""
         try:
-            # JSON, since in it an array may be a tuple and a text a date, even though no text may be a number.
-            return self._arguments.validate_json(json.dumps(self._read(arguments)), strict=True)
+            # Strict validation of JSON accepts an array for a tuple and a string for a date, but no string for a
+            # number. Strict validation of Python objects would accept none of these.
+            return self._arguments.validate_json(json.dumps(self._select(arguments)), strict=True)
         except ValidationError as error:
             required = self.parameters["required"]
             faults = [
@@ -212,14 +221,14 @@ class Tool(Generic[P, R]):
                 or fault["loc"][0] not in required
                 or not (fault["type"] == "missing" or fault["type"].endswith("_type"))
             ]
-            raise ArgumentsError(" ".join([self._needed(), *faults])) from error
+            raise ArgumentsError(" ".join([self._requirements(), *faults])) from error
 
-    def _needed(self) -> str:
+    def _requirements(self) -> str:
         properties, required = self.parameters["properties"], self.parameters["required"]
         if not required:
             return f"{self.name} takes an object as its arguments."
-        needs = " and ".join(f'"{key}" ({properties[key].get("type", "see its schema")})' for key in required)
-        return f"{self.name} needs {needs} in its arguments."
+        names = " and ".join(f'"{key}" ({properties[key].get("type", "see its schema")})' for key in required)
+        return f"{self.name} needs {names} in its arguments."
 
 
 @overload
@@ -231,30 +240,30 @@ def tool(
 def tool(
     function: Callable[P, R] | None = None, /, *, name: str | None = None, aliases: tuple[str, ...] = ()
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Make a tool of a function, as the decorator `@tool` or `@tool(name=…)`.
+    """Turn a function into a tool, with the decorator `@tool` or `@tool(name=…)`.
 
-    The function may be async. Each parameter has a type that pydantic can check in JSON, and a line under `Args:` in
-    the docstring; one with a default is not required. A parameter of type `ToolContext` is not shown to the model. The
-    function returns text, a `RunResult` of the judge, or what `json` can write.
+    The function may be async. Each parameter needs a type that pydantic can check in JSON, and a description under
+    `Args:` in the docstring. A parameter with a default is optional. The model does not see a parameter of type
+    `ToolContext`. The function returns text, a `RunResult` of the judge, or a value that `json` can write.
 
     Args:
-        function: the function, if the decorator has no arguments of its own.
-        name: by default the function's.
-        aliases: other names by which a call may name it.
+        function: the function, if the decorator is used without arguments.
+        name: the tool's name. The default is the name of the function.
+        aliases: other names that a call may use for the tool.
 
     Raises:
         UserError: a description or a type is missing, or a type has no JSON schema.
     """
     if function is None:
-        return lambda decorated: _made(decorated, name, aliases)
-    return _made(function, name, aliases)
+        return lambda decorated: _make_tool(decorated, name, aliases)
+    return _make_tool(function, name, aliases)
 
 
 _NO_SCHEMA = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError, TypeError)
-"""What pydantic raises for a type that it cannot check, or not with what its `Field` asks."""
+"""Exceptions of pydantic for a type that it cannot check, or cannot check with the constraints in its `Field`."""
 
 
-def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) -> Tool[P, R]:
+def _make_tool(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) -> Tool[P, R]:
     name = name or function.__name__
     hint = "See “A tool” in docs/extending.md."
 
@@ -265,7 +274,7 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         raise refused(f"the type of a parameter cannot be read: {error}") from error
-    description, described = _documented(inspect.getdoc(function) or "")
+    description, descriptions = _parse_docstring(inspect.getdoc(function) or "")
     if not description:
         raise refused("its docstring does not say what it does")
     context: str | None = None
@@ -273,28 +282,28 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
     nullable: set[str] = set()
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise refused(f"the parameter {key} cannot be given by name")
+            raise refused(f"the parameter {key} cannot be passed by name")
         if key not in hints:
             raise refused(f"the parameter {key} has no type")
         if hints[key] is ToolContext:
             context = key
             continue
-        if not described.get(key):
+        if not descriptions.get(key):
             raise refused(f"its docstring does not describe {key} under Args:")
         try:
             TypeAdapter(hints[key]).json_schema()
         except _NO_SCHEMA as error:
-            shown = hints[key].__qualname__ if inspect.isclass(hints[key]) else str(hints[key])
+            type_name = hints[key].__qualname__ if inspect.isclass(hints[key]) else str(hints[key])
             raise refused(
-                f"the parameter {key} has the type {shown}, which pydantic cannot check in JSON; use int, str, list, "
-                "Literal, an Enum or a dataclass, for example"
+                f"the parameter {key} has the type {type_name}, which pydantic cannot check in JSON; use int, str, "
+                "list, Literal, an Enum or a dataclass, for example"
             ) from error
-        kind = Annotated[hints[key], Field(description=described[key])]  # type: ignore[valid-type]
+        kind = Annotated[hints[key], Field(description=descriptions[key])]  # type: ignore[valid-type]
         fields[key] = kind if parameter.default is parameter.empty else NotRequired[kind]
         if _takes_null(hints[key]):
             nullable.add(key)
-    if unknown := described.keys() - fields.keys() - {context}:
-        raise refused(f"its docstring describes {min(unknown)}, which is no parameter")
+    if unknown := descriptions.keys() - fields.keys() - {context}:
+        raise refused(f"its docstring describes {min(unknown)}, which is not a parameter")
     try:
         arguments: Any = TypeAdapter(TypedDict(name, fields))  # type: ignore[operator]
         whole = arguments.json_schema(schema_generator=_PlainSchema)
@@ -314,7 +323,7 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
 
 
 class _PlainSchema(GenerateJsonSchema):
-    """JSON schemas without titles, with keys in the order in which they arise."""
+    """Generates JSON schemas without titles, and does not sort their keys."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -324,7 +333,7 @@ class _PlainSchema(GenerateJsonSchema):
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """A schema with definitions in place of references to them, which chat templates do not follow."""
+    """Returns the schema with each `$ref` replaced by its definition, because chat templates do not resolve `$ref`."""
     if isinstance(schema, list):
         return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):
@@ -344,31 +353,31 @@ def _takes_null(kind: Any) -> bool:
     return True
 
 
-def _documented(docstring: str) -> tuple[str, dict[str, str]]:
-    """What a docstring in Google's style says of the function, and of each of its parameters."""
+def _parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+    """Returns the descriptions of the function and of each parameter from a docstring in Google style."""
     parts = _SECTION.split(docstring)
     arguments = "\n".join(
         textwrap.dedent(text)
         for title, text in zip(parts[1::2], parts[2::2], strict=True)
         if title in ("Args", "Arguments", "Parameters")
     )
-    found = {match[1]: " ".join(match[2].split()) for match in _ARGUMENT.finditer(arguments)}
-    return parts[0].strip(), found
+    descriptions = {match[1]: " ".join(match[2].split()) for match in _ARGUMENT.finditer(arguments)}
+    return parts[0].strip(), descriptions
 
 
 def _result(returned: Any, wall_s: float) -> RunResult:
-    """What a function returned, as a result that a format can word for the model."""
+    """Returns the return value of a function as a `RunResult`."""
     if isinstance(returned, RunResult):
         return returned
     text = (
         returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, allow_nan=False)
     )
-    text.encode()  # half a surrogate pair can be neither shown nor stored
+    text.encode()  # raises an error for a lone surrogate, which can be neither shown nor stored
     return RunResult(id="", outcome="ok", stdout=text, wall_s=wall_s)
 
 
 async def _in_thread(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Call a function in a thread of its own, which does not keep the process from ending if the function hangs."""
+    """Call a function in a daemon thread, so that a function that hangs does not keep the process from exiting."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -387,7 +396,7 @@ async def _in_thread(function: Callable[..., Any], values: dict[str, Any]) -> An
         result, error = None, None
         try:
             result = context.run(function, **values)
-        except BaseException as raised:  # noqa: BLE001 - a thread has nobody to raise it to
+        except BaseException as raised:  # noqa: BLE001 - nothing would see an exception of this thread
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(finish, result, error)

@@ -1,4 +1,4 @@
-"""Runs the tool calls of rollouts: finds the tool, runs the call, words the result for the model."""
+"""Runs the tool calls of rollouts: looks up the tool, runs the call, and formats the result for the model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rstar2.loop.tool import ToolContext
 from rstar2.loop.trace import CallStatus, ToolCall
 
 MAX_SESSIONS = 256
-"""Sessions that one process has open at the same time, which is what one worker of the judge holds."""
+"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many."""
 
 
 class Toolbox:
-    """The tools of a format, for any number of rollouts of one event loop.
+    """The tools of a format, for any number of rollouts on one event loop.
 
     Raises:
         UserError: a tool of the format cannot be loaded.
@@ -35,7 +35,7 @@ class Toolbox:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[RolloutTools]:
-        """The tools for one rollout; what they opened is closed at the end of the block, however it ends."""
+        """Open the tools for one rollout. The end of the block closes their resources, even after an exception."""
         context = ToolContext(self._judge, self._format.limits, self._sessions)
         try:
             yield RolloutTools(context, self._format)
@@ -44,7 +44,7 @@ class Toolbox:
 
 
 class RolloutTools:
-    """The tools of one rollout. `Toolbox.opened` makes them, and closes what they open."""
+    """The tools of one rollout. `Toolbox.opened` creates them and closes their resources."""
 
     def __init__(self, context: ToolContext, fmt: Format) -> None:
         self._context = context
@@ -52,17 +52,17 @@ class RolloutTools:
 
     @property
     def keep_state(self) -> bool:
-        """Whether a call so far has left something that later calls may depend on, such as a notebook."""
+        """Whether an earlier call has left state that later calls may depend on, such as a notebook."""
         return self._context.has_resources
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         """Run a call whose arguments `rstar2.loop.agent.checked_call` accepted.
 
-        Its status is `lost` if the service behind the tool failed, which the tool says by raising an RStarError.
-        Whatever else a tool raises is the `error` of that call.
+        A tool raises an RStarError if the service behind it failed. The status of the call is then `lost`. After any
+        other exception of the tool, the status is `error`, and the output shows the exception.
 
         Raises:
-            AccessRefused: the judge refuses this client, so that every further call would be lost too.
+            AccessRefused: the judge refuses this client, and would refuse every further call too.
         """
         started = time.monotonic()
         limits, layout = self._context.limits, self._format.layout
@@ -78,7 +78,7 @@ class RolloutTools:
         except RStarError as error:
             status, output = "lost", f"The code could not be run: {error.message}"
         except Exception as error:  # noqa: BLE001 - a tool may raise anything, the run continues
-            # A file cannot hold half a surrogate pair, which a message may.
+            # The message may contain a lone surrogate, which cannot be written to a file.
             message = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
             status, output = (
                 "error",

@@ -1,7 +1,7 @@
-"""The record of one rollout, which training, statistics, reports and the viewer all read, and its file format.
+"""The trace, which is the record of one rollout, and its file format. Training, statistics and reports read traces.
 
-Traces are stored as JSON lines. A line is written with one call, so a killed process leaves at most one torn
-line, at the end; readers skip it and `TraceWriter` removes it before it appends.
+Traces are stored as JSON Lines. Each line is written with one call, so a killed process leaves at most one incomplete
+line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
 """
 
 from __future__ import annotations
@@ -23,32 +23,36 @@ CallStatus = Literal[
     "ok", "error", "timeout", "memory", "output_limit", "refused", "lost", "parse_error", "unknown_tool",
     "invalid_arguments",
 ]  # fmt: skip
-"""What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
+"""How a tool call ended. `lost` means that the judge failed, not the model."""
 
 Finish = Literal[
     "answer", "refusal", "content_filter", "max_turns", "max_tokens", "bad_calls", "format", "stopped", "error"
 ]  # fmt: skip
-"""answer: a turn without a tool call. refusal: such a turn, which the server calls a refusal of the model.
-content_filter: a filter of the server ended the rollout. max_turns, max_tokens: a budget or the model's context ended
-it. bad_calls: the limit of failed calls in a row ended it. format: the model's format cannot lead on from the calls
-that it wrote, see `Trace.cause`. stopped: in a chat, the person or a limit on time ended it. error: the engine failed;
-such a rollout is not measured, only training keeps it, for those who look into the fault."""
+"""How a rollout ended.
+
+answer: the model wrote a turn without a tool call. refusal: the server reports that the model refused. content_filter:
+a filter of the server ended the rollout. max_turns: the rollout reached its maximum number of turns. max_tokens: the
+rollout reached its token budget or the end of the model's context. bad_calls: too many calls failed in a row. format:
+the format cannot continue the conversation after the model's calls, see `Trace.cause`. stopped: the person or a time
+limit ended a chat. error: the engine failed. Rollouts that end with an error do not count in any measurement. Only
+training keeps them, so that the failure can be investigated.
+"""
 FINISHED: tuple[Finish, ...] = ("answer", "refusal", "content_filter")
-"""The ends of rollouts that no budget cut off."""
+"""The values of `Finish` for rollouts that no limit cut off."""
 
 
 class ToolCall(BaseModel, extra="forbid"):
-    """One call the model asked for, and the output it was shown."""
+    """A tool call of the model, and the output that the model read."""
 
     name: str = ""
-    """The tool's name as the model wrote it; empty where the call did not parse."""
+    """The tool's name as the model wrote it. Empty if the call cannot be parsed."""
     arguments: dict[str, Any] | None = None
-    """None where the call did not parse."""
+    """None if the call cannot be parsed."""
     status: CallStatus
     output: str
-    """The text handed back to the model."""
+    """The text that the model read after the call."""
     wall_s: float = 0.0
-    """Seconds from asking the judge to its answer, waiting in its queue included."""
+    """Wall-clock seconds that the call took, waiting in the judge's queue included."""
 
     @property
     def code(self) -> str | None:
@@ -58,13 +62,13 @@ class ToolCall(BaseModel, extra="forbid"):
 
     @property
     def failed(self) -> bool:
-        """Whether the model's own call failed (method, p_err)."""
+        """Whether the call failed through a mistake of the model. RoC counts these calls in its error ratio p_err."""
         return self.status not in ("ok", "lost")
 
 
 @dataclass(frozen=True)
 class FailedTurn:
-    """A turn with a failed call, and what became of the turns with calls after it."""
+    """A turn with a failed call, and the results of the calls in later turns."""
 
     place: int
     """Its index in `Trace.turns`."""
@@ -73,37 +77,37 @@ class FailedTurn:
 
     @property
     def tries(self) -> int | None:
-        """How many turns with calls it took until all calls of one were right; None if none was."""
+        """Number of later turns with calls up to the first one without a failed call. None if there is no such turn."""
         return self.later_failed.index(False) + 1 if self.repaired else None
 
     @property
     def repaired(self) -> bool:
-        """Whether all calls of a later turn were right."""
+        """Whether a later turn has calls, none of which failed."""
         return False in self.later_failed
 
 
 class Turn(BaseModel, extra="forbid"):
-    """One thing the model wrote, with the calls in it."""
+    """One turn of the model, with its calls and their output."""
 
     text: str
-    """What the model wrote, special tokens left out."""
+    """The text of the turn, without special tokens."""
     start: int
     """Index of the turn's first token in `Trace.response_ids`."""
     end: int
-    """One past the turn's last token."""
+    """Index after the turn's last token in `Trace.response_ids`."""
     calls: list[ToolCall] = Field(default_factory=list)
     calls_not_run: int = 0
-    """Calls that parse, in the last turn that the limit allows: the model could not read their output."""
+    """Number of valid calls that did not run, because the turn limit leaves no turn in which to read their output."""
     parts: list[Part] | None = None
-    """What the turn consists of; None in traces of earlier versions, see `read_parts`."""
+    """The parts of the turn. None in traces of earlier versions, see `read_parts`."""
     tagged: bool = True
-    """Whether it is written in our tags, not in the syntax of a family."""
+    """Whether the turn uses rstar2's tags. False means that it uses the syntax of a model family."""
     unplaced: dict[PartKind, str] = Field(default_factory=dict)
-    """What a family's format read of the turn but does not stand in `text`, not even in pieces."""
+    """Content by kind of part that the family's parser returned, but that is not in `text`, not even in pieces."""
 
     @classmethod
     def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
-        """The record of a turn that was read."""
+        """Returns the record of a parsed turn, whose tokens are `start` to `end` of `Trace.response_ids`."""
         return cls(
             text=turn.text,
             start=start,
@@ -114,9 +118,9 @@ class Turn(BaseModel, extra="forbid"):
         )
 
     def read_parts(self, thinking: bool = False) -> list[Part]:
-        """The parts, of traces of earlier versions too, whose models wrote our tags.
+        """Returns the parts of the turn. In traces of earlier versions they are parsed from the text.
 
-        `thinking` says for such a trace whether the turn begins inside a thought.
+        `thinking` tells the parser whether the turn begins inside a thought.
         """
         return list(tags.read_turn(self.text, thinking=thinking).parts) if self.parts is None else self.parts
 
@@ -124,22 +128,22 @@ class Turn(BaseModel, extra="forbid"):
     def own_text(self) -> str:
         """The text in which an answer and its tags count.
 
-        Of a turn in our tags that is all of it, thoughts and calls included. Of a family's turn it is what the turn
-        says beside them, in which our other tags mean nothing.
+        In a turn with rstar2's tags this is the whole text, thoughts and calls included. In a turn of a model family it
+        is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing there.
         """
         return self.text if self.tagged else tags.without_control(self.text_of("text", "answer"))
 
     @property
     def answer_text(self) -> str:
-        """The text in which an answer is looked for.
+        """The text in which the grader searches for an answer.
 
-        As in our tags, that is the thought if a family's turn says nothing beside it and a box is in it.
+        This is `own_text`. If that is empty and the thought contains a boxed answer, it is the thought.
         """
-        said, thought = self.own_text, self.text_of("thought")
-        return thought if not said.strip() and tags.BOX.search(thought) else said
+        text, thought = self.own_text, self.text_of("thought")
+        return thought if not text.strip() and tags.BOX.search(thought) else text
 
     def text_of(self, *kinds: PartKind) -> str:
-        """What the turn has of these kinds, one part after another."""
+        """Returns the text of all parts of these kinds, joined."""
         return joined(self.text, self.read_parts(), self.unplaced, *kinds)
 
 
@@ -148,53 +152,57 @@ class Trace(BaseModel, extra="forbid"):
 
     problem_id: str
     sample: int = 0
-    """Which of the problem's samples this is, from 0."""
+    """Index of the sample among the samples of its problem, from 0."""
     problem: str = ""
     system: str | None = None
-    """In a chat, the person's system text in the prompt."""
+    """The system text that the person set in a chat."""
     gold: str | None = None
     prompt_ids: list[int]
     """Shape (P,)."""
     response_ids: list[int]
-    """Shape (R,): everything after the prompt, tool output included."""
+    """All token ids after the prompt, tool output included, shape (R,)."""
     response_mask: list[int]
-    """Shape (R,): 1 where the model wrote the token, 0 for tool output."""
+    """1 for tokens that the model wrote, 0 for tool output, shape (R,)."""
     logprobs: list[float] | None = None
-    """Shape (R,), natural log, 0.0 at tool output; None where the engine gave none."""
+    """Natural logarithms of the token probabilities, 0.0 for tool output, shape (R,). None if the engine returned
+    none."""
     turns: list[Turn]
     finish: Finish
     cause: str = ""
-    """Why the format ended the rollout, if it did."""
+    """Why the format could not continue the rollout. Empty unless `finish` is `format`."""
     wall_s: float = 0.0
     verdict: str | None = None
-    """The grader's word: correct, wrong, unparsed, timeout, invalid; None before grading."""
+    """The grader's verdict: correct, wrong, unparsed, timeout or invalid. None before grading."""
     extracted: str | None = None
-    """The answer the grader read out of the final turn."""
+    """The answer that the grader found in the final turn."""
     rule: str = ""
-    """The grader's rule that decided."""
+    """The grading rule that decided the verdict."""
     read_by: str = ""
     """The strictest rule of `rstar2.eval.grader.reading_rules` that finds an answer in the final turn."""
     paper_correct: bool | None = None
-    """Whether the answer is correct under the paper's reading rule; None before grading."""
+    """Whether the answer is correct under the paper's reading rule. None before grading."""
     ballot: str | None = None
-    """What it votes for in maj@n, where that is not the text of `extracted`."""
+    """The answer that the rollout votes for in maj@n, if it is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """What a benchmark scores beside the verdict, by the score's name; each entry counts once in that score's mean."""
+    """Scores of the benchmark besides the verdict, by name. Each entry counts once in the mean of its score."""
     counted_tokens: int | None = None
-    """Tokens after the prompt as a server counts them that takes and gives only text, or estimated if it counts none.
-    The lists of ids are then empty or stand for text, see `rstar2.engines.text_tokens`."""
+    """Number of tokens after the prompt, for a server that receives and returns only text.
+
+    The number is estimated if the server does not count tokens. The lists of ids are then empty or stand for text, see
+    `rstar2.engines.text_tokens`.
+    """
     reward: float | None = None
-    """What training was given for it; None outside of training, as are `step` and `kept`."""
+    """The reward in training. `reward`, `step` and `kept` are None outside of training."""
     penalty: float = 0.0
-    """What its length and its turns took off its reward."""
+    """The part of the reward that penalties for length and turns subtracted."""
     step: int | None = None
     """The training step, from 1."""
     kept: bool | None = None
-    """Whether RoC kept it for the update."""
+    """Whether Resampling on Correct (RoC) selected the rollout for the update."""
 
     @property
     def final_text(self) -> str:
-        """The model's own last turn, the only place an answer is read from."""
+        """The text of the model's last turn. Only this turn can contain the answer."""
         return self.turns[-1].text if self.turns else ""
 
     @property
@@ -207,39 +215,42 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def failed_in_a_row(self) -> int:
-        """How many of the last calls failed without another between them; a lost call is passed over."""
-        told = [call for call in self.calls if call.status != "lost"]
-        return next((i for i, call in enumerate(reversed(told)) if not call.failed), len(told))
+        """Number of failed calls at the end of the rollout, without a successful call between them.
+
+        Lost calls are ignored.
+        """
+        judged = [call for call in self.calls if call.status != "lost"]
+        return next((i for i, call in enumerate(reversed(judged)) if not call.failed), len(judged))
 
     @property
     def failed_turns(self) -> list[FailedTurn]:
-        """The turns with a failed call; a turn with a lost call says nothing about the model, and is passed over."""
-        told = [
+        """The turns with a failed call. Turns with a lost call are ignored, because the judge failed in them."""
+        judged = [
             (place, any(call.failed for call in turn.calls))
             for place, turn in enumerate(self.turns)
             if turn.calls and not any(call.status == "lost" for call in turn.calls)
         ]
         return [
-            FailedTurn(place, tuple(later for _, later in told[i + 1 :]))
-            for i, (place, failed) in enumerate(told)
+            FailedTurn(place, tuple(later for _, later in judged[i + 1 :]))
+            for i, (place, failed) in enumerate(judged)
             if failed
         ]
 
     @property
     def lost_calls(self) -> int:
-        """Calls that a fault of the judge left without a result."""
+        """Number of calls without a result because the judge failed."""
         return sum(call.status == "lost" for call in self.calls)
 
     @property
     def tool_wait_s(self) -> float:
-        """Seconds in which the rollout waited for tools; the calls of one turn run side by side."""
+        """Seconds that the rollout waited for tools. The calls of one turn run concurrently, so the longest counts."""
         return sum(max((call.wall_s for call in turn.calls), default=0.0) for turn in self.turns)
 
     @classmethod
     def begun(
         cls, prompt_ids: Sequence[int], problem_id: str = "", sample: int = 0, problem: str = ""
     ) -> Trace:
-        """The record of a rollout that has not generated anything yet."""
+        """Returns the trace of a rollout that has not generated any tokens yet."""
         return cls(
             problem_id=problem_id,
             sample=sample,
@@ -253,10 +264,10 @@ class Trace(BaseModel, extra="forbid"):
         )
 
     def beginning(self, turns: int) -> Trace:
-        """Returns a trace that begins with the first `turns` turns and the output of their calls, for another rollout.
+        """Returns a new trace with the first `turns` turns and the output of their calls, to continue from there.
 
-        Their tokens are masked and have the log-probability 0, because that rollout does not write them. There has to
-        be a turn after them.
+        The copied tokens are masked and have the log-probability 0, because the new rollout does not generate them.
+        This trace must have more than `turns` turns.
         """
         end = self.turns[turns].start
         return Trace(
@@ -273,7 +284,7 @@ class Trace(BaseModel, extra="forbid"):
         )
 
     def append(self, token_ids: list[int], logprobs: list[float] | None, mask: int) -> None:
-        """Append tokens to the response, which has no log-probabilities once the engine has given none."""
+        """Append tokens to the response. If `logprobs` is None, the whole response loses its log-probabilities."""
         self.response_ids += token_ids
         self.response_mask += [mask] * len(token_ids)
         self.logprobs = None if self.logprobs is None or logprobs is None else self.logprobs + logprobs
@@ -284,20 +295,20 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def tokens(self) -> int:
-        """Tokens after the prompt, tool output included."""
+        """Number of tokens after the prompt, tool output included."""
         return len(self.response_ids) if self.counted_tokens is None else self.counted_tokens
 
     @property
     def answer_blocks(self) -> int:
-        """How many answer blocks the model opened, over all its turns."""
+        """Number of answer blocks that the model opened, in all turns."""
         return sum(tags.answer_blocks(turn.own_text) for turn in self.turns)
 
 
 def read_traces(path: Path | str) -> Iterator[Trace]:
-    """Yield the traces of a JSON Lines file, without a torn last line.
+    """Yield the traces of a JSON Lines file. An incomplete last line is skipped.
 
     Raises:
-        UserError: the file cannot be read, or another line is not a trace.
+        UserError: the file cannot be read, or a line other than an incomplete last line is not a trace.
     """
     path = Path(path)
     if path.is_dir():
@@ -324,9 +335,9 @@ def _trace(path: Path, number: int, line: bytes) -> Trace:
 
 
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
-    """Appends traces to a JSON Lines file, each with one write. Raises OSError if that fails.
+    """Appends traces to a JSON Lines file, each with one write. Raises OSError if a write fails.
 
-    `as_line` returns what is written of a trace.
+    `as_line` returns the line to write for a trace.
     """
 
     def __init__(self, path: Path, as_line: Callable[[Trace], str] = Trace.model_dump_json) -> None:

@@ -1,4 +1,4 @@
-"""Makes one HTML page of a run (numbers, plots, every trace) that needs no server and no network."""
+"""Writes the report of a run: one HTML page with numbers, plots and every trace. It needs no server and no network."""
 
 from rstar2.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Reads from a run's folder what its report shows: benchmark results, stages, charts; or the card of prepared data."""
+"""Reads the content of a report: the benchmark results, stages and charts of a run, or the card of prepared data."""
 
 from __future__ import annotations
 
@@ -26,33 +26,35 @@ _CURVES = (
 )
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60
-"""Traces per stage: of its steps, and of rollouts that the engine could not finish."""
+"""Most traces of a stage on the page: traces of its steps, and traces of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
-"""Keys of the demo's model, and what they are called."""
+"""Keys of the demo's model, with their names on the page."""
 
 Chart = dict[str, Any]
-"""JSON-able: `title`, `x` and `y` (labels of the axes), `unit` (a "share" is shown in percent), `marks`, a list of
-[x, text], and `series`, a list of `name` and `points`, where a point is [x, y] or [x, y, low, high]."""
+"""A JSON-able chart: `title`, `x` and `y` (labels of the axes), `unit` (a "share" is drawn in percent), `marks` (a list
+of [x, text]), and `series` (a list of objects with `name` and `points`). A point is [x, y] or [x, y, low, high]."""
 
 
 @dataclass(frozen=True)
 class KeptTraces:
-    """The traces that one stage of training kept."""
+    """The traces that one stage of training stored."""
 
     name: str
-    """Shown to people: training, stage 1."""
+    """Name on the page, such as "training, stage 1"."""
     folder: Path
-    """Where `rstar2.train.records.kept_traces` wrote them."""
+    """The folder of the traces, written by `rstar2.train.records.kept_traces`."""
 
-    def shown(self) -> Iterator[tuple[Trace, Shading | None]]:
-        """The first few of each step, by step, then of those that failed; at most 660, with their shading.
+    def selected(self) -> Iterator[tuple[Trace, Shading | None]]:
+        """The traces for the page, with their shading: the first few of each step, then some of failed rollouts.
+
+        There are at most 660. If there are more than 600 steps, some steps are skipped.
 
         Raises:
             UserError: a file is damaged.
         """
         steps = sorted(self.folder.glob("step-*.jsonl"))
-        skipped = -(-len(steps) // _MOST_OF_STEPS) or 1
-        steps = steps[::skipped]
+        stride = -(-len(steps) // _MOST_OF_STEPS) or 1
+        steps = steps[::stride]
         for path in steps:
             yield from islice(shaded_traces(path), _MOST_OF_STEPS // len(steps))
         files = sorted(self.folder.glob("failed-*.jsonl"))
@@ -62,46 +64,49 @@ class KeptTraces:
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the report page of a run is made from."""
+    """The content of the report page of a run."""
 
     folder: Path
     title: str
-    """The name of the run's folder."""
+    """Name of the run's folder."""
     kind: str
+    """Kind of the run, from config.json."""
     config: dict[str, Any]
-    """`kind` and `config` of config.json."""
+    """`config` of config.json."""
     models: list[str]
-    """The models measured; of a training run, what it was trained from."""
+    """The measured models. For a training run, the model that it started from."""
     sections: list[Measurement]
-    """One per folder with a traces.jsonl, named after its path in the run's folder, as they were asked for."""
+    """One per folder with a traces.jsonl, named after its path in the run's folder. They are in the order in which the
+    user named the benchmarks."""
     kept: list[KeptTraces]
-    """One per stage of training whose rollouts were kept as traces."""
+    """One per stage of training that stored traces."""
     summary: dict[str, Any] | None
-    """summary.json, which a run of several stages has: `phases` with the numbers of each."""
+    """Content of summary.json, with the numbers of each phase under `phases`. None if the run has only one stage."""
     charts: list[Chart]
     training: dict[str, Any] | None
     """The steps of training: `charts`, `alarms` and `decisions` (texts), and `columns` and `rows` of all
     measurements."""
     analysis: dict[str, Any] | None
-    """What `rstar2 analyze` wrote: `tables` and `charts`; and `stale`, whether the run has other traces by now."""
+    """Result of `rstar2 analyze`: `tables` and `charts`, and `stale`, which says whether the traces have changed
+    since."""
     card: dict[str, Any] | None = None
-    """card.json of prepared data."""
+    """Content of card.json of prepared data."""
     chosen: str = ""
-    """The step whose model SFT returned, and why; empty before that."""
+    """A sentence about the step whose model SFT returned. Empty before that."""
 
 
 def collect(run: Path) -> RunPage:
-    """Read a run's folder, or one of prepared data.
+    """Read the folder of a run or of prepared data.
 
     Raises:
-        UserError: it is neither, or a file in it is damaged.
+        UserError: the folder is neither, or a file in it is damaged.
     """
     if (run / "card.json").exists():
         return _prepared(run)
     kind, config = load_config(run)
-    asked = list(config.get("problems") or ())
+    names = list(config.get("problems") or ())
     sections = sorted(
-        measurements(run), key=lambda each: asked.index(each.name) if each.name in asked else len(asked)
+        measurements(run), key=lambda each: names.index(each.name) if each.name in names else len(names)
     )
     return RunPage(
         folder=run,
@@ -156,18 +161,18 @@ def _models(kind: str, config: dict[str, Any], sections: list[Measurement]) -> l
 
 
 def _analysis(folder: Path) -> dict[str, Any] | None:
-    held = read_json(folder / "analysis.json")
-    if held is None:
+    analysis = read_json(folder / "analysis.json")
+    if analysis is None:
         return None
-    about = held.pop("traces", None)  # earlier versions did not say
-    return {**held, "stale": about is not None and has_changed(folder, about)}
+    about = analysis.pop("traces", None)  # earlier versions did not write it
+    return {**analysis, "stale": about is not None and has_changed(folder, about)}
 
 
 def _training_charts(run: Path) -> list[Chart]:
-    """Charts of the metrics of each training step, averaged over the last few steps; none without metrics.
+    """Charts of the metrics of training steps, averaged over several steps. Empty without metrics.
 
-    As in figure 4 of the rStar2-Agent paper (arXiv 2508.20722). A run that also trained with plain GRPO has a
-    second line in each chart.
+    They are those of figure 4 of the rStar2-Agent paper (arXiv 2508.20722). If the run also trained with plain GRPO,
+    each chart has a second line.
     """
     from rstar2.train.recipe import STAGES
     from rstar2.train.records.curves import curve
@@ -177,7 +182,7 @@ def _training_charts(run: Path) -> list[Chart]:
     arms = {name: arm for name, arm in arms.items() if arm.steps}
     if len(arms) == 1:
         arms = {"this run": next(iter(arms.values()))}
-    # One arm may not have got as far as the other.
+    # One arm may have fewer steps than the other.
     longest = max(run, run / "plain", key=lambda root: len(curve(root).steps))
     names = [f"stage {number}" for number in STAGES if step_metrics(longest / f"stage{number}")]
     marks = list(zip(curve(longest).starts, names, strict=True))
@@ -199,7 +204,7 @@ def _training_charts(run: Path) -> list[Chart]:
 
 
 def _sft_charts(run: Path) -> list[Chart]:
-    """Charts of the loss of an SFT's steps and of all that was measured beside it; the chosen step is marked."""
+    """Charts of an SFT's loss and of its other measurements, by step. The chosen step is marked."""
     from rstar2.train.choose import measured_curves, measurements, read_choice
     from rstar2.train.records.steps import SFT_METRIC, sft_metrics
 
@@ -230,7 +235,7 @@ def _chosen(run: Path) -> str:
 
 
 def _training(run: Path) -> dict[str, Any] | None:
-    """Every measurement of the steps of a run, as `rstar2 watch` shows them; None without a step."""
+    """Every measurement of the steps of a run, as in `rstar2 watch`. None without a step."""
     from rstar2.train.decision import read_decision
     from rstar2.train.records.alarms import read_alarms
     from rstar2.train.records.panels import PANELS
@@ -264,8 +269,8 @@ def _training(run: Path) -> dict[str, Any] | None:
         "alarms": [
             f"stage {stage}, step {step}: {alarm.text}"
             for stage in stages
-            for step, found in read_alarms(run / f"stage{stage}").items()
-            for alarm in found
+            for step, alarms in read_alarms(run / f"stage{stage}").items()
+            for alarm in alarms
         ],
         "decisions": [
             f"stage {stage}, step {decision.step}: {decision.text}"
@@ -278,16 +283,16 @@ def _training(run: Path) -> dict[str, Any] | None:
 
 
 def _cell(value: float | None) -> float | str | None:
-    """A measurement in the page's data, which is JSON and has neither NaN nor infinities."""
+    """A measurement as JSON, which has neither NaN nor infinities: these become texts."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def kept_traces(run: Path) -> list[KeptTraces]:
-    """The stages of a run that kept traces, in order; those under plain GRPO come last."""
-    found = []
+    """The stages of a run that stored traces, in order. Stages under plain GRPO come last."""
+    stages = []
     for prefix, folder in (("", run), ("plain GRPO ", run / "plain")):
         for stage in sorted(folder.glob("stage[0-9]")):
             number = re.sub(r"\D", "", stage.name)
             if any((stage / "traces").glob("*.jsonl")):
-                found.append(KeptTraces(f"{prefix}training, stage {number}", stage / "traces"))
-    return found
+                stages.append(KeptTraces(f"{prefix}training, stage {number}", stage / "traces"))
+    return stages

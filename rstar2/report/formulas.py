@@ -1,19 +1,19 @@
-"""Finds the LaTeX in problems and traces. The page turns it into MathML when a trace is opened."""
+"""Finds the LaTeX in problems and traces. The page converts it to MathML when the reader opens a trace."""
 
 from __future__ import annotations
 
 from rstar2.loop.turns.formulas import FORMULA
 
 RichText = str | list[str | list[str]]
-"""JSON-able: a text; or, if it has formulas, a list of texts and of [source], the LaTeX of a formula with its
-delimiters."""
+"""A JSON-able text. If it has formulas, it is a list whose elements are texts and formulas. A formula is a list with
+one text, its LaTeX with delimiters."""
 
 _LONGEST = 2000
-"""Characters of a formula that is drawn; longer ones stay text."""
+"""Most characters of a formula. A longer one stays text."""
 
 
 def with_formulas(text: str) -> RichText:
-    r"""A text with its `$…$`, `$$…$$`, `\(…\)`, `\[…\]` and `\boxed{…}` apart from the rest."""
+    r"""Separate the formulas of a text from the rest: `$…$`, `$$…$$`, `\(…\)`, `\[…\]` and `\boxed{…}`."""
     pieces: list[str | list[str]] = []
     end = 0
     for match in FORMULA.finditer(text):

@@ -1,7 +1,7 @@
 """Writes the report page of a run or of prepared data: one HTML file with its style, scripts and data inside.
 
-Traces are packed in chunks (gzip in base64), each in a script element of its own. The browser leaves such text
-alone until the viewer asks for a trace, so a page with ten thousand of them opens at once.
+Traces are packed in chunks (gzip in base64), each in its own script element. The browser does not parse a chunk until
+the viewer needs one of its traces, so a page with ten thousand traces opens immediately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rstar2.report.shading import Shading, shaded_traces
 _ASSETS = files("rstar2.report").joinpath("assets")
 _CHUNK_CHARACTERS = 1 << 19
 _END_OF_TITLE = " · rstar2</title>"
-"""As page.html has it, within the first `_HEAD` bytes of every page, which tells a page from a user's other files."""
+"""Text from page.html that is in the first `_HEAD` bytes of every page. It identifies a file as a report page."""
 _HEAD = 4096
 _STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
@@ -73,20 +73,21 @@ def write_report(run: Path, output: Path | None = None, on_traces: OnTraces = la
     Args:
         run: the run's folder, or one that `rstar2 data prepare` made.
         output: the page's file; `run/report.html` by default.
-        on_traces: called with the number of traces written so far, once in a while.
+        on_traces: called from time to time with the number of traces written so far.
 
     Returns:
         The page's file.
 
     Raises:
-        UserError: `run` is neither, its data is damaged, or the file holds something else; or as of `output_file`.
-        Failure: as of `output_file`.
+        UserError: `run` is neither, its data is damaged, `output` is a file that is no report page, or `output_file`
+            raises it.
+        Failure: `output_file` raises it.
     """
     page = collect(run)
     output = output or run / "report.html"
     if output.is_file() and output.stat().st_size and not _is_page(output):
         raise UserError(
-            f"{output} is not a report page, so it is not replaced", "Move that file, or name another one."
+            f"{output} is not a report page, so it is not replaced", "Move that file, or name another output."
         )
     with output_file(output) as file:
         _write(page, file, on_traces)
@@ -140,7 +141,7 @@ def _write(page: RunPage, file: TextIO, on_traces: OnTraces) -> None:
 
 
 def _style() -> str:
-    """The page's style sheet, with the font of temml's inside."""
+    """The page's style sheet, which includes temml's font."""
     font = base64.b64encode(_ASSETS.joinpath("vendor/Temml.woff2").read_bytes()).decode()
     formulas = _asset("vendor/Temml-Local.css").replace(
         "url('Temml.woff2')", f"url(data:font/woff2;base64,{font})"
@@ -149,41 +150,49 @@ def _style() -> str:
 
 
 def script() -> str:
-    """The page's JavaScript, which is one script made of several files."""
+    """The page's JavaScript: several files joined into one script."""
     return "\n".join(_asset(f"scripts/{name}") for name in _SCRIPTS)
 
 
 def _quoted(section: Measurement) -> dict[str, Any] | None:
-    """A section's one number: `label`, `value` and `interval`."""
-    found = quoted(section.name, section.results["summary"])
-    return None if found is None else asdict(found)
+    """The number to quote for a section: `label`, `value` and `interval`. None if there is none."""
+    number = quoted(section.name, section.results["summary"])
+    return None if number is None else asdict(number)
 
 
 def _beside_paper(page: RunPage) -> list[dict[str, Any]]:
-    """The rows of the table 'paper | this run': `name`, `paper`, `run` as of `_quoted`, and `difference`."""
+    """The rows of the table "paper | this run": `name`, `paper`, `run` (as from `_quoted`), and `difference`."""
     rows = beside_paper((section.name, section.results["summary"]) for section in page.sections)
     return [{**asdict(row), "difference": row.difference} for row in rows]
 
 
 class _TraceIndex:
-    """What the list of traces shows and sorts by: columns with one value per trace."""
+    """The data of the page's list of traces: columns with one value per trace."""
 
     def __init__(self) -> None:
         self._problem_numbers: dict[tuple[int, str], int] = {}
         self._problem_texts: list[dict[str, Any]] = []
-        self._asked: list[tuple[str, str | None]] = []
+        self._first_versions: list[tuple[str, str | None]] = []
         """The text and the gold answer of each problem in its first trace."""
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
     def add(self, section: int, trace: Trace, chunk: int, place: int) -> bool:
-        """Add a trace of a section, whose details stand at a place in a chunk; whether it was asked as the index says.
+        """Add a trace.
 
-        GPQA asks each sample with its choices in another order.
+        Args:
+            section: number of the trace's section.
+            trace: the trace.
+            chunk: number of the chunk that has the trace's details.
+            place: place of the details in the chunk.
+
+        Returns:
+            Whether the trace has the same problem text and gold answer as the first trace of its problem. In GPQA they
+            differ, because each sample has its choices in another order.
         """
         problem = self._problem_numbers.setdefault((section, trace.problem_id), len(self._problem_texts))
-        asked = (trace.problem, trace.gold)
+        version = (trace.problem, trace.gold)
         if problem == len(self._problem_texts):
-            self._asked.append(asked)
+            self._first_versions.append(version)
             self._problem_texts.append({"id": trace.problem_id, **_problem(trace)})
         row = {
             "section": section,
@@ -201,22 +210,22 @@ class _TraceIndex:
         }
         for name, value in row.items():
             self._columns[name].append(value)
-        return asked == self._asked[problem]
+        return version == self._first_versions[problem]
 
     def __len__(self) -> int:
         return len(self._columns["section"])
 
     def columns(self) -> dict[str, Any]:
-        """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""
+        """The JSON-able index: `problems` with id, text and gold, and `rows`, the columns by name."""
         return {"problems": self._problem_texts, "rows": self._columns}
 
 
 def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
-    """The details of all traces in JSON lists of about `_CHUNK_CHARACTERS`; fills the index on the way."""
+    """Yields the details of all traces as JSON lists of about `_CHUNK_CHARACTERS`, and adds each trace to the index."""
     chunk: list[str] = []
     size = number = 0
     sections = [shaded_traces(measurement.traces) for measurement in page.sections]
-    for section, traces in enumerate([*sections, *(stage.shown() for stage in page.kept)]):
+    for section, traces in enumerate([*sections, *(stage.selected() for stage in page.kept)]):
         for trace, shading in traces:
             own = {} if index.add(section, trace, number, len(chunk)) else {"problem": _problem(trace)}
             chunk.append(_json({**_detail(trace, shading), **own}))
@@ -244,18 +253,18 @@ def _verdict(trace: Trace) -> str:
 
 
 def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
-    """What the viewer shows of an opened trace beside its row of the index."""
-    shaded = {} if shading is None else {"shading": shading}
+    """The data of a trace that the viewer needs beside its row of the index."""
+    shading_entry = {} if shading is None else {"shading": shading}
     return {
         "turns": [
             {
                 "tokens": turn.end - turn.start if trace.counted_tokens is None else None,
                 "parts": turn_parts(turn, chat=trace.counted_tokens is not None),
-                **({"text": turn.text} if shaded else {}),
+                **({"text": turn.text} if shading_entry else {}),
             }
             for turn in trace.turns
         ],
-        **shaded,
+        **shading_entry,
         "cause": trace.cause,
         "extracted": trace.extracted,
         "rule": trace.rule,
@@ -270,7 +279,7 @@ def _json(value: object) -> str:
 
 
 def _data_element(name: str, value: str) -> str:
-    """A script element that no browser runs, with JSON as gzip in base64."""
+    """A script element of type text/plain, which browsers do not run. It has JSON as gzip in base64."""
     packed = base64.b64encode(gzip.compress(value.encode(errors="replace"), 6, mtime=0)).decode()
     return f'<script type="text/plain" id="{name}">{packed}</script>\n'
 

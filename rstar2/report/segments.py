@@ -8,15 +8,15 @@ from rstar2.loop.trace import ToolCall, Turn
 from rstar2.report.formulas import with_formulas
 
 Part = dict[str, Any]
-"""JSON-able. `kind` is thought, text or answer, with `text`, a RichText; or call, with `code`, `input` (its
-standard input), `status`, `output` and, where it ran, `wall_s` in seconds."""
+"""A JSON-able part of a turn. Its `kind` is thought, text or answer, with `text` (a RichText). Or its `kind` is call,
+with `code`, `input` (standard input), `status`, `output` and, if it ran, `wall_s` in seconds."""
 
 
 def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
     """The parts of one turn, in order.
 
-    In traces of earlier versions, text before any tag is thought, but for a `chat` reply of a server, which need not
-    think: there it is only if its end comes first.
+    In traces of earlier versions, text before the first tag counts as thought. In a server's `chat` reply, which may
+    have no thought, it does so only if the first tag ends a thought.
     """
     parts: list[Part] = []
     calls = iter(turn.calls)
@@ -30,7 +30,7 @@ def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
 
 
 def _call_part(call: ToolCall | None, written: str) -> Part:
-    """A call and its result. A call that was `written` but not run before the rollout ended has no `call`."""
+    """The part for a call and its result. `call` is None if the rollout ended before the call ran."""
     if call is None:
         return {"kind": "call", "code": written, "input": "", "status": "not run", "output": ""}
     arguments = call.arguments or {}

@@ -1,4 +1,4 @@
-"""What the report page needs to shade a trace by the entropy of its tokens, where `rstar2 analyze` has computed it."""
+"""Data with which the report page shades a trace by the entropy of its tokens. `rstar2 analyze` computes it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from rstar2.analysis.stored import TokenEntropies, read_entropies
 from rstar2.loop.trace import Trace, read_traces
 
 Shading = dict[str, Any]
-"""JSON-able: `source` (model, server or kept), and by token that the model wrote `entropy`, in hundredths of a nat,
-`characters` of its turn's text that it stands for, and `marks` of `rstar2.analysis.stored`."""
+"""The JSON-able shading of a trace: `source` (model, server or kept), and three lists with a value for each generated
+token. `entropy` is in hundredths of a nat, `characters` is the number of characters of the turn's text that the token
+has, and `marks` are those of `rstar2.analysis.stored`."""
 
 
 def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
-    """The traces of a file, each with its shading; UserError where the file, or that beside it, is damaged."""
+    """The traces of a file, each with its shading if there is one.
+
+    Raises:
+        UserError: the file of traces, or the file of entropies beside it, is damaged.
+    """
     shadings = _shadings(read_entropies(path))
     for trace in read_traces(path):
         yield trace, next(shadings, None) if trace.finish != "error" else None
 
 
-def _shadings(held: TokenEntropies | None) -> Iterator[Shading | None]:
-    """None for a trace of which no tokens are known."""
-    if held is None:
+def _shadings(entropies: TokenEntropies | None) -> Iterator[Shading | None]:
+    """Yields the shading of each trace. None for a trace without token ids."""
+    if entropies is None:
         return
-    hundredths = np.rint(100 * held.entropy).astype(int)
-    columns = [held.split(column) for column in (hundredths, held.characters, held.marks)]
+    hundredths = np.rint(100 * entropies.entropy).astype(int)
+    columns = [entropies.split(column) for column in (hundredths, entropies.characters, entropies.marks)]
     for entropy, characters, marks in zip(*columns, strict=True):
         shading = {
-            "source": held.about["source"],
+            "source": entropies.about["source"],
             "entropy": entropy.tolist(),
             "characters": characters.tolist(),
             "marks": marks.tolist(),

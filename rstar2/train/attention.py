@@ -61,7 +61,7 @@ def check_attention(attention: Attention, model: Path) -> None:
         raise UserError(
             f'hardware.attention = "flash_attn", but the package flash-attn cannot be imported: {why}',
             "Use another attention (--set hardware.attention=torch), or install flash-attn for this version of torch; "
-            "the documentation on training shows how.",
+            "docs/gpus.md shows how.",
         )
     window = _window(json.loads((model / "config.json").read_text(encoding="utf-8")))
     if attention == "torch" and window is not None:

@@ -56,7 +56,7 @@ def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
     tokens = row.get("tokens")
     if tokens and tokens["codec"] == codec.digest:
         return Encoded(array("i", tokens["input_ids"]), array("b", tokens["loss_mask"]))
-    taught = as_taught(row, codec.wording)
+    taught = as_taught(row, codec.texts)
     return codec.training_sample(taught.messages, taught.tools)
 
 

@@ -344,7 +344,7 @@ class _Encoder:
         ]
         questions = pa.RecordBatch.from_pylist(question_rows, schema=schema_of("conversations"))
         samples = batch_of([self._sample(row, piece, number) for number, row in enumerate(rows, piece.first)])
-        form = check_form(rows, codec.wording, piece.first)
+        form = check_form(rows, codec.texts, piece.first)
         return _EncodedPiece(encoded(samples), encoded(questions), form)
 
     def _sample(self, row: dict[str, Any], piece: _Piece, number: int) -> Encoded:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rstar2.data.taught import FormCounts, count_form
 from rstar2.loop.turns import tags
-from rstar2.loop.turns.demands import Demands, Wording
+from rstar2.loop.turns.demands import Demands, FormatTexts
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FormCheck:
             )
 
 
-def check_form(rows: Iterable[Mapping[str, Any]], wording: Wording, first: int = 1) -> FormCheck:
+def check_form(rows: Iterable[Mapping[str, Any]], texts: FormatTexts, first: int = 1) -> FormCheck:
     """Checks conversations that SFT would teach with a format's texts.
 
     Args:
@@ -78,11 +78,11 @@ def check_form(rows: Iterable[Mapping[str, Any]], wording: Wording, first: int =
     """
     total, fault = FormCounts(), None
     for number, row in enumerate(rows, first):
-        counts = count_form(row, wording)
+        counts = count_form(row, texts)
         total += counts
         if counts.compliant_turns < counts.demanded_turns and fault is None:
             fault = number
-    return FormCheck(total, fault, wording.rewarded)
+    return FormCheck(total, fault, texts.rewarded)
 
 
 _SINGULAR = {"do": "does", "have": "has", "be": "is"}

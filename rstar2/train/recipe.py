@@ -195,7 +195,7 @@ class GroupSettings(Strict):
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
     (`hopeless_after`). Each round waits for all of its rollouts, so short ones have no advantage. If unset, all
     rollouts are made at once, as in the paper. Rounds save rollouts, but they change the weights of problems in the
-    loss; `algorithm.loss_weights` = "problems" undoes most of that change."""
+    loss; `algorithm.loss_weights` = "problems" undoes most of that change (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
     """Used with `round`. A group is mixed when at least this many rewards are above 0 and at least this many are not.
     The default is 2. With 1, a selection that keeps half of the group may choose only equal rewards, and then the group
@@ -406,7 +406,7 @@ class StageRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
-    run's folder without a server; the documentation has a table of them."""
+    run's folder without a server; docs/curves.md has a table of them."""
     trace_trackers: tuple[TraceTracker, ...] = ()
     """Trackers that also receive the traces that `traces_per_step` stores. Each trace is sent with its reward, its
     verdict and whether it was trained on."""
@@ -708,7 +708,7 @@ class SftRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
-    run's folder without a server; the documentation has a table of them."""
+    run's folder without a server; docs/curves.md has a table of them."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """Keys of VERL's own config, dotted, for settings that have no recipe key. They override what the recipe sets."""
 

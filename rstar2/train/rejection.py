@@ -280,7 +280,7 @@ def conversation_columns(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
     if codec.prompt(codec.format.messages(trace.problem)) != trace.prompt_ids:
         raise Refused("another format", "its prompt is not what the model's format makes of the problem")
     messages: list[Message] = [{"role": "user", "content": trace.problem}]
-    tools = codec.format.shown_tools or []
+    tools = codec.format.template_tools or []
     ids = [*trace.prompt_ids, *trace.response_ids]
     mask = [*[0] * len(trace.prompt_ids), *trace.response_mask]
     for turn in trace.turns:

@@ -81,7 +81,7 @@ def _encoded(recipe: SftRecipe, file: Path, codec: CodecOf) -> Survey | None:
 def _read(recipe: SftRecipe, file: Path, codec: ChatCodec) -> Survey:
     """Reads all conversations, and encodes a sample of them for an estimate."""
     sample = _SpreadSample()
-    form = check_form(sample.of(read_conversations(file)), codec.wording)
+    form = check_form(sample.of(read_conversations(file)), codec.texts)
     check_count(recipe, file, sample.rows)
     tokens = [len(encode(row, codec).input_ids) for row in sample.sampled]
     limit = recipe.max_tokens

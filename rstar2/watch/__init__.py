@@ -1,1 +1,1 @@
-"""What `rstar2 watch` shows of a training run, read from the files of its folder alone."""
+"""The view of `rstar2 watch` on a training run. It reads only the files of the run's folder."""

@@ -1,9 +1,9 @@
-"""Counts the starts of a training command that brought a run no further, so that a script knows when to give up.
+"""Counts the starts of a training command that made no progress, so that a script knows when to give up.
 
-`python -m rstar2.watch.attempts RUN CALLER MOST` says that a script is about to start the command of the run's folder
-once more, and prints the number of this attempt: 1 if the run got further since the attempt before, else one more.
-It ends with exit code 1 and a message if that is more than MOST. CALLER names the script's job, for example by Slurm's
-job id: another caller counts from 1 again. `examples/cluster/` has the scripts.
+A script runs `python -m rstar2.watch.attempts RUN CALLER MOST` before each start of the run's command. It prints the
+number of the attempt: 1 if the run has progressed since the last attempt, else one more than before. If the number
+exceeds MOST, it prints a message and exits with code 1. CALLER identifies the script's job, such as a Slurm job id.
+Another caller starts again from 1. The scripts are in `examples/cluster/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rstar2.train.records.steps import sft_metrics, step_metrics
 from rstar2.train.trainer.checkpoints import finished_steps
 
 STATE_FILE = ".cluster/attempts.json"
-"""In the run's folder, which a run may begin in although it is not empty: names with a dot do not count."""
+"""The file of the count, in the run's folder. A run may begin in a folder that has only names with a leading dot."""
 
 
 def progress(run: Path) -> int:
@@ -38,16 +38,16 @@ def _phase_progress(folder: Path) -> int:
 
 
 def _held_out_samples(folder: Path) -> int:
-    """How many samples of held-out problems an SFT has written."""
+    """The number of samples of held-out problems that an SFT has written."""
     return sum(file.read_bytes().count(b"\n") for file in folder.glob(f"{HELD_OUT}/step-*/traces.jsonl"))
 
 
 def next_attempt(run: Path, caller: str, most: int) -> int:
-    """Count one more start of a run's command, and return its number since the run last got further.
+    """Count one more start of a run's command. Returns the number of starts since the run last made progress.
 
     Raises:
-        Failure: the run did not get further in `most` attempts. The count then begins anew, for a person who starts
-            the script again.
+        Failure: the run made no progress in `most` attempts. The count then starts again from 1, for a person who
+            starts the script again.
     """
     state = run / STATE_FILE
     before = read_json(state) or {}
@@ -67,7 +67,6 @@ def next_attempt(run: Path, caller: str, most: int) -> int:
 
 
 def main(words: list[str]) -> None:
-    """See the module's docstring."""
     try:
         if len(words) != 3 or not words[2].isdigit():
             raise UserError("usage: python -m rstar2.watch.attempts RUN CALLER MOST")

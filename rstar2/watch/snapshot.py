@@ -1,4 +1,4 @@
-"""Reads how a training run stands: its state, phase, rollouts, steps, alarms and what rules decided."""
+"""Reads the status of a training run: its state, phase, rollouts, steps, alarms and decisions of rules."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ from rstar2.train.records.steps import Step, run_steps, sft_losses
 
 SFT = "sft"
 _STAGE = re.compile(rf"stage\d|{SFT}")
-"""The names of the folders of stages."""
+"""Matches the names of stage folders."""
 KINDS = ("train", "demo", "sft")
 """Kinds of runs that train."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment."""
+    """The status of a run at one moment."""
 
     run: Path
+    """The folder of the run, or of one of its stages."""
     kind: str
     state: str
-    """running, finished, failed, stopped, killed; unknown without status.json."""
+    """running, finished, failed, stopped or killed; unknown without status.json."""
     phase: str
-    """SFT, stage 1, filter before stage 3 …, or empty before the first."""
+    """SFT, stage 1, filter before stage 3, and so on. Empty before the first phase."""
     step: int
-    """Finished steps of the phase."""
+    """Number of finished steps of the phase."""
     of: int | None
-    """Steps of the phase, where the run's config tells."""
+    """Number of steps that the phase will have. None if the run's config does not say it."""
     samples: SamplesDone | None
-    """Of the training problems, while the phase is a filter."""
+    """Progress of the filter, if the phase is a filter."""
     rollouts: RolloutProgress | None
-    """Of the present step; None while no stage runs."""
+    """Progress of the rollouts of the current step. None while no stage runs."""
     activity: Activity | None
-    """What the trainer does besides rollouts; None while it makes these, and while none runs."""
+    """The trainer's activity between rollouts. None while rollouts or no stage run."""
     steps: list[Step]
     """All finished steps of all stages."""
     losses: list[float]
-    """Of SFT's steps, where that is the phase."""
+    """Loss of each of SFT's steps, if the phase is SFT."""
     measured: list[Measurement]
-    """What was measured of SFT's steps, where that is the phase."""
+    """Measurements of SFT's steps, if the phase is SFT."""
     chosen: str
-    """The step whose model SFT returned, and why; empty before that, and in another phase."""
+    """A text about the step whose model SFT returned. Empty before that, and in other phases."""
     alarms: list[dict[str, Any]]
-    """stage, step, sign and text, in order."""
+    """The alarms in order, each with `stage`, `step`, `sign` and `text`."""
     decisions: list[dict[str, Any]]
-    """What rules decided: the stage, the fields of `rstar2.train.decision.Decision`, and its text."""
+    """The decisions of rules, each with `stage`, the fields of `rstar2.train.decision.Decision`, and `text`."""
     cause: str
-    """Why the run failed, where it did."""
+    """Why the run failed. Empty if it did not."""
 
     def record(self) -> dict[str, Any]:
-        """JSON-able; a measurement that is not a number is null, as one that was not made."""
+        """The status as a JSON-able object. A measurement is null if it is not a finite number or was not made."""
         latest = self.steps[-1].values if self.steps else {}
         return {
             "run": str(self.run),
@@ -102,17 +103,20 @@ class Snapshot:
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """JSON has neither NaN nor infinities."""
+    """Replace NaN and infinities, which JSON lacks, by None."""
     return {
         name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
     }
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Read the folder of a run, or of a stage in one; a UserError if it belongs to no run that trains.
+    """Read the folder of a run, or of one of its stages.
 
     The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage is
     finished once it has its model.
+
+    Raises:
+        UserError: the folder belongs to no training run.
     """
     stage_folder = _stage_in(folder)
     if stage_folder is None:
@@ -125,7 +129,7 @@ def snapshot(folder: Path) -> Snapshot:
     if name == SFT:
         stage, phase, losses = None, "SFT", sft_losses(folder)
         step = len(losses)
-        current = whole.phase in (phase, "")  # without a phase, SFT has no step yet
+        current = whole.phase in (phase, "")  # the phase is empty until SFT has a step
     else:
         stage = int(name.removeprefix("stage"))
         steps = [each for each in whole.steps if each.stage == stage]
@@ -154,9 +158,9 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
-    """The run that a stage's folder belongs to, the folder of its arm, and the stage's name; None for any other folder.
+    """The run of a stage's folder, the folder of the stage's arm, and the stage's name. None for any other folder.
 
-    The stages of the demo's second arm are in the run's folder `plain`.
+    The stages of the demo's second arm are in the folder `plain` of the run.
     """
     folder = folder.resolve()
     if not folder.is_dir() or (folder / "config.json").is_file() or not _STAGE.fullmatch(folder.name):
@@ -167,7 +171,7 @@ def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
 
 
 def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
-    """Read a whole run. `arm` is the folder whose stages count, by default that of the arm that comes last."""
+    """Read a whole run. `arm` is the folder with the stages to read; by default that of the last arm that began."""
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(
@@ -178,7 +182,7 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
     last = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
     root = arm or last
     steps = run_steps(root)
-    # Its problems are written before its trainer starts, which takes a minute to its first step.
+    # A stage begins when its problems are written. Its trainer takes a minute from then to its first step.
     begun = (*root.glob("stage[0-9]/train.parquet"), *root.glob("stage[0-9]/metrics-*.jsonl"))
     stage = max((int(path.parent.name[-1]) for path in begun), default=None)
     sft = run if kind == "sft" else run / "sft"
@@ -193,7 +197,7 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
     else:
         phase, done = ("SFT", len(losses)) if losses else ("", 0)
     folder = sft if stage is None else root / f"stage{stage}"
-    # After a stage has its model, what it wrote of its progress is that of its last step.
+    # After a stage has finished, its files of progress are those of its last step.
     training = status.get("state") == "running" and samples is None and not (folder / "model").is_dir()
     return Snapshot(
         run=run,
@@ -212,8 +216,8 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
         alarms=[
             {"stage": number, "step": step, "sign": alarm.sign, "text": alarm.text}
             for number in (1, 2, 3)
-            for step, found in read_alarms(root / f"stage{number}").items()
-            for alarm in found
+            for step, alarms in read_alarms(root / f"stage{number}").items()
+            for alarm in alarms
         ],
         decisions=[
             {"stage": number, **asdict(decision), "text": decision.text}
@@ -225,13 +229,13 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
 
 
 def _sft_measures(folder: Path | None) -> tuple[list[Measurement], str]:
-    """What was measured of the steps of an SFT, and which was chosen; nothing without a folder."""
+    """The measurements of an SFT's steps, and a text about the chosen step. Both are empty without a folder."""
     choice = read_choice(folder) if folder is not None else None
     return measurements(folder) if folder is not None else [], choice.text if choice else ""
 
 
 def _filter_of(root: Path, stage: int) -> tuple[int, SamplesDone | None]:
-    """The stage after `stage` whose problems are being filtered, and how far that is; None where none is."""
+    """The stage after `stage` whose problems are being filtered, and the filter's progress; else (0, None)."""
     for number in range(stage + 1, 4):
         samples = samples_done(root / f"stage{number}" / "solved")
         if samples is not None:

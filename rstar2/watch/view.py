@@ -1,4 +1,4 @@
-"""Draws a snapshot of a training run for a terminal: its state, alarms, decisions, and how each measurement went."""
+"""Draws a snapshot of a training run on a terminal: its state, alarms, decisions, and the course of measurements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rstar2.watch.snapshot import Snapshot
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 20
-"""Characters of a course."""
+"""Most characters of a course, which is a line of bars."""
 _LEVEL = 1e-9
-"""Values that differ by less than this share of themselves are one: the mean of equal ones is not always theirs."""
+"""Values count as equal if they differ by less than this share of themselves, since means have rounding errors."""
 _STATE_STYLES = {
     "running": "cyan",
     "finished": "green",
@@ -27,61 +27,67 @@ _STATE_STYLES = {
     "stopped": "yellow",
 }
 _WIDE = 130
-"""Characters from which on there is room for what is usual."""
+"""Width of a terminal, in characters, from which on the table has the column "usual"."""
 _MOST_ALARMS = 4
 
 
-def draw(shown: Snapshot, width: int) -> RenderableType:
-    """Everything, from what is looked at first to the details, for a terminal of `width` characters."""
-    parts: list[RenderableType] = [_head(shown)]
-    parts += [Text(f"ALARM  {text}", style="bold red") for text in alarm_lines(shown)[-_MOST_ALARMS:]]
-    parts += [Text(f"DECIDED  {text}", style="bold yellow") for text in decision_lines(shown)]
-    if shown.cause:
-        parts.append(Text(shown.cause, style="red"))
-    if shown.losses:
-        parts.append(Text(f"loss   {shown.losses[-1]:.4g}   {course(shown.losses)}"))
-    for name, curve in measured_curves(shown.measured):
+def draw(snapshot: Snapshot, width: int) -> RenderableType:
+    """The whole view for a terminal of `width` characters, the most important lines first."""
+    parts: list[RenderableType] = [_head(snapshot)]
+    parts += [Text(f"ALARM  {text}", style="bold red") for text in alarm_lines(snapshot)[-_MOST_ALARMS:]]
+    parts += [Text(f"DECIDED  {text}", style="bold yellow") for text in decision_lines(snapshot)]
+    if snapshot.cause:
+        parts.append(Text(snapshot.cause, style="red"))
+    if snapshot.losses:
+        parts.append(Text(f"loss   {snapshot.losses[-1]:.4g}   {course(snapshot.losses)}"))
+    for name, curve in measured_curves(snapshot.measured):
         parts.append(
             Text(f"{name}   step {curve[-1][0]}: {curve[-1][1]:.4g}   {course([y for _, y in curve])}")
         )
-    if shown.chosen:
-        parts.append(Text(f"chosen   {shown.chosen}", style="green"))
-    if shown.steps:
-        parts.append(table(shown, width >= _WIDE))
+    if snapshot.chosen:
+        parts.append(Text(f"chosen   {snapshot.chosen}", style="green"))
+    if snapshot.steps:
+        parts.append(table(snapshot, width >= _WIDE))
     return Group(*parts)
 
 
-def alarm_lines(shown: Snapshot) -> list[str]:
+def alarm_lines(snapshot: Snapshot) -> list[str]:
     """One line per alarm, in order."""
-    return [f"stage {each['stage']}, step {each['step']}: {each['text']}" for each in shown.alarms]
+    return [f"stage {each['stage']}, step {each['step']}: {each['text']}" for each in snapshot.alarms]
 
 
-def decision_lines(shown: Snapshot) -> list[str]:
+def decision_lines(snapshot: Snapshot) -> list[str]:
     """One line per decision of a rule, in order."""
-    return [f"stage {each['stage']}, step {each['step']}: {each['text']}" for each in shown.decisions]
+    return [f"stage {each['stage']}, step {each['step']}: {each['text']}" for each in snapshot.decisions]
 
 
-def table(shown: Snapshot, with_usual: bool) -> Table:
-    """One row per panel: the course of its first line, its values at the last step, and what is usual."""
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    made.add_column("", style="bold", no_wrap=True)
-    made.add_column("first value over time", no_wrap=True)
-    made.add_column(f"step {shown.steps[-1].number}")
+def table(snapshot: Snapshot, with_usual: bool) -> Table:
+    """One row per panel: the course of its first value, its values at the last step, and usual values."""
+    rows = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        caption="all: all rollouts of the step; kept: the rollouts selected for training",
+        caption_justify="left",
+    )
+    rows.add_column("", style="bold", no_wrap=True)
+    rows.add_column("first value over time", no_wrap=True)
+    rows.add_column(f"values at step {snapshot.steps[-1].number}")
     if with_usual:
-        made.add_column("usual", style="dim")
+        rows.add_column("usual", style="dim")
     for panel in PANELS:
-        curves, now = panel.curves(shown.steps), _now(panel, shown.steps[-1])
+        curves, now = panel.curves(snapshot.steps), _now(panel, snapshot.steps[-1])
         if curves or now:
             values = [value for _, value in curves[0][1]] if curves else []
             row = [panel.name, course(values), now]
-            made.add_row(*row, *([panel.usual] if with_usual else []))
-    return made
+            rows.add_row(*row, *([panel.usual] if with_usual else []))
+    return rows
 
 
 def course(values: Sequence[float]) -> str:
-    """Values as bars, from the least to the greatest; of many, each bar is a mean.
+    """Values as a line of bars, scaled from the least to the greatest value.
 
-    What is not a number is left out.
+    NaN and infinities are left out. If there are more than 20 values, each bar is the mean of several.
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:
@@ -99,29 +105,31 @@ def _parts(values: Sequence[float], size: int) -> Iterator[Sequence[float]]:
         yield values[start : start + size]
 
 
-def _head(shown: Snapshot) -> Text:
+def _head(snapshot: Snapshot) -> Text:
     text = Text.assemble(
-        (str(shown.run), "bold"),
-        f"  {shown.kind}, ",
-        (shown.state, _STATE_STYLES.get(shown.state, "")),
+        (str(snapshot.run), "bold"),
+        f"  {snapshot.kind}, ",
+        (snapshot.state, _STATE_STYLES.get(snapshot.state, "")),
     )
-    if shown.samples:
-        text.append(f"  {shown.phase}, {shown.samples.done} of {shown.samples.wanted} samples")
-    elif shown.phase:
-        text.append(f"  {shown.phase}, step {shown.step}" + (f" of {shown.of}" if shown.of else ""))
-    if shown.rollouts:
-        rollouts = shown.rollouts
+    if snapshot.samples:
+        text.append(f"  {snapshot.phase}, {snapshot.samples.done} of {snapshot.samples.wanted} samples")
+    elif snapshot.phase:
+        text.append(
+            f"  {snapshot.phase}, step {snapshot.step}" + (f" of {snapshot.of}" if snapshot.of else "")
+        )
+    if snapshot.rollouts:
+        rollouts = snapshot.rollouts
         text.append(
             f"  {rollouts.text()}", "bold yellow" if rollouts.judge_away_s or rollouts.failed else "dim"
         )
-    if shown.activity:
-        text.append(f"  {shown.activity.text()}", "dim")
-    if shown.rollouts and shown.rollouts.fault:
-        text.append(f"\n{shown.rollouts.fault}", "bold yellow")
+    if snapshot.activity:
+        text.append(f"  {snapshot.activity.text()}", "dim")
+    if snapshot.rollouts and snapshot.rollouts.fault:
+        text.append(f"\n{snapshot.rollouts.fault}", "bold yellow")
     return text
 
 
-_SHOWN: dict[Unit, Callable[[float], str]] = {
+_TEXTS: dict[Unit, Callable[[float], str]] = {
     "share": lambda value: f"{value:.1%}",
     "count": lambda value: f"{value:.0f}",
     "seconds": lambda value: f"{value:.2f} s",
@@ -130,11 +138,11 @@ _SHOWN: dict[Unit, Callable[[float], str]] = {
 
 
 def _now(panel: Panel, step: Step) -> str:
-    """The values of a panel's lines at a step; what is 0 is left out, but for the first."""
-    found = []
+    """The values of a panel's lines at a step. Zeros are left out, except for the first line."""
+    texts = []
     for place, (column, label) in enumerate(panel.lines):
         value = step.values[column]
         if value is not None and (value or place == 0):
             name = f"{label} " if len(panel.lines) > 1 else ""
-            found.append(name + (_SHOWN[panel.unit](value) if math.isfinite(value) else str(value)))
-    return ", ".join(found)
+            texts.append(name + (_TEXTS[panel.unit](value) if math.isfinite(value) else str(value)))
+    return ", ".join(texts)

@@ -11,7 +11,7 @@ import pytest
 from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.analysis import server
-from rstar2.analysis.entropy import entropy_bounds, kept_surprisal
+from rstar2.analysis.entropy import entropy_bounds, stored_surprisal
 from rstar2.analysis.stored import STEP, TokenEntropies, as_stored, place_of, read_entropies, write_entropies
 from rstar2.engines.models import find_model
 from rstar2.errors import UserError
@@ -194,11 +194,11 @@ def test_a_server_without_log_probabilities_is_told_of(knowing: _Knowing, traces
 
 
 def test_what_traces_kept_is_the_surprise_of_their_own_tokens(traces: list[Trace]) -> None:
-    kept = kept_surprisal(traces[1])
-    assert kept is not None
-    assert len(kept) == sum(traces[1].response_mask)
-    assert np.allclose(kept, 0.5)
-    assert kept_surprisal(traces[1].model_copy(update={"logprobs": None})) is None
+    surprisal = stored_surprisal(traces[1])
+    assert surprisal is not None
+    assert len(surprisal) == sum(traces[1].response_mask)
+    assert np.allclose(surprisal, 0.5)
+    assert stored_surprisal(traces[1].model_copy(update={"logprobs": None})) is None
 
 
 def test_the_file_beside_the_traces_is_exact_to_half_a_step_and_knows_when_they_changed(

@@ -32,7 +32,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.openai_server import OpenAIServer
 from rstar2.errors import Failure, UserError
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.template import END_OF_TURN
@@ -45,7 +45,7 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tokenizer and a format, and no weights."""
     path = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(path)
-    save_format(patient(ours()), path)
+    save_format(patient(default_format()), path)
     return path
 
 
@@ -299,7 +299,7 @@ def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPa
         (("--model", "m", "--model-name", "n"), "--model-name names a model on a server"),
         (("--model", "m", "--tool", "cells"), "--tool cells: there is no such tool"),
         (("--model", "m", "--tool", "support.own_tools:absent"), "own_tools.py has no 'absent'"),
-        (("--model", "m", "--tool", "support.own_tools:not_a_tool"), "is not a tool but function"),
+        (("--model", "m", "--tool", "support.own_tools:not_a_tool"), "is not a tool, but function"),
         (("--url", "http://x", "--engine", "vllm"), "--url names a server"),
         (("--api", "chat", "--url", "localhost:8000"), "not a server's URL"),
     ],
@@ -355,7 +355,7 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
     assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    save_format(patient(ours()).model_copy(update={"user": "Solve: {problem}"}), other)
+    save_format(patient(default_format()).model_copy(update={"user": "Solve: {problem}"}), other)
     refused = _refused(*ask, str(tmp_path / "kept"), "--model", str(other))
     assert "is in a different format from this model's" in refused
 
@@ -412,6 +412,17 @@ def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
         failed = CliRunner().invoke(app, [*words, "--prompt", "Hello"])
         assert isinstance(failed.exception, Failure)
         assert "Incorrect API key" in str(failed.exception)
+
+
+def test_a_chat_endpoint_that_takes_no_tools_gets_a_hint_with_options_of_chat(judge: JudgeHandle) -> None:
+    with serving(ChatEndpoint(solves)) as endpoint:
+        endpoint.refuses_tools = "scripted does not support tools"
+        words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url, "--prompt", "Hello"]
+        failed = CliRunner().invoke(app, words)
+    assert isinstance(failed.exception, Failure)
+    assert "does not support tools" in failed.exception.message
+    assert "--model-name" in failed.exception.hint
+    assert "--no-tools" not in failed.exception.hint
 
 
 def _invoke(*words: str) -> Result:

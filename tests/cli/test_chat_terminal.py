@@ -28,7 +28,7 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.chat.repl import COMMANDS
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.template import END_OF_TURN
@@ -37,7 +37,7 @@ from rstar2.report import write_report
 
 pytestmark = pytest.mark.slow
 
-FORMAT = patient(ours())
+FORMAT = patient(default_format())
 SOME_PIECES = 100
 """Of a recitation: its first twenty words, and some more."""
 LONG = " ".join(f"word{number}" for number in range(1000))

@@ -134,7 +134,7 @@ def test_a_tokenizer_that_cannot_render_the_format_is_refused(tmp_path: Path, pr
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(model)
     (model / "config.json").write_text("{}")
     said = _refused(tmp_path / "out", str(problems), "--tokenizer", str(model))
-    assert "has no <|im_end|> token" in said
+    assert "ends a turn with <|im_end|>, which is not a special token" in said
 
 
 def test_a_dry_run_prints_the_resolved_mixture(tmp_path: Path, problems: Path) -> None:

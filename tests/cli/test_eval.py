@@ -31,7 +31,7 @@ from rstar2.eval.plan import EvalRequest, _readable, plan_evaluation
 from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import free_port
@@ -60,7 +60,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     """A model folder of which only the tokenizer and the format are used."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
-    save_format(patient(ours()), folder)
+    save_format(patient(default_format()), folder)
     return folder
 
 
@@ -445,7 +445,7 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
             ["aime24", "aime25", "--data", "good.jsonl", "--oracle"],
             "--data replaces the data of one benchmark",
         ),
-        (["good.jsonl", "good.jsonl", "--oracle"], "good is named twice"),
+        (["good.jsonl", "good.jsonl", "--oracle"], "two benchmarks have the name good"),
         (["good.jsonl"], "no model to measure"),
         (["good.jsonl", "--model", "none"], "no model folder at none"),
         (["good.jsonl", "--model", "empty"], "cannot load a tokenizer from empty"),
@@ -453,11 +453,11 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
         (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
         (
             ["good.jsonl", "--oracle", "--model", "empty"],
-            "--oracle replaces the model and its format, but --model is given",
+            "--oracle replaces the model and its format, so it excludes --model",
         ),
         (
             ["good.jsonl", "--oracle", "--format", "release"],
-            "--oracle replaces the model and its format, but --format is given",
+            "--oracle replaces the model and its format, so it excludes --format",
         ),
         (["good.jsonl", "--oracle", "--judge", "http://127.0.0.1:1"], "no judge answers at"),
         (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
@@ -566,7 +566,7 @@ def test_problems_whose_answer_the_grader_cannot_read_are_named_and_left_out(
     code, out, err = run("own.jsonl", *words)
     assert code == 0, err
     assert (
-        "own: 1 of 2 problems are left out, as no output can be graded correct against their answer: "
+        "own: 1 of 2 problems are left out, because no output can be graded correct against their answer: "
         "b: '}{' (it has no letters" in err
     )
     assert "own (1 problem)" in out

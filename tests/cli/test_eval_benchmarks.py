@@ -203,7 +203,7 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
     away = f"http://127.0.0.1:{free_port()}"
     with serving(ChatStandIn(lambda body: "[[A=B]]", names=("a", "b"))) as several:
         refused = {
-            (): "arena-hard is graded by a judge model, but none is given",
+            (): "arena-hard is graded by a judge model, but there is no --judge-model-url",
             ("--judge-model-url", away): f"no judge model answers at {away}",
             (
                 "--judge-model-url",
@@ -270,8 +270,11 @@ def test_the_key_of_openai_goes_to_no_other_server(harness: Path, model: ChatSta
     ran = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", env={"OPENAI_API_KEY": "models"})
     assert ran.code == 0, printed(ran)
     assert set(model.keys) == {None}
-    assert "defaults decide top_k" in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
-    assert "defaults decide top_k" in printed(ran)
+    assert (
+        "own defaults decide these"
+        in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
+    )
+    assert "own defaults decide these" in printed(ran)
 
 
 def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(

@@ -56,7 +56,9 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
         ran = _eval(*words)
     assert ran.exit_code == 0, ran.output
-    assert "not exact: temperature of the model is left to its server's default: the server at" in ran.output
+    said = "not exact: requests to the model no longer send `temperature`, so its server's default applies."
+    assert said in ran.output
+    assert "accepts it. Reason: the server at" in ran.output
     results = _results(run)
     assert results["summary"]["accuracy"] == 1.0
     assert results["summary"]["calls_per_trace"] == 1.0
@@ -80,7 +82,7 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
         endpoint.checks = caps
         ran = _eval(*words, "-n", 1)
         assert ran.exit_code == 0, ran.output
-        assert "at most 4,096 tokens: the server at" in ran.output
+        assert "replies of the model end after 4,096 tokens, the most that its server allows." in ran.output
         first = _results(run)
         endpoint.checks = lambda body: None
         again = _eval(*words, "-n", 2)
@@ -130,7 +132,7 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
     assert results["summary"]["samples"] == 2
     assert list(results["fields_left_out"]) == ["temperature"]
     assert list(results["reply_cap"]) == ["4096"]
-    assert "left to its server's default" not in ran.output
+    assert "no longer send" not in ran.output
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import UserError
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 from rstar2.loop.turns.codec import ChatCodec
 
 
@@ -25,7 +25,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     """A model in our format, all but its weights."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
-    save_format(ours(), folder)
+    save_format(default_format(), folder)
     (folder / "config.json").write_text("{}")
     return folder
 
@@ -44,7 +44,7 @@ def refused(*words: str) -> UserError:
 
 def test_prompt_and_reply_are_shown_as_the_model_gets_them(model: Path, codec: ChatCodec) -> None:
     text = shown(str(model), "--problem", "2 + 2? [b]", "--reply", "[4]")
-    prompt, reply = codec.prompt(ours().messages("2 + 2? [b]")), codec.tool_turn(["[4]"])
+    prompt, reply = codec.prompt(default_format().messages("2 + 2? [b]")), codec.tool_turn(["[4]"])
     assert "format    rstar2_format.json\ntools     python_code_with_standard_io\n" in text
     assert "turns end with <|im_end|>" in text
     for title, ids in (("prompt", prompt), ("after a call", reply)):
@@ -53,9 +53,9 @@ def test_prompt_and_reply_are_shown_as_the_model_gets_them(model: Path, codec: C
 
 def test_as_json_it_has_the_token_ids_and_the_whole_format(model: Path, codec: ChatCodec) -> None:
     found = json.loads(shown(str(model), "--json"))
-    assert found["prompt_ids"] == codec.prompt(ours().messages("What is 6 times 7?"))
+    assert found["prompt_ids"] == codec.prompt(default_format().messages("What is 6 times 7?"))
     assert found["reply_ids"] == codec.tool_turn(["42"])
-    assert found["format"]["template"] == ours().template
+    assert found["format"]["template"] == default_format().template
     assert found["source"] == "rstar2_format.json"
 
 
@@ -81,7 +81,7 @@ def test_every_verb_refuses_another_format(model: Path, tmp_path: Path, words: l
         words = ["eval", str(tmp_path / "x.jsonl"), "--model", "{}"]
     error = refused(*[word.format(model) for word in words], "--format", "no-tools")
     assert (
-        f"{model} has a format of its own (rstar2_format.json), which differs from no-tools in: tools, user"
+        f"{model} has its own format (rstar2_format.json), which differs from no-tools in: tools, user"
         in (error.message)
     )
     assert "--force-format" in error.hint
@@ -205,5 +205,5 @@ def test_a_model_that_disagrees_with_its_own_file_is_refused(model: Path) -> Non
     for words in (["format", "show"], ["serve", "--print-command"]):
         message = refused(*words, str(model)).message
         assert message == (
-            f"{model}: the chat template of the tokenizer is not the one in rstar2_format.json"
+            f"{model}: the chat template of the tokenizer differs from the one in rstar2_format.json"
         )

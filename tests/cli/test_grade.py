@@ -93,7 +93,7 @@ def test_a_file_of_which_nothing_can_be_graded_is_the_users_mistake(tmp_path, ro
     result = run(source, "-o", str(tmp_path / "out.jsonl"))
     assert (result.code, result.stdout) == (2, "")
     shown = " ".join(result.stderr.split())
-    assert f"nothing in {source} can be graded; {said}" in shown
+    assert f"nothing in {source} can be graded: {said}" in shown
     assert "--gold-key" in shown
     assert not (tmp_path / "out.jsonl").exists()
 

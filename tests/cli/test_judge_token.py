@@ -14,7 +14,7 @@ from support.servers.vllm_standin import StandIn, serving
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     """A folder with a tokenizer, and what looks like weights."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
-    save_format(ours(), folder)
+    save_format(default_format(), folder)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").touch()
     return folder

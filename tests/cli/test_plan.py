@@ -26,7 +26,7 @@ from rstar2.cli.plan import warn_before_sft, warn_before_start
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.train.encoding import EncodedData
 from rstar2.train.form_check import FormCheck
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
@@ -314,7 +314,15 @@ def test_a_training_that_starts_says_it_too(
     stage: int, told: bool, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = TrainPlan(
-        {stage: stage_recipe(stage, None, [])}, model, model, ours(), [], None, JudgeChoice(), {}, {}
+        {stage: stage_recipe(stage, None, [])},
+        model,
+        model,
+        default_format(),
+        [],
+        None,
+        JudgeChoice(),
+        {},
+        {},
     )
     warn_before_start(plan, model)
     assert ("not the model of an earlier stage" in capsys.readouterr().out) == told
@@ -327,7 +335,9 @@ def test_a_run_of_weeks_is_named_by_the_plan_the_dry_run_and_the_start(
     plan = rstar2("plan", *line).stdout
     dry_run = rstar2("train", *line, "--data", "d", "--dry-run").stdout
     recipes = {number: stage_recipe(number, "8xh100", []) for number in (1, 2, 3)}
-    warn_before_start(TrainPlan(recipes, model, model, ours(), [], None, JudgeChoice(), {}, {}), model)
+    warn_before_start(
+        TrainPlan(recipes, model, model, default_format(), [], None, JudgeChoice(), {}, {}), model
+    )
     for said in (plan, dry_run, capsys.readouterr().out):
         assert "! the run takes about 2," in said
         assert "hardware.nodes=8" in said
@@ -353,7 +363,7 @@ def test_sft_that_starts_says_what_its_dry_run_says(
     parts = Split(
         encoded, np.arange(128), encoded, np.arange(0), too_long=0, cut_to_nothing=0, max_tokens=16384
     )
-    plan = SftPlan(recipe, model, Path("sft.parquet"), ours(), parts)
+    plan = SftPlan(recipe, model, Path("sft.parquet"), default_format(), parts)
     warn_before_sft(plan, run)
     for said in (dry_run, capsys.readouterr().out):
         warnings = [line for line in said.splitlines() if line.startswith("!")]

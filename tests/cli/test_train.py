@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rstar2.cli import app
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 
 
 @pytest.fixture(autouse=True)
@@ -261,8 +261,8 @@ def test_a_dry_run_refuses_a_model_that_the_first_stage_cannot_start_from(
     model: Path, tokenizer: Any
 ) -> None:
     tokenizer.save_pretrained(model)
-    (model / "chat_template.jinja").write_text(ours().template)
-    save_format(ours(), model)
+    (model / "chat_template.jinja").write_text(default_format().template)
+    save_format(default_format(), model)
     start = ["train", "--model", model, "--data", "d", "--dry-run", "--stage"]
     assert "the recipe's format release is not the format of" in refusal(*start, "1", "--recipe", "release")
     assert "has no optimizer state beside it" in refusal(*start, "2")

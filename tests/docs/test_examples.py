@@ -27,14 +27,10 @@ def _run(name: str, *arguments: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def test_each_is_short_says_what_it_shows_and_has_a_test() -> None:
+def test_each_says_what_it_shows_and_has_a_test() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
-    programs = sorted(EXAMPLES.glob("*.py"))
-    assert len(programs) == 6
-    for program in programs:
-        source = program.read_text(encoding="utf-8")
-        assert ast.get_docstring(ast.parse(source)), program.name
-        assert len(source.splitlines()) < 60, program.name
+    for program in EXAMPLES.glob("*.py"):
+        assert ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))), program.name
         assert f'_run("{program.stem}"' in tests, program.name
 
 

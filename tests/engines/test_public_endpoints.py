@@ -546,7 +546,7 @@ async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: Pub
     async with opened(endpoint) as model:
         _, generation = await generated(model)
         read = model.codec.parse(generation.token_ids)
-    assert (read.thought.strip(), read.said.strip()) == ("Hm.", ANSWER)
+    assert (read.thought.strip(), read.visible_text.strip()) == ("Hm.", ANSWER)
 
 
 ENGINE_DIED = {
@@ -827,7 +827,9 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
         await model.engine.generate([3, 4, 5], Sampling(max_tokens=9))
     await model.engine.aclose()
     (notice,) = told
-    assert notice.startswith("temperature is left to the server's default: ")
+    assert notice.startswith(
+        "requests no longer send `temperature`, so the server's default applies. Reason: the server"
+    )
 
 
 @pytest.mark.parametrize(
@@ -1148,7 +1150,7 @@ async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
 
 
 def test_the_table_of_providers_has_those_that_were_tried() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "hosted.md").read_text()
     rows = page.partition("| provider or server |")[2].partition("\n\n")[0].splitlines()[2:]
     cells = {row.split("|")[1].strip(): row.split("|")[2].strip().strip("`") for row in rows}
     assert cells.keys() == PROVIDERS.keys()

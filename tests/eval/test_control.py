@@ -116,7 +116,7 @@ async def test_more_and_fewer_samples_run_at_once(tmp_path: Path) -> None:
     await run.running(3)
     assert (await run.finish()).complete
     assert sorted(run.method.begun) == sorted(problem.id for problem in PROBLEMS)
-    assert run.said == ["5 samples at once", "1 samples at once", "3 samples at once"]
+    assert run.said == [f"at most {number} samples at once" for number in (5, 1, 3)]
 
 
 async def test_a_paused_run_starts_nothing_until_it_goes_on(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_run_that_does_not_sample_yet_is_told_from_one_that_is_not_running(tmp
     with open_run(tmp_path / "r", "eval", {}):
         with pytest.raises(Failure, match="is still starting") as starting:
             ask(tmp_path / "r", "pause")
-        assert starting.value.hint == "It can be controlled when it begins to sample: try again."
+        assert starting.value.hint == "Try again once it has begun to sample."
     with open_run(tmp_path / "t", "train", {}), pytest.raises(UserError, match="it is a run of `train`"):
         ask(tmp_path / "t", "pause")
 

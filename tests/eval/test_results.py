@@ -61,7 +61,7 @@ def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
 def test_rollouts_that_the_format_ended_are_counted_and_told() -> None:
     found = summarise(by_problem([*ROWS, row("c", 0, "unparsed", None, finish="format")]))
     assert (found["format_ends"], found["truncated_share"]) == (1, 2 / 9)
-    assert summary_lines(found)["ended by the format"] == "1"
+    assert summary_lines(found)["samples ended by the format"] == "1"
 
 
 def test_an_evaluation_is_the_papers_unless_asked_otherwise() -> None:
@@ -77,7 +77,7 @@ def test_what_is_not_a_number_is_none() -> None:
     assert silent["failed_call_ratio"] is None
     assert silent["repaired_share"] is None
     assert silent["answered_after_failure_share"] is None
-    assert summary_lines(silent)["  repaired by a later call"] == "–"
+    assert summary_lines(silent)["failed turns repaired later"] == "–"
     assert silent["pass@k"] == {"1": 0.0}
 
 
@@ -132,11 +132,17 @@ def test_what_could_not_be_verified_is_counted_by_its_cause_in_results_and_in_th
     )
     assert found["could_not_verify"] == {"deadline": 1, "work": 1, "fault": 1, "not_understood": 2}
     assert (found["could_not_verify_share"], found["no_answer_share"]) == (5 / 8, 1 / 8)
-    assert summary_lines(found)["could not verify"] == (
-        "62.5 % (not understood 2, deadline 1, too much work 1, fault of the grader 1)"
-    )
+    lines = list(summary_lines(found).items())
+    first = lines.index(("samples not verified", "62.5 %"))
+    assert lines[first + 1 : first + 6] == [
+        ("  not understood", "2"),
+        ("  deadline", "1"),
+        ("  too much work", "1"),
+        ("  fault of the grader", "1"),
+        ("mean tokens", "100"),
+    ]
     old = {name: value for name, value in found.items() if name != "could_not_verify"}
-    assert summary_lines(old)["could not verify"] == "62.5 %", "results of an earlier version"
+    assert len(summary_lines(old)) == len(lines) - 4, "results of an earlier version have no causes"
 
 
 @pytest.mark.parametrize(

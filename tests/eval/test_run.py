@@ -28,7 +28,7 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace, read_traces
 from rstar2.loop.turns.codec import ChatCodec
@@ -363,7 +363,7 @@ async def test_a_format_that_cannot_write_a_reply_ends_that_rollout_alone_for_go
 ) -> None:
     refuses = """{% for message in messages %}{% if message.role == "tool" and "'7'" in message.content %}
 {{- raise_exception("no seven") }}{% endif %}{% endfor %}"""
-    codec = byte_codec(ours().model_copy(update={"template": refuses + ours().template}))
+    codec = byte_codec(default_format().model_copy(update={"template": refuses + default_format().template}))
     oracle = OracleEngine(golds(PROBLEMS), codec)
     result = await run(tmp_path, engine=oracle, codec=codec, settings=EvalSettings(samples=1, in_flight=4))
     assert (result.complete, result.summary["format_ends"]) == (True, 1)

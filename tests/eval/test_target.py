@@ -14,7 +14,7 @@ from support.waiting import TIMEOUT_S
 from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
 from rstar2.files import write_json
-from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, default_format, save_format
 from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice
 from rstar2.processes import free_port
 from rstar2.retry import RetryPolicy
@@ -36,7 +36,7 @@ def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
 
 def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
-    save_format(ours(), tmp_path)
+    save_format(default_format(), tmp_path)
     standin = StandIn(lambda prompt: [])
     standin.root = str(tmp_path)
 
@@ -47,7 +47,7 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
     with serving(standin):
         own, same = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
         forced = identity(FormatChoice("demo", forced=True))
-        with pytest.raises(UserError, match="has a format of its own"):
+        with pytest.raises(UserError, match="has its own format"):
             identity(FormatChoice("demo"))
     assert [found["format"] for found in (own, same, forced)] == [FORMAT_FILE, "rstar2", "demo, forced"]
     assert own["format_sha256"] == same["format_sha256"] != forced["format_sha256"]
@@ -59,9 +59,9 @@ def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() 
         opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
     assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
     assert "four bytes of text count as a token" in opened.identity["inexact"][0]
-    assert "defaults decide top_k where it is off" in opened.left_to_server
+    assert "and a top_k of 0 are not sent: the server's own defaults decide these" in opened.left_to_server
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
-        with pytest.raises(UserError, match="--api chat measures a model behind an endpoint"):
+        with pytest.raises(UserError, match="--api chat measures the model of an endpoint"):
             Target(**{"url": "http://x", "api": "chat", **wrong})
 
 

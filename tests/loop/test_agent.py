@@ -16,7 +16,7 @@ from rstar2.eval.grader import grade
 from rstar2.eval.grader.reading_rules import finished
 from rstar2.loop.agent import Limits, RolloutError, continue_rollout, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
-from rstar2.loop.formats.format import ours, read_format
+from rstar2.loop.formats.format import default_format, read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn, read_traces
 from rstar2.loop.turns.codec import ChatCodec
@@ -82,7 +82,7 @@ async def _run(
     codec: ChatCodec, engine: Scripted, tools: Tools | None = None, limits: Limits | None = None, **more: Any
 ) -> Trace:
     return await rollout(
-        codec.prompt(ours().messages(PROBLEM)),
+        codec.prompt(default_format().messages(PROBLEM)),
         engine=engine,
         tools=tools or Tools(),
         codec=codec,
@@ -173,7 +173,7 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(codec: ChatCo
     ],
 )
 def test_a_call_that_cannot_be_run_is_told_why(body: str, status: str, told: str) -> None:
-    (call,) = parse_calls(f"so <tool_call>{body}</tool_call>", ours())
+    (call,) = parse_calls(f"so <tool_call>{body}</tool_call>", default_format())
     assert isinstance(call, ToolCall)
     assert call.status == status
     assert told in call.output
@@ -226,7 +226,7 @@ async def test_a_call_that_does_not_parse_goes_back_to_the_model_and_nothing_run
 
 def test_a_call_left_open_at_the_end_of_the_turn_still_counts() -> None:
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1", "input": ""}})
-    assert parse_calls(f"<tool_call>{body}", ours()) == [(TOOL_NAME, {"code": "1", "input": ""})]
+    assert parse_calls(f"<tool_call>{body}", default_format()) == [(TOOL_NAME, {"code": "1", "input": ""})]
 
 
 BOXED = " <answer>\\boxed{4}</answer>"
@@ -276,7 +276,7 @@ MENTIONS = [
 def test_tags_are_a_call_if_a_json_object_begins_in_them_or_no_answer_says_otherwise(
     text: str, calls: int
 ) -> None:
-    assert len(parse_calls(text, ours())) == calls
+    assert len(parse_calls(text, default_format())) == calls
     assert finished(text) is (calls == 0), "the reward reads calls as the loop does"
 
 
@@ -293,7 +293,7 @@ async def test_a_final_turn_that_mentions_the_tag_is_an_answer_without_a_failed_
 
 
 def test_a_call_after_a_mention_of_the_tag_runs() -> None:
-    assert parse_calls(f"the <tool_call> tag: {call_text('1')}", ours()) == [
+    assert parse_calls(f"the <tool_call> tag: {call_text('1')}", default_format()) == [
         (TOOL_NAME, {"code": "1", "input": ""})
     ]
 
@@ -304,7 +304,7 @@ def test_the_releases_rules_for_calls() -> None:
     call, run = f"<tool_call>{body}</tool_call>", (TOOL_NAME, {"code": "1"})
     assert parse_calls(f"<tool_call>{body}", release) == [], "a call needs its end"
     assert parse_calls(call + call, release) == [run], "one call a turn"
-    assert parse_calls(call + call, ours()) == [run, run]
+    assert parse_calls(call + call, default_format()) == [run, run]
     (broken,) = parse_calls("<tool_call>{oops}</tool_call>", release)
     assert isinstance(broken, ToolCall)
     assert broken.output.startswith(f"{UNREAD}: ")
@@ -312,7 +312,7 @@ def test_the_releases_rules_for_calls() -> None:
 
 def test_a_tool_that_the_format_does_not_have_is_unknown() -> None:
     body = json.dumps({"name": "jupyter_code", "arguments": {"code": "1"}})
-    (call,) = parse_calls(f"<tool_call>{body}</tool_call>", ours())
+    (call,) = parse_calls(f"<tool_call>{body}</tool_call>", default_format())
     assert isinstance(call, ToolCall)
     assert (call.status, call.output) == (
         "unknown_tool",
@@ -325,7 +325,7 @@ def test_a_tool_that_the_format_does_not_have_is_unknown() -> None:
 
 @given(text=st.text(max_size=200) | st.builds("<tool_call>{}</tool_call>".format, st.text(max_size=100)))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    calls = parse_calls(text, ours())
+    calls = parse_calls(text, default_format())
     assert bool(calls) == ("</tool_call>" in text.partition("<tool_call>")[2])
     assert all(isinstance(call, ToolCall) and call.failed for call in calls)
 
@@ -368,12 +368,12 @@ def test_whatever_a_call_holds_the_rollout_continues_and_its_trace_can_be_stored
 
 def test_of_a_call_that_names_an_argument_twice_the_last_counts_as_json_readers_have_it() -> None:
     body = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "code": "2"}}}}'
-    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(TOOL_NAME, {"code": "2"})]
+    assert parse_calls(f"<tool_call>{body}</tool_call>", default_format()) == [(TOOL_NAME, {"code": "2"})]
 
 
 def test_arguments_that_the_tool_does_not_have_are_left_out() -> None:
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1", "language": "python"}})
-    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(TOOL_NAME, {"code": "1"})]
+    assert parse_calls(f"<tool_call>{body}</tool_call>", default_format()) == [(TOOL_NAME, {"code": "1"})]
 
 
 async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec) -> None:

@@ -20,7 +20,7 @@ from rstar2.judge.client.http import AccessRefused, JudgeError, WrongToken
 from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import Format, ours, read_format
+from rstar2.loop.formats.format import Format, default_format, read_format
 from rstar2.loop.judge_check import JudgeReport, check_judge, require, try_judge
 from rstar2.loop.tool import ToolLimits
 from rstar2.train.recipe_files import stage_recipes
@@ -42,7 +42,7 @@ def test_a_wrong_token_is_found_though_health_answers(token_judge: JudgeHandle, 
             return await client.health()
 
     assert asyncio.run(health())["status"] == "ok"
-    for fmt in (None, ours()):
+    for fmt in (None, default_format()):
         with pytest.raises(UserError, match="refused the token") as caught:
             check_judge(token_judge.url, token, fmt)
         assert "judge.json" in caught.value.hint
@@ -68,7 +68,7 @@ def test_programs_run_under_the_formats_limits(
 
     monkeypatch.setattr(JudgeClient, "run", noted)
     limits = ToolLimits(seconds=TIMEOUT_S, memory_mb=333)
-    check_judge(token_judge.url, token_judge.token, with_limits(ours(), limits), ("json",))
+    check_judge(token_judge.url, token_judge.token, with_limits(default_format(), limits), ("json",))
     assert {(each.timeout_s, each.memory_mb) for each in asked} == {(TIMEOUT_S, 333)}
     assert "import json" in {each.code for each in asked}
 
@@ -77,7 +77,7 @@ def test_programs_run_under_the_formats_limits(
 
     monkeypatch.setattr(JudgeClient, "run", too_slow)
     with pytest.raises(UserError, match="with the tool python_code_with_standard_io ended as timeout"):
-        check_judge(token_judge.url, token_judge.token, with_limits(ours(), limits), ("json",))
+        check_judge(token_judge.url, token_judge.token, with_limits(default_format(), limits), ("json",))
 
 
 def test_a_judge_that_answers_but_runs_nothing_is_named(
@@ -87,7 +87,7 @@ def test_a_judge_that_answers_but_runs_nothing_is_named(
         return RunResult(id="1", outcome="lost", stderr="no worker took the program")
 
     monkeypatch.setattr(JudgeClient, "run", lost)
-    for fmt in (None, ours()):
+    for fmt in (None, default_format()):
         with pytest.raises(UserError, match=r"answers, but a program .* ended as lost: .*no worker took"):
             check_judge(judge.url, None, fmt)
 
@@ -100,7 +100,7 @@ def test_a_judge_that_is_not_there_is_one_message() -> None:
 def test_training_takes_a_judge_that_does_not_answer_for_an_outage() -> None:
     for check in (
         lambda: try_judge("http://127.0.0.1:9", None),
-        lambda: check_programs(stage_recipes([1], None, []), ("http://127.0.0.1:9", None), ours()),
+        lambda: check_programs(stage_recipes([1], None, []), ("http://127.0.0.1:9", None), default_format()),
     ):
         with pytest.raises(JudgeError, match=r"no judge answers at http://127\.0\.0\.1:9") as caught:
             check()
@@ -160,7 +160,7 @@ def test_what_a_recipe_needs_is_required() -> None:
 
 
 def test_training_requires_what_any_of_its_stages_needs(token_judge: JudgeHandle, tmp_path: Path) -> None:
-    address, fmt = (token_judge.url, token_judge.token), with_limits(ours(), AMPLE)
+    address, fmt = (token_judge.url, token_judge.token), with_limits(default_format(), AMPLE)
     check_programs(stage_recipes([1], None, []), address, fmt)
     recipes = stage_recipes([1, 2], None, ['stage2.judge.packages=["json", "no_such_package"]'])
     with pytest.raises(UserError, match="cannot import no_such_package") as caught:

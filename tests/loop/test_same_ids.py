@@ -128,7 +128,7 @@ def rendered_by_a_server(model: Path, openai: bool) -> list[list[int]]:
     messages = [*fmt.messages(safe), turn, {"role": "tool", "content": OUTPUT}]
     return [
         tokenizer.apply_chat_template(
-            part, tools=fmt.shown_tools, add_generation_prompt=True, tokenize=True, return_dict=False
+            part, tools=fmt.template_tools, add_generation_prompt=True, tokenize=True, return_dict=False
         )
         for part in (messages[:-2], messages)
     ]

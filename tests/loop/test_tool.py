@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient
 from rstar2.loop.agent import checked_call
-from rstar2.loop.formats.format import Format, ours, read_format, save_format
+from rstar2.loop.formats.format import Format, default_format, read_format, save_format
 from rstar2.loop.tool import ArgumentsError, tool
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.tools import load_tool, shipped_tools
@@ -102,9 +102,9 @@ def test_arguments_are_checked_by_the_types_of_the_function(arguments: Any, fitt
 
 
 def named(*tools: str) -> Format:
-    fmt = ours()
+    fmt = default_format()
     for each in tools:
-        other = ours().with_tool(f"support.own_tools:{each}")
+        other = default_format().with_tool(f"support.own_tools:{each}")
         tools_of_both = (*fmt.tools, *other.tools)
         objects = {**fmt.tool_objects, **other.tool_objects}
         fmt = fmt.model_copy(update={"tools": tools_of_both, "tool_objects": objects})
@@ -301,8 +301,8 @@ def no_schema(number: Callable[[], int]) -> int:
         (undescribed, "its docstring does not describe number under Args:"),
         (silent, "its docstring does not say what it does"),
         (untyped, "the parameter number has no type"),
-        (no_parameter, "its docstring describes other, which is no parameter"),
-        (many, "the parameter numbers cannot be given by name"),
+        (no_parameter, "its docstring describes other, which is not a parameter"),
+        (many, "the parameter numbers cannot be passed by name"),
         (unknown_type, "the type of a parameter cannot be read: name 'Missing' is not defined"),
         (no_end, "a type contains itself"),
         (only_alone, "pydantic cannot check its parameters in JSON: The annotation"),
@@ -366,10 +366,10 @@ async def test_a_format_names_a_tool_of_a_module_beside_it_and_keeps_the_name(tm
 
 def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
     """Keys that it does not use do not count: a run that an earlier version began can be resumed."""
-    values = ours().model_dump(exclude={"examples", "tool_objects", "family", "family_options"})
+    values = default_format().model_dump(exclude={"examples", "tool_objects", "family", "family_options"})
     earlier = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-    assert ours().digest == hashlib.sha256(earlier.encode()).hexdigest()
-    assert named("counts").digest != ours().digest
+    assert default_format().digest == hashlib.sha256(earlier.encode()).hexdigest()
+    assert named("counts").digest != default_format().digest
 
 
 @pytest.mark.parametrize(
@@ -378,11 +378,11 @@ def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
         ('["support.own_tools:absent"]', "the tool support.own_tools:absent: "),
         (
             '["support.own_tools:not_a_tool"]',
-            "the tool support.own_tools:not_a_tool is not a tool but function",
+            "support.own_tools:not_a_tool is not a tool, but function",
         ),
         (
             '["support.own_tools:python_code_with_standard_io"]',
-            "has the name python_code_with_standard_io, which a tool of rstar2 has",
+            "has the name python_code_with_standard_io, which a tool of rstar2 already has",
         ),
         ('["support.own_tools:counts", "support.own_tools:counts"]', "two tools with the name counts"),
         ('["absent"]', 'tools has "absent", which is not a tool of rstar2'),
@@ -395,12 +395,14 @@ def test_a_tool_that_a_format_cannot_have_is_named(tmp_path: Path, tools: str, m
 
 
 def test_a_tool_that_got_another_name_is_refused() -> None:
-    fmt = ours().with_tool("support.own_tools:counts")
+    fmt = default_format().with_tool("support.own_tools:counts")
     schema = {"type": "function", "function": {**fmt.tools[0]["function"], "name": "count"}}
     renamed = fmt.model_copy(
         update={"tools": (schema,), "tool_objects": {"count": "support.own_tools:counts"}}
     )
-    with pytest.raises(UserError, match=r"has a tool count, but support.own_tools:counts is called counts"):
+    with pytest.raises(
+        UserError, match=r"has a tool count, but the tool support.own_tools:counts has the name counts"
+    ):
         renamed.load_tools()
 
 

@@ -171,11 +171,11 @@ def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
     monkeypatch.setattr("rstar2.report.collect._MOST_FAILED", 3)
     keep_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
     (stage,) = kept_traces(tmp_path)
-    assert [trace.step for trace, _ in stage.shown() if trace.finish != "error"] == list(range(1, 36, 2))
-    assert sum(trace.finish == "error" for trace, _ in stage.shown()) == 3
+    assert [trace.step for trace, _ in stage.selected() if trace.finish != "error"] == list(range(1, 36, 2))
+    assert sum(trace.finish == "error" for trace, _ in stage.selected()) == 3
     keep_rollouts(tmp_path / "few" / "stage1", steps=5, per_step=8, failed=0)
     (stage,) = kept_traces(tmp_path / "few")
-    assert [trace.step for trace, _ in stage.shown()] == [step for step in range(1, 6) for _ in range(6)]
+    assert [trace.step for trace, _ in stage.selected()] == [step for step in range(1, 6) for _ in range(6)]
 
 
 def test_tabs_stand_in_the_order_in_which_benchmarks_were_asked_for(browser: Browser, tmp_path: Path) -> None:

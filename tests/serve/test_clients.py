@@ -1,4 +1,4 @@
-"""Client libraries of others ask the agent: each in the versions of the table in docs/serve.md."""
+"""Client libraries of others ask the agent: each in the versions of the table in docs/results/serving.md."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_library_shows_the_answer_and_the_thought(
 
 
 def test_the_page_names_the_versions_that_are_tried() -> None:
-    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "serving.md").read_text(encoding="utf-8")
     for package in (*PACKAGES.values(), *OTHERS):
         name, _, version = re.sub(r"\[.*\]", "", package).partition("==")
         assert f"| {name} {version} |" in page

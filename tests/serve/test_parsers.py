@@ -23,7 +23,7 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.files import write_json
 from rstar2.loop.formats.families import FAMILIES, NO_PARSERS, TAG_PARSERS
-from rstar2.loop.formats.format import ours, read_format, save_format
+from rstar2.loop.formats.format import default_format, read_format, save_format
 from rstar2.loop.turns.choose import MODELS_OWN
 from rstar2.serve.vllm import VLLM, ServeSettings, parsers_of, vllm_command
 
@@ -52,7 +52,7 @@ def test_vllm_has_a_parser_for_the_calls_of_every_family() -> None:
 
 
 def test_turns_in_our_tags_are_read_as_hermes_ones() -> None:
-    assert ours().parsers == TAG_PARSERS
+    assert default_format().parsers == TAG_PARSERS
     command, _ = vllm_command(VLLM("python", "vllm", "0.26.0"), ServeSettings("m"))
     assert command[command.index("--tool-call-parser") + 1] == "hermes"
     assert "--reasoning-parser" not in command

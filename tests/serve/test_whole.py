@@ -21,7 +21,7 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import FORMAT_FILE, ours
+from rstar2.loop.formats.format import FORMAT_FILE, default_format
 from rstar2.processes import free_port
 
 pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -93,7 +93,7 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     make_tiny_model(model, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
     # The published weights carry a template that lists tools; the rest of the format is the page's.
     (model / FORMAT_FILE).unlink()
-    (model / "chat_template.jinja").write_text(ours().template)
+    (model / "chat_template.jinja").write_text(default_format().template)
     monkeypatch.chdir(tmp_path)
     port = str(free_port())
     more = ["--python", str(vllm_environment(tmp_path / "vllm", "vllm")), "--port", port]

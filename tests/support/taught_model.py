@@ -18,6 +18,9 @@ STEPS = 150
 LOW = 0.02
 """A mean loss per token at which greedy decoding writes the conversation."""
 
+SIMILAR = "Find a * b, where a = {n} and b = 77."
+"""Problems for which the model of `failing_model` writes calls: it is taught one of them."""
+
 
 @dataclass(frozen=True)
 class Taught:
@@ -30,31 +33,52 @@ class Taught:
     """What the model writes first, up to the end of a turn."""
 
 
-def taught_model(folder: Path, tied: bool = True) -> Taught:
-    """Make a base model and overfit it on one conversation, tool output included, so that it could go on with it."""
+def taught_model(
+    folder: Path,
+    tied: bool = True,
+    messages: list[dict[str, str]] | None = None,
+    low: float = LOW,
+    context: int = 256,
+) -> Taught:
+    """Make a base model and overfit it on one conversation, tool output included, so that it could go on with it.
+
+    Args:
+        messages: the conversation; by default the first built-in one with a tool call.
+        low: the mean loss per token at which teaching ends. From about 0.1 on, rollouts at temperature 1 differ.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    size = TinyModel(vocab=512, hidden=64, layers=2, heads=2, context=256, tied=tied)
+    size = TinyModel(vocab=512, hidden=64, layers=2, heads=2, context=context, tied=tied)
     make_base_model(folder, size, builtin.traces(1, 60, {}), builtin.FORMAT.template, seed=1)
     codec = codec_for(load_tokenizer(folder), builtin.FORMAT)
-    messages = _with_a_call()
+    messages = messages or _with_a_call()
     ids = torch.tensor([list(encode({"messages": messages}, codec).input_ids)])
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(STEPS):
         loss = model(input_ids=ids, labels=ids).loss
-        if loss < LOW:
+        if loss < low:
             break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert loss < LOW
+    assert loss < low
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
     model.save_pretrained(folder)
     turn = messages[1]["content"].removeprefix(codec.turn_start)
     return Taught(folder, codec, messages[0]["content"], turn)
+
+
+def failing_model(folder: Path) -> None:
+    """Make a model, in the demo's format, whose rollouts differ and begin with a call that fails."""
+    from rstar2.train.start_checks import with_format
+
+    [repaired] = builtin.traces(1, 1, {"repaired": 1.0})
+    assert repaired[0]["content"] == SIMILAR.format(n=79)
+    taught_model(folder.parent / "taught", messages=repaired, low=0.15, context=1024)
+    with_format(folder.parent / "taught", builtin.FORMAT, folder)
 
 
 def _with_a_call() -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rstar2.demo.recipe import DemoPlan, demo_plan
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.runs import load_config, open_run
 from rstar2.train.changeable import MAY_CHANGE
 from rstar2.train.encoding import EncodedData
@@ -50,9 +50,9 @@ def planned(kind: str, data: Path, *changes: str) -> Plan:
         none = np.arange(0)
         whole = EncodedData(data.parent, "digest")
         parts = Split(whole, none, whole, none, too_long=0, cut_to_nothing=0)
-        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, ours(), parts)
+        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, default_format(), parts)
     recipes = stage_recipes([1, 2], None, [*changes])
-    return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice(), {}, {})
+    return TrainPlan(recipes, data.parent, data, default_format(), [], None, JudgeChoice(), {}, {})
 
 
 def started(run: Path, kind: str, plan: Plan) -> dict[str, Any]:
@@ -144,6 +144,6 @@ def test_what_decides_what_is_learned_may_not(
 
 def test_what_may_change_are_keys_that_there_are_and_the_docs_name_each() -> None:
     assert not MAY_CHANGE - keys(StageRecipe) - keys(SftRecipe)
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    section = page.split("\n## Resuming\n")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "resuming.md").read_text()
+    section = page.split("\n## What may change between two starts\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)) == MAY_CHANGE

@@ -350,7 +350,7 @@ def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> Non
 
 
 def test_the_page_lists_all_variables_that_workers_get() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
     section = page.partition("### Environment variables of Ray's workers")[2].partition("\n\n`hardware")[0]
     prefixes = _FORWARDED.pattern.partition(")_")[0].strip("(").split("|")
     assert set(re.findall(r"`([A-Z_]+)_`", section)) == set(prefixes)

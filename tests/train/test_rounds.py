@@ -217,7 +217,7 @@ def test_rounds_prefer_no_lengths_and_a_rule_that_does_not_wait_does(effects: Mo
 
 def test_the_docs_have_the_tables_as_they_are_calculated_today(effects: ModuleType) -> None:
     """After a change of the rule: python benchmarks/train/rounds.py."""
-    docs = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "results" / "rounds.md").read_text(encoding="utf-8")
     assert effects.outcome_table(effects.PAPER, effects.KEEP) in docs
     assert effects.effect_table(effects.PAPER, effects.KEEP) in docs
     assert effects.variant_table() in docs

@@ -21,7 +21,7 @@ from support.waiting import TIMEOUT_S
 from rstar2.cli.sft import split_lines, survey_lines
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, default_format, read_format, save_format
 from rstar2.loop.turns.choose import codec_for, load_codec
 from rstar2.loop.turns.codec import ChatCodec, Encoded
 from rstar2.train.conversations import encode, read_conversations
@@ -259,12 +259,12 @@ def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: Ch
         taught
         == f"</reason>\n<tool_call>\n{call}\n</tool_call><|im_end|>so</reason>\n<answer>1</answer><|im_end|>"
     )
-    assert ours().tool_names[0] in whole, "a conversation with calls is shown the format's tools"
+    assert default_format().tool_names[0] in whole, "a conversation with calls is shown the format's tools"
     own = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     for tools in (own, json.dumps(own)):
         whole, _ = learnt(codec, *CALLING, tools=tools)
         assert '"name": "run", "parameters"' in whole
-        assert ours().tool_names[0] not in whole
+        assert default_format().tool_names[0] not in whole
 
 
 def test_what_sft_shows_is_what_a_rollout_shows(codec: ChatCodec) -> None:
@@ -276,8 +276,8 @@ def test_what_sft_shows_is_what_a_rollout_shows(codec: ChatCodec) -> None:
 
 
 def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_written(tokenizer: Any) -> None:
-    plain = ours().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
-    codec = codec_for(tokenizer, ours().model_copy(update={"template": plain}))
+    plain = default_format().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
+    codec = codec_for(tokenizer, default_format().model_copy(update={"template": plain}))
     _, taught = learnt(codec, *CALLING)
     assert taught.startswith("<tool_call>\n")
     assert taught.endswith("<|im_end|><reason>so</reason>\n<answer>1</answer><|im_end|>")
@@ -401,14 +401,14 @@ TEMPLATE = """\
 
 
 def test_sft_teaches_our_format_and_rl_keeps_the_models_own(model: Path) -> None:
-    assert taught_codec(None, model).format == ours()
+    assert taught_codec(None, model).format == default_format()
     assert rl_format(None, model) == read_format("own", TEMPLATE)
-    assert rl_format("rstar2", model) == ours()
+    assert rl_format("rstar2", model) == default_format()
     assert taught_codec("own", model).format.template == TEMPLATE
 
 
 def test_the_format_travels_in_the_models_folder(model: Path, tmp_path: Path) -> None:
-    fmt = ours().model_copy(update={"user": "Q: {problem}"})
+    fmt = default_format().model_copy(update={"user": "Q: {problem}"})
     base = with_format(model, fmt, tmp_path / "base")
     assert load_codec(base).format == fmt
     assert (base / "model.safetensors").resolve() == (model / "model.safetensors").resolve()
@@ -418,17 +418,19 @@ def test_the_format_travels_in_the_models_folder(model: Path, tmp_path: Path) ->
 
 
 def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) -> None:
-    base = with_format(model, ours(), tmp_path / "base")
+    base = with_format(model, default_format(), tmp_path / "base")
     with pytest.raises(UserError) as refused:
         rl_format("release", base)
     assert f"the recipe's format release is not the format of {base}; these differ: " in refused.value.message
-    assert rl_format("", base) == ours()
+    assert rl_format("", base) == default_format()
     assert "layout, limits.characters" in refused.value.message
 
 
 def test_rl_may_give_calls_more_time_than_the_models_format(model: Path, tmp_path: Path) -> None:
-    base = with_format(model, ours(), tmp_path / "base")
-    slower = ours().model_copy(update={"limits": ours().limits.model_copy(update={"seconds": 60.0})})
+    base = with_format(model, default_format(), tmp_path / "base")
+    slower = default_format().model_copy(
+        update={"limits": default_format().limits.model_copy(update={"seconds": 60.0})}
+    )
     (tmp_path / "slower.json").write_text(slower.model_dump_json())
     fmt = rl_format(str(tmp_path / "slower.json"), base)
     assert fmt.limits.seconds == 60
@@ -436,7 +438,9 @@ def test_rl_may_give_calls_more_time_than_the_models_format(model: Path, tmp_pat
 
 
 def test_a_format_file_and_a_chat_template_that_disagree_are_refused(model: Path) -> None:
-    save_format(ours(), model)
-    with pytest.raises(UserError, match="the chat template of the tokenizer is not the one in") as refused:
+    save_format(default_format(), model)
+    with pytest.raises(
+        UserError, match="the chat template of the tokenizer differs from the one in"
+    ) as refused:
         load_codec(model)
     assert FORMAT_FILE in refused.value.hint

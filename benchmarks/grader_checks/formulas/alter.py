@@ -1,4 +1,4 @@
-"""Changes a formula into another one, as a wrong answer or a guess would have it."""
+"""Changes a formula into a different one, such as a wrong answer or a guess would be."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _SWAPPED = {
     "cbrt": ("sqrt",),
     "abs": ("sqrt",),
 }
-"""Functions by which another one is replaced."""
+"""Functions that replace another function."""
 _GUESSES = (1, 2, 3, 4, 5, 5, 6, 7, 8, 10, 12)
-"""Numbers for which a letter, or the distance of two letters, is taken."""
+"""Numbers that replace a letter, or the difference of two letters."""
 Change = Callable[[Tree, Random, list[str]], Tree | None]
-"""Changes a part of a formula with these letters; None if it does not apply to the part."""
+"""Changes a part of a formula with these letters. Returns None if the change does not apply to the part."""
 
 
 def altered(tree: Tree, random: Random) -> Tree:
-    """The formula with one part changed, which nearly always changes its values."""
+    """Return the formula with one part changed. Its values nearly always change too."""
     names = sorted(letters_of(tree))
     if random.random() < 0.25:
         return _everywhere(tree, random, names)
@@ -67,7 +67,7 @@ def altered(tree: Tree, random: Random) -> Tree:
 
 
 def _everywhere(tree: Tree, random: Random, names: list[str]) -> Tree:
-    """The formula with a letter replaced wherever it stands, by a number, another letter, or one and a number."""
+    """Replace a letter everywhere by a number, another letter, or the sum of a letter and a number."""
     name = random.choice(names)
     other: Tree = Letter(random.choice(names))
     new = random.choice((other, add(other, 5), _near(other, random), number(random.choice(_GUESSES))))
@@ -115,7 +115,7 @@ def _number_to_letter(part: Tree, random: Random, names: list[str]) -> Tree | No
 
 
 def _letter_beside_letter(part: Tree, random: Random, names: list[str]) -> Tree | None:
-    """A letter as another one and a small number, for which two letters in a fixed distance pass."""
+    """Replace a letter by another one plus a small number, as if the two letters had a fixed difference."""
     if not isinstance(part, Letter):
         return None
     return _near(Letter(random.choice(names)), random)
@@ -185,7 +185,7 @@ def _other_exponent(part: Tree, random: Random, _: list[str]) -> Tree | None:
 
 
 def _other_inside(part: Tree, random: Random, names: list[str]) -> Tree | None:
-    """Another argument of a function."""
+    """Change the argument of a function."""
     if not isinstance(part, Op) or not part.args or part.name in {"add", "mul", "neg", "div", "pow"}:
         return None
     args = list(part.args)
@@ -197,14 +197,14 @@ def _other_inside(part: Tree, random: Random, names: list[str]) -> Tree | None:
 
 
 def _nearly_the_same(part: Tree, random: Random, names: list[str]) -> Tree | None:
-    """A part to which something is added that is 0 at a few whole numbers, such as (n - 7)(n - 10)."""
+    """Add a term that is 0 at a few whole numbers, such as (n - 7)(n - 10)."""
     letter = Letter(random.choice(names))
     zeros = range(1, 17) if random.random() < 0.1 else random.sample(range(1, 16), random.randint(2, 5))
     return add(part, mul(*(sub(letter, zero) for zero in zeros)))
 
 
 def _nearly_a_step(part: Tree, random: Random, _: list[str]) -> Tree | None:
-    """A step as another one that is the same at most numbers."""
+    """Replace a step function by another one that is equal at most numbers."""
     match part:
         case Op(name="ceil", args=(inner,)):
             return add(call("floor", inner), 1)

@@ -1,4 +1,4 @@
-r"""Writes formulas in LaTeX, plainly or in a random one of the ways in which people write them."""
+r"""Writes formulas in LaTeX, in plain notation or in random notations that people use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from random import Random
 from formulas.trees import Letter, Number, Op, Tree, is_op
 
 _SUM, _PRODUCT, _POWER, _ATOM = range(4)
-"""How strongly a written formula binds, from a sum to what needs no parentheses."""
+"""Binding strength of a written formula, from a sum up to a form that never needs parentheses."""
 _NAMES = {"theta": r"\theta", "alpha": r"\alpha", "pi": r"\pi"}
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "sec", "csc", "cot", "ln", "arctan"})
 _SQUARED = frozenset({"sin", "cos", "tan", "sec", "csc", "cot"})
 _UNITS = ("km", "mm")
-"""Products of letters that are read as units; a sign of multiplication stands in them."""
+"""Products of letters that readers take for units. They are written with a multiplication sign."""
 _STARTS_WITH_DIGIT = re.compile(r"-?\d")
 _ENDS_WITH_LETTER = re.compile(r"(?:^|[^\\A-Za-z])[A-Za-z]+$")
 _STARTS_WITH_LETTER = re.compile(r"[A-Za-z]")
@@ -22,11 +22,11 @@ _STARTS_WITH_FRACTION = re.compile(r"\\[dt]?frac")
 _ENDS_WITH_COMMAND = re.compile(r"\\[A-Za-z]+$")
 
 Written = tuple[str, int]
-"""Text, and how strongly it binds."""
+"""The text of a formula and its binding strength."""
 
 
 def latex(tree: Tree, random: Random | None = None) -> str:
-    """The formula in LaTeX; in random notations if `random` is there."""
+    """Return the formula in LaTeX, in random notations if `random` is not None."""
     return _Writer(random).text(tree)
 
 
@@ -46,12 +46,12 @@ class _Writer:
         self._random = random
 
     def text(self, tree: Tree) -> str:
-        if is_op(tree, "mod"):  # only inside an expression it needs parentheses
+        if is_op(tree, "mod"):  # It needs parentheses only inside another expression.
             return self._remainder(tree)
         return self._written(tree)[0]
 
     def _pick(self, usual: str, *others: str) -> str:
-        """One of several notations; the usual one if there is no choice."""
+        """Choose one of several notations, the usual one if there is no random generator."""
         if self._random is None or self._random.random() < 0.5:
             return usual
         return self._random.choice((usual, *others))
@@ -60,7 +60,7 @@ class _Writer:
         return self._pick(f"({text})", rf"\left({text}\right)", rf"\left( {text} \right)")
 
     def _binding(self, tree: Tree, least: int) -> str:
-        """The formula, in parentheses if it binds less strongly than that."""
+        """Return the formula, in parentheses if it binds less strongly than required."""
         text, binding = self._written(tree)
         return text if binding >= least else self._enclosed(text)
 
@@ -128,7 +128,7 @@ class _Writer:
         return text
 
     def _between(self, left: str, right: str) -> str:
-        """What joins two factors so that they cannot be read as something else."""
+        """Return the text between two factors that keeps them from being read as anything but a product."""
         if left.endswith("|") or right.startswith("|"):
             return self._pick(r" \cdot ", r"\cdot ")
         after_number = left[-1].isdigit() or _STARTS_WITH_FRACTION.match(left) is not None
@@ -162,7 +162,7 @@ class _Writer:
         return self._binding(base, _ATOM) + sign
 
     def _argument(self, inner: Tree) -> str:
-        """What stands behind a function: a letter, a multiple of one, or an expression in parentheses."""
+        """Return the argument of a function: a letter, a multiple of a letter, or an expression in parentheses."""
         text = self.text(inner)
         plain = isinstance(inner, Letter) or re.fullmatch(r"\d*\\?[a-z]+", text)
         return f" {text}" if plain else self._enclosed(text)
@@ -191,7 +191,7 @@ class _Writer:
             case "cbrt":
                 return rf"\sqrt[3]{{{args[0]}}}", _ATOM
             case "abs":
-                # One pair of bars inside another cannot be told apart from products.
+                # Nested bars are ambiguous: they can also be read as products.
                 plain = "|" not in args[0]
                 sided = rf"\left|{args[0]}\right|" if plain else rf"\lvert {args[0]} \rvert"
                 return self._pick(f"|{args[0]}|" if plain else sided, sided), _ATOM

@@ -1,4 +1,4 @@
-"""Which numbers a letter stands for in each kind of formula, and random points made of such numbers."""
+"""The numbers that a letter stands for in each kind of formula, and random points of such numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POINTS = 36
 
 
 def points(kind: Kind, names: set[str], random: Random, count: int = POINTS) -> Iterator[dict[str, Fraction]]:
-    """Random points of a kind of formula: a third of small numbers, a third of middling, a third of large ones.
+    """Return random points for a kind of formula: a third each of small, medium and large numbers.
 
     Whole numbers are positive. With factorials and powers, they are small enough for exact values.
     """
@@ -44,7 +44,7 @@ def _whole(kind: Kind, names: list[str], random: Random, size: int) -> dict[str,
 
 
 def _real(random: Random, size: int) -> Fraction:
-    """A fraction, a third of the time a whole number, half of the time negative."""
+    """Return a random fraction: a whole number in a third of all cases, negative in half of them."""
     under = random.choice((1, 2, 3, 7, 101, 997))
     over = random.randint(1, (4, 50, 2000)[size] * under)
     return Fraction(over if random.random() < 0.6 else -over, under)

@@ -1,4 +1,4 @@
-"""Pairs of formulas in LaTeX of which is known, by the evaluator, whether they are equal."""
+"""Generates pairs of formulas in LaTeX for which the evaluator knows whether they are equal."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from formulas.alter import altered
+from formulas.generate import formula
 from formulas.latex import latex
 from formulas.letters import KINDS, Kind, points
-from formulas.made import formula
 from formulas.rewrite import rewritten
 from formulas.trees import Tree, letters_of
 from formulas.values import decision
 
 Relation: TypeAlias = Literal["altered", "equal"]
 _PLAIN_SHARE = 0.85
-"""The share of the pairs that are formulas alone; the others stand in a larger answer, which inherits the decision."""
+"""Share of the pairs that are bare formulas. In the others, both formulas stand in the same larger answer."""
 _WHOLE_ANSWERS = (
     "(@, 3)",
     r"\{@, \pi\}",
@@ -27,12 +27,12 @@ _WHOLE_ANSWERS = (
     "[@, \\infty)",
     "@, \\sqrt{2}",
 )
-"""Answers of which a formula, the @, is a part."""
+"""Larger answers. The formula replaces @."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A gold answer and an answer that is altered, and so wrong, or equal, and so right."""
+    """A gold answer, and an answer that is altered and therefore wrong, or equal and therefore right."""
 
     kind: Kind
     relation: Relation
@@ -41,20 +41,20 @@ class Pair:
 
 
 def _answers(gold: Tree, other: Tree, random: Random) -> tuple[str, str]:
-    """Two formulas in LaTeX, alone or both in the same larger answer."""
+    """Return two formulas in LaTeX, either bare or both in the same larger answer."""
     around = "@" if random.random() < _PLAIN_SHARE else random.choice(_WHOLE_ANSWERS)
     return around.replace("@", latex(gold)), around.replace("@", latex(other, random))
 
 
 @dataclass(slots=True)
 class Pairs:
-    """Makes pairs from a seed, and counts those that were dropped because nothing is known about them."""
+    """Generates pairs from a seed, and counts the pairs that it drops because the evaluator cannot decide them."""
 
     seed: int
     dropped: Counter[tuple[Relation, Kind]] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Pair]:
-        """Endless: an altered and an equal pair of each kind in turn."""
+        """Yield pairs without end: an altered and an equal pair of each kind in turn."""
         random = Random(self.seed)
         while True:
             for kind in KINDS:

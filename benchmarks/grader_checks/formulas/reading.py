@@ -42,17 +42,17 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\
 
 
 class Unread(Exception):
-    """The text is not one of the forms that are read."""
+    """Raised if the text has none of the forms that this module reads."""
 
 
 def tokens(text: str) -> list[str]:
-    """The commands, numbers and signs of a text, without spaces and commands that only set it."""
+    """Return the commands, numbers and signs of a text, without spaces and layout commands."""
     text = _SPACES.sub(" ", text.replace("\\operatorname{lcm}", "\\lcm ").replace("{,}", ","))
     return [_SIZED.sub(r"\\\1", token) for token in _TOKEN.findall(text)]
 
 
 def decided(one: str, other: str, random: Random) -> Decision:
-    """Whether two texts are equal: the same but for spaces, or formulas with the same values."""
+    """Decide whether two texts are equal: the same except for spaces, or formulas with the same values."""
     if tokens(one) == tokens(other):
         return "equal"
     try:
@@ -74,7 +74,7 @@ def _kind(a: Tree, b: Tree, names: set[str]) -> Kind:
 
 
 def tree(text: str) -> Tree:
-    """The tree of a formula; Unread if it is anything else."""
+    """Return the tree of a formula. Raises Unread if the text is anything else."""
     if len(text) > MAX_CHARS:
         raise Unread("too long")
     reader = _Reader(tokens(text))
@@ -98,16 +98,16 @@ class _Reader:
         return self._tokens[self._place - 1]
 
     def _accept(self, *tokens: str) -> bool:
-        found = self.next in tokens and self.next != ""
-        self._place += found
-        return found
+        matches = self.next in tokens and self.next != ""
+        self._place += matches
+        return matches
 
     def _expect(self, token: str) -> None:
         if not self._accept(token):
             raise Unread(f"{token} expected, not {self.next}")
 
     def sum(self) -> Tree:
-        """Terms and their signs; a remainder binds less strongly than all of them."""
+        """Read terms and their signs. A remainder (mod) binds less strongly than all of them."""
         terms = [self._term()]
         while self.next in {"+", "-"}:
             minus = self._take() == "-"
@@ -156,7 +156,7 @@ class _Reader:
         return base
 
     def _argument(self) -> Tree:
-        """What stands in braces, or one digit or command."""
+        """Read a group in braces, a single digit or a command."""
         if self._accept("{"):
             return self._closed("}")
         token = self.next
@@ -227,7 +227,7 @@ class _Reader:
         return power(call(name, self._factor_behind()), exponent)
 
     def _factor_behind(self) -> Tree:
-        """The argument of a function: parentheses, or a number and a letter."""
+        """Read the argument of a function: an expression in parentheses, or a number and a letter."""
         if self._accept("("):
             return self._closed(")")
         factor = self._operand()

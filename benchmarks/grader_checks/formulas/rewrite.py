@@ -1,4 +1,4 @@
-"""Rewrites a formula into an equal one, as other people would write the same answer."""
+"""Rewrites a formula into an equal one, as another person might write the same answer."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Rule = Callable[[Tree, Random], Tree | None]
 
 
 def rewritten(tree: Tree, random: Random) -> Tree:
-    """An equal formula, after one to four steps."""
+    """Return an equal formula after one to four rewriting steps."""
     for _ in range(random.randint(1, MOST_STEPS)):
         tree = _step(tree, random)
     return tree
 
 
 def _step(tree: Tree, random: Random) -> Tree:
-    """The formula after one rule at one place; each rule that applies somewhere is as likely as the others."""
+    """Apply one rule at one place. All rules that apply somewhere are equally likely."""
     places = list(parts(tree))
     for rule in random.sample(RULES, len(RULES)):
         for path, part in random.sample(places, len(places)):
@@ -76,7 +76,7 @@ def _is_simple(tree: Tree) -> bool:
 
 
 def _split(args: tuple[Tree, ...], random: Random) -> tuple[Tree, tuple[Tree, ...]]:
-    """One of several parts, and the others."""
+    """Return one of several parts, and the remaining parts."""
     place = random.randrange(len(args))
     return args[place], args[:place] + args[place + 1 :]
 
@@ -148,7 +148,7 @@ def _without(term: Tree, factor: Tree) -> Tree:
 
 
 def number_taken_out(tree: Tree, random: Random) -> Tree | None:
-    """a + b = 2(a/2 + b/2), which people write rarely"""
+    """a + b = 2(a/2 + b/2), a rare form"""
     if not is_op(tree, "add") or random.random() < 0.85:
         return None
     assert isinstance(tree, Op)

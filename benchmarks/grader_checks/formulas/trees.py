@@ -1,4 +1,4 @@
-"""Formulas as trees, and the constructors that keep them free of `1·x` and `x + 0`."""
+"""Formulas as trees, with constructors that simplify terms such as `1·x` and `x + 0`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A letter, by its name: `n`, `theta`."""
+    """A letter with its name, such as `n` or `theta`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operation or function of its arguments; `values.value` has all names."""
+    """An operation or function with its arguments. `values.value` handles all names."""
 
     name: str
     args: tuple[Tree, ...] = ()
@@ -32,7 +32,7 @@ class Op:
 
 Tree: TypeAlias = Number | Letter | Op
 Path: TypeAlias = tuple[int, ...]
-"""Where a part stands in a tree: the index of the argument at each level."""
+"""The place of a part in a tree: the index of the argument at each level."""
 
 PI = Op("pi")
 
@@ -45,12 +45,12 @@ ZERO, ONE, TWO = number(0), number(1), number(2)
 
 
 def as_tree(value: Tree | int | Fraction) -> Tree:
-    """Numbers as trees; trees as they are."""
+    """Convert a number to a tree. A tree is returned unchanged."""
     return number(value) if isinstance(value, int | Fraction) else value
 
 
 def add(*terms: Tree | int) -> Tree:
-    """A sum. Sums inside it are merged, and zeros left out."""
+    """Return a sum. Sums inside it are merged, and zeros are left out."""
     flat: list[Tree] = []
     for term in map(as_tree, terms):
         flat += term.args if isinstance(term, Op) and term.name == "add" else (term,)
@@ -61,7 +61,7 @@ def add(*terms: Tree | int) -> Tree:
 
 
 def mul(*factors: Tree | int) -> Tree:
-    """A product. Products inside it are merged, and ones left out."""
+    """Return a product. Products inside it are merged, and ones are left out."""
     flat: list[Tree] = []
     for factor in map(as_tree, factors):
         flat += factor.args if isinstance(factor, Op) and factor.name == "mul" else (factor,)
@@ -95,7 +95,7 @@ def power(base: Tree | int, exponent: Tree | int) -> Tree:
 
 
 def call(name: str, *args: Tree | int) -> Tree:
-    """A function, such as `sin`, `floor`, `binom` or `factorial`."""
+    """Return a function call, such as of `sin`, `floor`, `binom` or `factorial`."""
     return Op(name, tuple(map(as_tree, args)))
 
 
@@ -104,7 +104,7 @@ def is_op(tree: Tree, *names: str) -> bool:
 
 
 def parts(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Tree]]:
-    """All parts of a tree and where they stand, the tree itself first."""
+    """Yield all parts of a tree with their places, the tree itself first."""
     yield path, tree
     if isinstance(tree, Op):
         for index, arg in enumerate(tree.args):
@@ -112,7 +112,7 @@ def parts(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Tree]]:
 
 
 def replaced(tree: Tree, path: Path, part: Tree) -> Tree:
-    """The tree with the part at a place replaced."""
+    """Return the tree with the part at one place replaced."""
     if not path:
         return part
     assert isinstance(tree, Op)
@@ -122,7 +122,7 @@ def replaced(tree: Tree, path: Path, part: Tree) -> Tree:
 
 
 def rebuilt(name: str, args: list[Tree]) -> Tree:
-    """An operation by its name, through the constructor that simplifies it."""
+    """Return an operation by its name, simplified by its constructor."""
     match name:
         case "add":
             return add(*args)
@@ -138,17 +138,17 @@ def rebuilt(name: str, args: list[Tree]) -> Tree:
 
 
 def with_letter(tree: Tree, name: str, new: Tree) -> Tree:
-    """The formula with a letter replaced wherever it stands."""
+    """Return the formula with a letter replaced everywhere."""
     if isinstance(tree, Op):
         return rebuilt(tree.name, [with_letter(arg, name, new) for arg in tree.args])
     return new if tree == Letter(name) else tree
 
 
 def letters_of(tree: Tree) -> set[str]:
-    """The names of the letters in a tree."""
+    """Return the names of the letters in a tree."""
     return {part.name for _, part in parts(tree) if isinstance(part, Letter)}
 
 
 def size(tree: Tree) -> int:
-    """How many numbers, letters and operations a tree has."""
+    """Return the number of numbers, letters and operations in a tree."""
     return sum(1 for _ in parts(tree))

@@ -1,6 +1,6 @@
-"""The value of a formula at a point, and whether two formulas are equal: by fractions, or mpmath at two precisions.
+"""Evaluates formulas at points, and decides whether two are equal: with fractions, or with mpmath at two precisions.
 
-Written for the checks of the grader, and independent of it: nothing here is imported from the package.
+It is independent of the grader: nothing here is imported from the package.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from mpmath.ctx_mp import MPContext
 from formulas.trees import Letter, Number, Op, Tree
 
 Value: TypeAlias = Any
-"""A Fraction if exact, a real mpmath number otherwise."""
+"""An exact Fraction, or else a real mpmath number."""
 Point: TypeAlias = Mapping[str, Fraction]
 Comparison: TypeAlias = Literal["same", "different", "one-sided", "unknown"]
 Decision: TypeAlias = Literal["equal", "differs", "undecided"]
 
 MAX_BITS = 20_000
-"""Exact numbers of more bits are not computed."""
+"""Exact numbers with more bits than this are not computed."""
 MAX_FACTORIAL = 2_000
 LEAST_SAME = 8
-"""Formulas are called equal if they agree at this many points or more, and differ at none."""
+"""Formulas count as equal if they agree at this number of points or more, and differ at none."""
 LEAST_DIFFERENT = 2
-"""Formulas are called different if they differ at this many points or more."""
+"""Formulas count as different if they differ at this number of points or more."""
 LOW_DIGITS, HIGH_DIGITS = 60, 140
 
 
 class Undefined(Exception):
-    """The formula has no value at the point."""
+    """Raised if the formula has no value at the point."""
 
 
 class Undecided(Exception):
-    """The value is too large, or too near to a jump, to be computed."""
+    """Raised if the value is too large or too close to a jump to be computed."""
 
 
 def context(digits: int) -> Any:
-    """An mpmath context of its own, with this precision."""
-    made = MPContext()
-    made.dps = digits
-    return made
+    """Return a new mpmath context with this number of decimal digits."""
+    context = MPContext()
+    context.dps = digits
+    return context
 
 
 _LOW, _HIGH = context(LOW_DIGITS), context(HIGH_DIGITS)
 
 
 def value(tree: Tree, point: Point, ctx: Any) -> Value:
-    """The value of a formula; Undefined or Undecided if it has none that can be computed."""
+    """Return the value of a formula. Raises Undefined if there is none, and Undecided if it cannot be computed."""
     match tree:
         case Number(value=exact):
             return exact
@@ -236,9 +236,9 @@ def _is_defined(tree: Tree, point: Point) -> bool:
 
 
 def compared(a: Tree, b: Tree, point: Point) -> Comparison:
-    """Whether two formulas have the same value at a point.
+    """Decide whether two formulas have the same value at a point.
 
-    `one-sided` if only one of them has a value; `unknown` if that, or the values, cannot be computed.
+    Returns `one-sided` if only one of them has a value, and `unknown` if a value cannot be computed.
     """
     try:
         defined = _is_defined(a, point), _is_defined(b, point)
@@ -261,9 +261,9 @@ def compared(a: Tree, b: Tree, point: Point) -> Comparison:
 
 
 def decision(a: Tree, b: Tree, points: Iterable[Point]) -> Decision:
-    """Whether two formulas are equal at all of the points at which both have values, or differ at several.
+    """Decide whether two formulas are equal at all points at which both have values, or differ at several.
 
-    They are not called equal if at many points only one of them has a value.
+    They do not count as equal if only one of them has a value at many points.
     """
     same = different = one_sided = 0
     for point in points:

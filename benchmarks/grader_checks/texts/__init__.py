@@ -1,1 +1,1 @@
-"""Texts for the grader that are no answers: hostile ones, broken ones, and short ones of many notations."""
+"""Texts to test the grader with: hostile and broken ones, and short ones in many notations."""

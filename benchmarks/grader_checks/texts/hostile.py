@@ -1,8 +1,8 @@
-r"""Texts that are expensive, deep, long, broken or odd, each beside a gold answer that it does not equal.
+r"""Generates texts that are expensive, deep, long, broken or odd, each with a gold answer that it does not equal.
 
-`GOLDS` holds gold answers of all kinds, with numbers that the texts do not have. Each function of `MAKERS` makes a text
-of one kind. `pairs` puts texts beside these gold answers, or beside themselves and 7919, so that both answers are
-expensive.
+`GOLDS` has gold answers of all kinds, with numbers that do not occur in the texts. Each function in `MAKERS` generates
+a text of one kind. `pairs` pairs each text with one of these gold answers, or with the text itself combined with 7919,
+so that both sides are expensive.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ D
 
 
 def table(text: str) -> tuple[str, ...]:
-    """The forms of a table, which two spaces or a new line separate."""
+    """Return the forms of a table. Two spaces or a new line separate forms."""
     return tuple(form for line in text.splitlines() for form in line.strip().split("  ") if form)
 
 
@@ -103,11 +103,11 @@ _EXPRESSIONS = frozenset(
     {"towers", "factorials", "far_gamma", "binomials", "long_sums", "calculus", "long_expressions", "steps"}
     | {"transcendental", "precise"}
 )
-"""Kinds of texts that are one expression, to which a number can be added."""
+"""Kinds of texts that are a single expression, to which a number can be added."""
 
 
 def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Returns (kind, gold, text) of texts of all kinds in turn."""
+    """Yield (kind, gold answer, text) triples of all kinds in turn."""
     random = Random(seed)
     names = sorted(MAKERS)
     for number in range(count):
@@ -127,7 +127,7 @@ def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
 
 
 def _mutated(gold: str, random: Random) -> str:
-    """A gold answer with one number changed, and often one character lost, doubled or exchanged."""
+    """Return a gold answer with one number changed, and often one character removed, doubled or swapped."""
     place = random.choice(list(re.finditer(r"7919|4831", gold)))
     changed = (
         f"{gold[: place.start()]}{int(place[0]) + random.choice((-1, 1, 10, 1000))}{gold[place.end() :]}"
@@ -148,7 +148,7 @@ def _atom(random: Random) -> str:
 
 
 def _grown(random: Random, forms: tuple[str, ...], depth: int) -> str:
-    """An expression in which each @ of a form is one of the forms again."""
+    """Return an expression in which every @ of a form is replaced by another form."""
     text = random.choice(forms)
     for _ in range(depth):
         text = re.sub("@", lambda _: random.choice(forms), text, count=40)

@@ -1,8 +1,8 @@
-r"""Short texts in many notations, each of which might be taken for several answers, and gold answers to try them on.
+r"""Short texts in many notations, each of which might be taken for several answers, and gold answers for them.
 
-`texts` makes them from a seed: numbers and letters in forms with percent and degree signs, units, bases, lists, chains,
-signs of both kinds, remainders, functions, conditions and words; and formulas that have values only at some numbers, at
-which several of the gold answers agree.
+`texts` generates them from a seed. Most are numbers and letters in forms with percent and degree signs, units, bases,
+lists, chains, both signs, remainders, functions, conditions and words. The others are formulas that have values only at
+some numbers, at which several of the gold answers agree.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from random import Random
 
+from formulas.generate import formula
 from formulas.latex import latex
 from formulas.letters import KINDS
-from formulas.made import formula
 
 _ROUND = (*range(410, 1000, 20), *(10**power for power in range(3, 9)), *range(1001, 2027, 24))
 INTEGERS = tuple(str(number) for number in (*range(-20, 401), *_ROUND))
@@ -64,7 +64,7 @@ x^3
 |x|^3
 """.strip().splitlines()
 )
-"""Formulas of which several agree at even numbers, at positive ones or at whole ones."""
+"""Formulas of which several agree at even, at positive or at whole numbers."""
 _MASKS = tuple(
     r"""
 (@)((-1)^n)!
@@ -99,9 +99,9 @@ e^{\ln(@)}
 (@)\cdot 1^{x}
 """.strip().splitlines()
 )
-"""Forms in which a formula keeps its values, or has none."""
+"""Forms in which a formula either keeps its value or has none."""
 _MASKED = 0.3
-"""The share of the texts that are formulas with a mask."""
+"""Share of the texts that are formulas in such a form."""
 
 _FORMS = tuple(
     r"""
@@ -476,7 +476,7 @@ _LETTERS = (
 
 
 def texts(count: int, seed: int) -> Iterator[str]:
-    """Each form once, then forms within forms, and formulas of all kinds, up to `count` different texts."""
+    """Yield up to `count` different texts: each form once, then nested forms and formulas of all kinds."""
     random = Random(seed)
     seen = dict.fromkeys(_filled(form, random) for form in _FORMS)
     while len(seen) < count:
@@ -490,14 +490,14 @@ def texts(count: int, seed: int) -> Iterator[str]:
 
 
 def _nested(random: Random) -> str:
-    """A form that stands for a number or letter of another form."""
+    """Replace a number or letter of one form by another form."""
     outer, inner = random.choice(_FORMS), random.choice(_FORMS)
     place = random.choice([*re.finditer("[#@]", outer)] or [None])
     return outer + inner if place is None else outer[: place.start()] + inner + outer[place.end() :]
 
 
 def _filled(form: str, random: Random) -> str:
-    """A form with numbers and letters in it, often the same ones."""
+    """Fill a form with numbers and letters, often with equal ones."""
     numbers = [
         str(random.choice((0, 1, 2, 3, 4, 5, 5, 6, 7, 10, 12, 24, 25, 30, 42, 50, 60, 90, 100, 120)))
         for _ in "##"

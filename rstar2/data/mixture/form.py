@@ -13,8 +13,8 @@ from rstar2.data.candidates import Candidates, Group
 from rstar2.data.rows import key_of
 from rstar2.data.taught import ANSWER_FORM, FormCounts, count_form
 from rstar2.data.workers import mapped
-from rstar2.loop.formats.format import ours
-from rstar2.loop.turns.demands import Wording, wording_of
+from rstar2.loop.formats.format import default_format
+from rstar2.loop.turns.demands import FormatTexts, format_texts
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Marking:
 
     shares: Mapping[str, float]
     seed: int
-    wording: Wording
+    texts: FormatTexts
 
     def __call__(self, group: Group) -> _Marked:
         _, batch = group.read(["id", "messages", "tools", "source", "tokens"])
@@ -43,7 +43,7 @@ class _Marking:
             suits = questions(row["messages"]) is not None
             suitable += suits
             marks.append(suits and self._draw(row["id"]) < self.shares[source])
-            counts += count_form({**row, ANSWER_FORM: marks[-1]}, self.wording)
+            counts += count_form({**row, ANSWER_FORM: marks[-1]}, self.texts)
         return _Marked(source, marks, suitable, counts)
 
     def _draw(self, name: str) -> float:
@@ -69,7 +69,9 @@ class AnswerForm:
 
     def marks(self, rows: Candidates) -> Iterator[Any]:
         """For each record batch with rows left, in order, the column that says which of them are taught so."""
-        for marked in mapped(_Marking(self._shares, self._seed, wording_of(ours())), rows.groups()):
+        for marked in mapped(
+            _Marking(self._shares, self._seed, format_texts(default_format())), rows.groups()
+        ):
             self._suitable[marked.source] += marked.suitable
             self._marked[marked.source] += sum(marked.marks)
             self._counts[marked.source] += marked.counts

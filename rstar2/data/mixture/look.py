@@ -18,7 +18,7 @@ from rstar2.data.reading import sha256
 from rstar2.data.rows import LATER_COLUMNS, SCHEMAS, Kind
 from rstar2.data.taught import ANSWER_FORM, FormCounts, count_form
 from rstar2.errors import UserError
-from rstar2.loop.turns.demands import Wording
+from rstar2.loop.turns.demands import FormatTexts
 
 TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 """How many tokens each row has, as a stage would make them."""
@@ -96,7 +96,7 @@ def by_source(prepared: Prepared) -> dict[str, int]:
     return dict(Counter(row["source"] for row in prepared.read(["source"])))
 
 
-def form_by_source(prepared: Prepared, wording: Wording) -> dict[str, dict[str, int]]:
+def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str, int]]:
     """How many turns keep the form that they are asked for, in a format: `FormCounts`, and `marked`.
 
     Of a larger set, over the rows that `count_tokens` counts too.
@@ -104,7 +104,7 @@ def form_by_source(prepared: Prepared, wording: Wording) -> dict[str, dict[str, 
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
     for row in islice(prepared.read(), None, None, _step(prepared)):
-        counts[row["source"]] = counts.get(row["source"], FormCounts()) + count_form(row, wording)
+        counts[row["source"]] = counts.get(row["source"], FormCounts()) + count_form(row, texts)
         marked[row["source"]] += bool(row.get(ANSWER_FORM))
     return {name: {"marked": marked[name], **asdict(each)} for name, each in counts.items()}
 

@@ -1,7 +1,7 @@
-"""The benchmarks beside the mathematics sets, one file each; a file is named after its benchmark.
+"""The benchmarks other than the mathematics sets, one file each. A file is named after its benchmark.
 
-Such a file defines `BENCHMARK`. Nothing else lists them: a new file is a new benchmark of `rstar2 eval`. A user's own
-module does the same, and `rstar2 eval my_module:BENCHMARK` measures it.
+Each file defines `BENCHMARK`. There is no list of them: a new file is a new benchmark of `rstar2 eval`. A user's own
+module defines `BENCHMARK` too, and `rstar2 eval my_module:BENCHMARK` measures it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ NAMES = tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_mo
 
 @dataclass(frozen=True)
 class BenchmarkFiles:
-    """Files and options of a user for a benchmark, beside the model; None for the defaults."""
+    """A user's files and options for a benchmark."""
 
     data: Path | None = None
     """A file with the problems; None loads them from the hub."""
     baseline: Path | None = None
-    """A file with the answers that a judge model compares with."""
+    """A file with the answers that a judge model compares with. None loads them from the hub."""
     native_calls: bool = False
-    """Whether functions go into the request's `tools` rather than into the prompt."""
+    """Whether functions go into the request's `tools`. If not, they go into the prompt."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class JudgeModel:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the benchmarks of one run share; a part is None if no benchmark needs it."""
+    """The objects that the benchmarks of one run share. One is None if no benchmark needs it."""
 
     chat: Chat | None
     agent: Agent | None
@@ -83,17 +83,17 @@ class Resources:
 
 
 Score = dict[str, Any]
-"""A score over problems: `value`, its `interval`, and `problems`, their number."""
+"""A score over problems: `value`, `interval` (its low and high end), and `problems` (their number)."""
 Load = Callable[[BenchmarkFiles, EvalSettings], Sequence[Problem]]
 Open = Callable[[Resources, EvalSettings, BenchmarkFiles], contextlib.AbstractAsyncContextManager[Method]]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How a benchmark's problems are read, and how they are sampled and graded.
+    """A benchmark: how its problems are loaded, sampled and graded.
 
-    `Benchmark(load=…)` is enough for problems with answers that the grader compares: the model works on each with the
-    agent loop and its tools. `Benchmark(load=…, correct=…)` decides by a function of its own.
+    `Benchmark(load=…)` is enough for problems with answers that the grader compares: the model works on each problem
+    with the agent loop and its tools. `Benchmark(load=…, correct=…)` grades by a function of its own.
     """
 
     load: Load
@@ -101,24 +101,24 @@ class Benchmark:
     open: Open | None = None
     """Opens the benchmark's method for the length of a block. None means the agent loop on each problem."""
     correct: Correct | None = None
-    """Whether an answer is correct, by the problem and the answer in the model's final turn. None
-    compares it with the problem's `answer` by the grader."""
+    """Returns whether an answer is correct. It gets the problem, and the answer from the model's final turn. None means
+    that the grader compares the answer with the problem's `answer`."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the benchmark that differ from those of the mathematics sets."""
     harness: Harness | None = None
-    """The benchmark's own program, if it grades by one."""
+    """The benchmark's own program. None if it has none."""
     chat: bool = False
-    """Whether the model is asked by plain chat messages. Otherwise the agent loop runs, with tools."""
+    """Whether the model gets plain chat messages. If not, the agent loop runs, with tools."""
     judged: bool = False
     """Whether a judge model grades."""
     headline: str = ""
-    """The score that people quote; empty means the average of verdicts."""
+    """Name of the score that people quote. Empty means the average of verdicts."""
     combined: Callable[[dict[str, Score]], dict[str, Score]] | None = None
     """Computes more scores from those of the traces."""
 
     @property
     def compares_answers(self) -> bool:
-        """Whether the grader compares answers with those of the problems."""
+        """Whether the grader compares the model's answers with those of the problems."""
         return self.open is None and self.correct is None
 
     def opened(
@@ -132,9 +132,9 @@ class Benchmark:
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark of a name: one of `NAMES`, a mathematics set, a file of problems, or `module:object`.
+    """Find a benchmark by name: one of `NAMES`, a mathematics set, a file of problems, or `module:object`.
 
-    Whether a file of problems can be read shows when it is loaded.
+    A file of problems is not read before its problems are loaded.
 
     Raises:
         UserError: there is no such benchmark.
@@ -159,7 +159,7 @@ def find(name: str) -> Benchmark:
 
 
 def known_names() -> list[str]:
-    """The names that `rstar2 eval` takes: benchmarks, then groups of them."""
+    """The names that `rstar2 eval` takes: benchmarks, then groups of benchmarks."""
     return [*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS]
 
 
@@ -222,7 +222,7 @@ def _loaded(name: str) -> Benchmark:
 
 
 def with_combined(name: str, scores: dict[str, Score]) -> dict[str, Score]:
-    """Scores, followed by those that the benchmark of this name computes from them, if there is such a benchmark."""
+    """The scores, and those that the benchmark of this name computes from them. An unknown benchmark adds none."""
     combined = _loaded(name).combined if name in NAMES else None
     return scores if combined is None else scores | combined(scores)
 

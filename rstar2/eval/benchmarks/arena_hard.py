@@ -1,4 +1,4 @@
-"""Arena-Hard v0.1: 500 users' questions; a judge model compares each answer with that of GPT-4, twice."""
+"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's, once in each order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HARNESS = Harness(
     modules=("evalscope",),
     data_packages=("evalscope==0.17.1",),
 )
-"""evalscope has the judge's prompt as lmarena/arena-hard-auto has it."""
+"""The package evalscope contains the judge's prompt of lmarena/arena-hard-auto."""
 _HUB = "lmarena-ai/arena-hard-auto"
 _FILES = {
     "data": "data/arena-hard-v0.1/question.jsonl",
@@ -36,17 +36,20 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""The model's share of a game in which it is B, and how often the game counts, as lmarena/arena-hard-auto has it."""
+"""For each label: the model's share of a game in which its answer is B, and the number of times that the game counts.
+
+Source: lmarena/arena-hard-auto.
+"""
 _JUDGE_TOKENS = 4096
 _ASK_AGAIN = "continue your judgment and finish by outputting a final verdict label"
-_NONSENSE = 5
-"""Judgments without a verdict, and none with one, after which the judge model is taken to be unfit."""
+_MOST_UNREADABLE = 5
+"""If the first judgments all lack a verdict, the run ends after this many of them."""
 WIN_RATE = "win rate"
 
 
-def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
-    questions = _read(given.data or _from_hub("data"))
-    baseline = given.baseline or _from_hub("baseline")
+def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
+    questions = _read(files.data or _from_hub("data"))
+    baseline = files.baseline or _from_hub("baseline")
     answers = {
         str(_field(where, row, "uid", "question_id")): _baseline_answer(where, row)
         for where, row in _read(baseline)
@@ -61,7 +64,7 @@ def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
         problems.append(Problem(name, _question(where, row), answers[name]))
     if not problems:
         raise UserError(
-            f"{given.data} holds no questions", "The file has one JSON object per line, as on the hub."
+            f"{files.data} has no questions", "The file has one JSON object per line, as on the hub."
         )
     return problems
 
@@ -76,7 +79,7 @@ def _from_hub(what: str) -> Path:
 
     try:
         return Path(hf_hub_download(_HUB, _FILES[what], repo_type="dataset"))
-    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    # If the hub cannot be reached, its libraries raise many types, from OSError to their own.
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         hint = "Without a network, give both files: --data question.jsonl --baseline gpt-4-0314.jsonl."
@@ -91,7 +94,7 @@ def _field(where: str, row: Mapping[str, Any], *names: str) -> Any:
 
 
 def _question(where: str, row: Mapping[str, Any]) -> str:
-    """In either form that the dataset has had."""
+    """The question of a row, in either of the two forms that the dataset has had."""
     if isinstance(row.get("prompt"), str):
         return str(row["prompt"])
     try:
@@ -113,7 +116,7 @@ def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
 
 
 class ArenaMethod(ChatMethod):
-    """One answer to each question, and two games against the baseline, in either order."""
+    """Gets one answer to each question, and judges it in two games against the baseline, one in each order."""
 
     def __init__(
         self, chat: Chat, settings: EvalSettings, judge: ServerChat, words: Mapping[str, str]
@@ -121,12 +124,12 @@ class ArenaMethod(ChatMethod):
         super().__init__(chat, settings)
         self._judge = judge
         self._words = words
-        self._read, self._unread = 0, 0
+        self._readable, self._unreadable = 0, 0
         digest = json_digest(dict(words), 64)
         self.decides = {"judge_prompt_sha256": digest, "judge_model": judge.model}
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct where it wins more than it loses; a game without a verdict leaves the answer unverified."""
+        """Correct if the answer wins more than it loses. A game without a verdict leaves the answer unverified."""
         answer = answer_text(trace.final_text)
         first = await self._verdict(problem.problem, problem.answer, answer)
         second = await self._verdict(problem.problem, answer, problem.answer)
@@ -145,23 +148,23 @@ class ArenaMethod(ChatMethod):
         )
 
     async def _verdict(self, question: str, answer_1: str, answer_2: str) -> str | None:
-        """The judge's label for a game; asked once more where it gave none, as the benchmark does."""
-        shown = self._words["template"].format(question=question, answer_1=answer_1, answer_2=answer_2)
+        """The judge's label for a game. If its reply has none, it is asked once more, as the benchmark does."""
+        prompt = self._words["template"].format(question=question, answer_1=answer_1, answer_2=answer_2)
         messages: list[Message] = [
             {"role": "system", "content": self._words["system"]},
-            {"role": "user", "content": shown},
+            {"role": "user", "content": prompt},
         ]
         text = ""
         for _ in range(2):
             try:
                 reply = await self._judge.reply(messages, Sampling(temperature=0.0, max_tokens=_JUDGE_TOKENS))
             except EngineError as error:
-                self._count_unread(f"the last one: {error.message}")
+                self._count_unreadable(f"the last one: {error.message}")
                 raise
             text = reply.text
             labels = set(_VERDICT.findall(text)) - {""}
             if len(labels) == 1 and (label := str(labels.pop())) in _SHARES:
-                self._read += 1
+                self._readable += 1
                 return label
             if labels:
                 break
@@ -170,22 +173,22 @@ class ArenaMethod(ChatMethod):
                 {"role": "user", "content": _ASK_AGAIN},
             ]
             messages = [*messages, *again]
-        self._count_unread(f"the last one begins: {' '.join(text.split())[:100]!r}")
+        self._count_unreadable(f"the last one begins: {' '.join(text.split())[:100]!r}")
         return None
 
-    def _count_unread(self, last: str) -> None:
-        """A judgment without a verdict; a Failure where the judge model has never given one."""
-        self._unread += 1
-        if not self._read and self._unread >= _NONSENSE:
+    def _count_unreadable(self, last: str) -> None:
+        """Count a judgment without a verdict. Raises Failure if the first judgments all lack one."""
+        self._unreadable += 1
+        if not self._readable and self._unreadable >= _MOST_UNREADABLE:
             raise Failure(
-                f"the judge model gave no verdict such as [[A>B]] in {self._unread} judgments; {last}",
-                "Use a judge model that gives such verdicts; choose one of several with --judge-model-name.",
+                f"the judge model gave no verdict such as [[A>B]] in {self._unreadable} judgments; {last}",
+                "Use another judge model. If the server has several, choose one with --judge-model-name.",
             )
 
 
 @contextlib.asynccontextmanager
 async def _open(
-    resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+    resources: Resources, settings: EvalSettings, files: BenchmarkFiles
 ) -> AsyncIterator[ArenaMethod]:
     assert resources.chat is not None
     assert resources.judge_model is not None

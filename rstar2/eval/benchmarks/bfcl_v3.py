@@ -1,4 +1,4 @@
-"""BFCL v3, the paper's version: 4,440 requests that call functions, in one turn or several."""
+"""BFCL v3, the paper's version: 4,440 conversations about function calls, of one turn or several."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param"
 
 
 class BFCLMethod:
-    """Each conversation is led and checked by the harness, which asks the model through a gateway."""
+    """The harness runs and checks each conversation. It uses the model through a gateway."""
 
     def __init__(
         self, process: HarnessProcess, gateway: Gateway, settings: EvalSettings, decides: Mapping[str, Any]
@@ -49,13 +49,13 @@ class BFCLMethod:
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
         async with (
-            # What is led before is kept for every entry and sample that needs it, whichever comes first.
+            # Conversations that an entry presupposes belong to no sample: all that need them share them.
             self._gateway.conversation("", 0) as before,
             self._gateway.conversation(problem.id, sample) as conversation,
         ):
             try:
                 urls = {"url": conversation.url, "url_before": before.url}
-                made = await self._process.ask(
+                result = await self._process.ask(
                     "run",
                     within=ANSWER_S + self.settings.turn_timeout_s + self.settings.wait_s,
                     activity=lambda: [(each.requests, len(each.replies)) for each in (before, conversation)],
@@ -63,58 +63,67 @@ class BFCLMethod:
                     **urls,
                 )
             except Refused as error:
-                # The harness scores what it cannot read of a reply as wrong, and records it so.
-                made = {"id": problem.id, "result": f"Error during inference: {error.message}"}
+                # The harness stores this result for a reply that it cannot read, and scores it as wrong.
+                result = {"id": problem.id, "result": f"Error during inference: {error.message}"}
         if (failure := before.failure or conversation.failure) is not None:
             raise failure
         if not conversation.replies:
-            raise EngineError(f"{problem.id}: the harness asked nothing: {str(made['result'])[:300]}")
+            raise EngineError(
+                f"{problem.id}: the harness sent no request to the model: {str(result['result'])[:300]}"
+            )
         trace = trace_of(problem, sample, conversation.replies, time.monotonic() - began)
-        return trace.model_copy(update={"extracted": json.dumps(made)})
+        return trace.model_copy(update={"extracted": json.dumps(result)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct where the harness's checker finds it valid; scored under its category.
+        """Correct if the harness's checker finds the result valid. The score is under the entry's category.
 
-        What the checker cannot check is not verified, and not scored.
+        If the checker cannot check the result, it is not verified and has no score.
         """
         made = json.loads(trace.extracted or "{}")
         try:
-            found = await self._process.ask("check", id=problem.id, made=made)
+            check = await self._process.ask("check", id=problem.id, made=made)
         except Refused as error:
             return trace.model_copy(update={"verdict": "invalid", "rule": error.message[:500]})
         update = {
-            "verdict": "correct" if found["valid"] else "wrong",
-            "rule": found["error"] or "valid",
-            "scores": {found["category"]: [float(found["valid"])]},
+            "verdict": "correct" if check["valid"] else "wrong",
+            "rule": check["error"] or "valid",
+            "scores": {check["category"]: [float(check["valid"])]},
         }
         return trace.model_copy(update=update)
 
     async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """The accuracy that the harness's own runner gives each category of results, as a check of ours."""
+        """The accuracy of each category by the harness's own runner, to check our numbers."""
         return dict(await self._process.ask("check_all", results=results))
 
 
 def loading(harness: Harness, program: str) -> Load:
-    """How the entries of a BFCL harness are read: in turn from every category, so that the first N are a mixture."""
+    """Returns the function that loads the entries of a BFCL harness.
 
-    def load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
-        entries = once(harness, program, {"native_calls": given.native_calls, "temperature": 0.0}, "entries")
+    The entries are taken in turn from all categories, so that the first N are a mixture.
+    """
+
+    def load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
+        entries = once(harness, program, {"native_calls": files.native_calls, "temperature": 0.0}, "entries")
         return [Problem(each["id"], each["question"], each["answer"]) for each in entries]
 
     return load
 
 
-def opening(harness: Harness, program: str, keeps: str = "") -> Open:
-    """How a BFCL harness is started; its setting `keeps` names a folder that stays from start to start."""
+def opening(harness: Harness, program: str, folder: str = "") -> Open:
+    """Returns the function that starts a BFCL harness.
+
+    `folder` names a setting of the harness, and the folder in the run's folder to which it is set. Later starts use the
+    same folder. Empty means no such setting.
+    """
 
     @contextlib.asynccontextmanager
     async def opened(
-        resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+        resources: Resources, settings: EvalSettings, files: BenchmarkFiles
     ) -> AsyncIterator[BFCLMethod]:
         assert resources.chat is not None
-        decides = {**versions(harness), "native_calls": given.native_calls}
-        worker: dict[str, Any] = {"native_calls": given.native_calls, "temperature": settings.temperature}
-        worker |= {keeps: str(resources.folder.resolve() / keeps)} if keeps else {}
+        decides = {**versions(harness), "native_calls": files.native_calls}
+        worker: dict[str, Any] = {"native_calls": files.native_calls, "temperature": settings.temperature}
+        worker |= {folder: str(resources.folder.resolve() / folder)} if folder else {}
         async with (
             Gateway(resources.chat, settings) as gateway,
             started(harness, program, worker, resources.logs / f"{program}.log") as process,
@@ -125,13 +134,14 @@ def opening(harness: Harness, program: str, keeps: str = "") -> Open:
 
 
 def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
-    """The weighted mean of independent scores, or differences of them; their errors to each side add in squares.
+    """The weighted mean of independent scores, or of differences of scores. Without `weights`, all count alike.
 
-    Source: Zou and Donner, Statistics in Medicine 27 (2008); so an interval that ends at 0 or 1 widens
-    the mean's to the other side as far as it should.
+    The squares of the errors below the mean, and of those above it, are added separately (Zou and Donner, Statistics in
+    Medicine 27, 2008). So an interval that is shorter on one side, because it ends at 0 or 1, widens the interval of
+    the mean less on that side.
     """
-    weighed = list(weights or [1.0] * len(parts))
-    shares = [weight / sum(weighed) for weight in weighed]
+    all_weights = list(weights or [1.0] * len(parts))
+    shares = [weight / sum(all_weights) for weight in all_weights]
     value = sum(share * part["value"] for share, part in zip(shares, parts, strict=True))
     below, above = (
         sum(
@@ -148,21 +158,24 @@ def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> S
 def grouped(
     scores: dict[str, Score], groups: Mapping[str, Callable[[dict[str, Score]], Score]]
 ) -> dict[str, Score]:
-    """The scores of groups of categories; a group that lacks one is left out."""
-    made = dict(scores)
-    for name, make in groups.items():
+    """The scores of groups of categories. A group is left out if one of its categories has no score.
+
+    A group may build on groups before it.
+    """
+    extended = dict(scores)
+    for name, combine in groups.items():
         with contextlib.suppress(KeyError):
-            made[name] = make(made)
-    return {name: made[name] for name in groups if name in made}
+            extended[name] = combine(extended)
+    return {name: extended[name] for name in groups if name in extended}
 
 
 def mean_by_name(*names: str) -> Callable[[dict[str, Score]], Score]:
-    """The mean in which each named score counts alike."""
+    """Returns a function that computes the mean of these scores, with equal weights."""
     return lambda scores: mean_of([scores[name] for name in names])
 
 
 def by_count(*names: str) -> Callable[[dict[str, Score]], Score]:
-    """The mean in which each entry counts once."""
+    """Returns a function that computes the mean of these scores, weighted by their numbers of problems."""
     return lambda scores: mean_of(
         [scores[name] for name in names], [scores[name]["problems"] for name in names]
     )
@@ -175,7 +188,7 @@ _GROUPS = {
     "multi-turn": mean_by_name(*MULTI_TURN),
     "overall": mean_by_name("non-live", "live", "multi-turn"),
 }
-"""As the leaderboard of v3 combined categories, without the executable ones, which it dropped and need API keys."""
+"""The groups of the v3 leaderboard, without its executable categories: they need API keys, and were dropped later."""
 
 BENCHMARK = Benchmark(
     load=loading(HARNESS, "bfcl_v3"),

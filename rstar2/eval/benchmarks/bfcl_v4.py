@@ -1,4 +1,4 @@
-"""BFCL v4 without web search and without memory as vectors, which need keys of services and a downloaded model."""
+"""BFCL v4 without web search, which needs keys of services, and without vector memory, which downloads a model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ _GROUPS = {
     "hallucination": mean_by_name("irrelevance", "live_irrelevance"),
     "multi-turn": mean_by_name(*MULTI_TURN),
 }
-"""As the leaderboard of v4 combines categories; overall and memory need what is not run, so they have no number."""
+"""The groups of the v4 leaderboard. Its groups overall and memory are absent, because they need categories that are not
+run here."""
 
 BENCHMARK = Benchmark(
     load=loading(HARNESS, "bfcl_v4"),
-    open=opening(HARNESS, "bfcl_v4", keeps="memory"),
+    open=opening(HARNESS, "bfcl_v4", folder="memory"),
     protocol=GREEDY,
     harness=HARNESS,
     chat=True,

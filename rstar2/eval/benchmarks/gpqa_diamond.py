@@ -1,4 +1,4 @@
-"""GPQA-Diamond: 198 questions of graduate science with four choices, whose order is drawn anew in every sample."""
+"""GPQA-Diamond: 198 questions of graduate science with four choices, whose order is random in each sample."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ LETTERS = "ABCD"
 
 @dataclass(frozen=True)
 class ChoiceProblem(Problem):
-    """A question; `answer` is the right choice's text."""
+    """A question. Its `answer` is the text of the right choice."""
 
     choices: tuple[str, ...]
-    """The right one first."""
+    """The choices, the right one first."""
 
 
-def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
-    if given.data is None:
+def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
+    if files.data is None:
         rows: Iterable[Mapping[str, Any]] = load_hub("gpqa-diamond", _SOURCE, _SOURCE.configs[0], _HINT)
         where = _SOURCE.hub_id
     else:
-        rows, where = _read(given.data), str(given.data)
+        rows, where = _read(files.data), str(files.data)
     problems: list[Problem] = [
         _problem(f"{where}, row {number}", row, number) for number, row in enumerate(rows, 1)
     ]
     if not problems:
-        raise UserError(f"{where} holds no questions", _HINT)
+        raise UserError(f"{where} has no questions", _HINT)
     return problems
 
 
@@ -65,30 +65,36 @@ def _problem(place: str, row: Mapping[str, Any], number: int) -> ChoiceProblem:
 
 
 def order(seed: int, problem_id: str, sample: int) -> list[int]:
-    """Which choice stands at each letter in one sample: the same on every start, any order as likely as another."""
+    """The index of the choice at each letter in one sample. All orders are equally likely.
 
-    def drawn(at: int) -> bytes:
+    It depends on the arguments alone, so it is the same on every start.
+    """
+
+    def digest(at: int) -> bytes:
         return hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}\0{at}".encode()).digest()
 
-    return sorted(range(len(LETTERS)), key=drawn)
+    return sorted(range(len(LETTERS)), key=digest)
 
 
 class GPQAMethod(AgentMethod):
-    """The agent loop on a question whose choices are in another order in each sample."""
+    """Runs the agent loop on questions whose choices are in a different order in each sample."""
 
     decides: Mapping[str, Any] = {"choices": "shuffled per sample by the seed"}
 
-    def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
+    def question_and_gold(self, problem: Problem, sample: int) -> tuple[str, str]:
         assert isinstance(problem, ChoiceProblem)
-        placed = order(self.settings.seed, problem.id, sample)
-        listed = "\n".join(
-            f"({letter}) {problem.choices[at]}" for letter, at in zip(LETTERS, placed, strict=True)
+        choice_order = order(self.settings.seed, problem.id, sample)
+        choices = "\n".join(
+            f"({letter}) {problem.choices[at]}" for letter, at in zip(LETTERS, choice_order, strict=True)
         )
-        text = f"{problem.problem}\n\n{listed}\n\nAnswer with the letter of the right choice."
-        return text, LETTERS[placed.index(0)]
+        text = f"{problem.problem}\n\n{choices}\n\nAnswer with the letter of the right choice."
+        return text, LETTERS[choice_order.index(0)]
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """As any answer; in maj@n a wrong one votes for the choice that it names, whose letter differs by sample."""
+        """Grade an answer, and set its vote in maj@n.
+
+        A wrong answer votes for the text of the choice that it names, because letters differ between samples.
+        """
         graded = await super().graded(trace, problem)
         if graded.correct or graded.extracted is None:
             return graded
@@ -98,15 +104,15 @@ class GPQAMethod(AgentMethod):
     async def _choice(self, sample: int, problem: Problem, part: str) -> str | None:
         """The text of the wrong choice that an answer names, by its letter in this sample or by its text."""
         assert isinstance(problem, ChoiceProblem)
-        placed = order(self.settings.seed, problem.id, sample)
+        choice_order = order(self.settings.seed, problem.id, sample)
         for at, choice in enumerate(problem.choices[1:], 1):
-            for named in (LETTERS[placed.index(at)], choice):
+            for named in (LETTERS[choice_order.index(at)], choice):
                 if (await self._agent.grader.agrade(named, part)).correct:
                     return choice
         return None
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
-        """By the letter; an answer that names none is compared with the right choice's text."""
+        """Compare an answer with the right letter, and if it is not correct, with the text of the right choice."""
         by_letter = await super().verdict(trace, problem, part)
         if by_letter.correct or by_letter.extracted is None:
             return by_letter
@@ -116,7 +122,7 @@ class GPQAMethod(AgentMethod):
 
 @contextlib.asynccontextmanager
 async def _open(
-    resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+    resources: Resources, settings: EvalSettings, files: BenchmarkFiles
 ) -> AsyncIterator[GPQAMethod]:
     assert resources.agent is not None
     yield GPQAMethod(resources.agent, settings)

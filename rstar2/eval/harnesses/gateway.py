@@ -1,8 +1,8 @@
-"""Lets a harness ask the model by OpenAI's API: a small server on this machine, in front of the model of the run.
+"""A small server with OpenAI's API on this machine, through which a harness uses the model of the run.
 
-Every harness comes through here, whatever holds the model, so that the token budget, the retries, the counts and the
-record of each conversation are the same for all. The harness gets each reply without its reasoning, which it would take
-for the answer; the record keeps it.
+All harnesses use it, wherever the model runs. So the token budget, the retries, the counts and the record of each
+conversation are the same for all. The harness receives each reply without its reasoning, which it would mistake for the
+answer. The record includes the reasoning.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ _ANY_SIZE = 1 << 30
 
 @dataclass
 class Conversation:
-    """One conversation of a harness with the model."""
+    """One conversation of a harness with the model.
+
+    The seed of each reply derives from `problem`, `sample` and the messages of the request.
+    """
 
     url: str
-    """Of its API, which ends with /v1."""
+    """URL of the conversation's API, which ends with /v1."""
     problem: str
-    """The seeds of its replies derive from this, the sample and the messages of each request."""
     sample: int
     replies: list[Reply] = field(default_factory=list)
     failure: RStarError | None = None
-    """Why the model did not answer, where it did not; the harness sees a refused request."""
+    """Why the model did not answer. The harness sees a refused request. None if the model always answered."""
     requests: int = 0
-    """Answered or under way."""
+    """Number of requests, including those that are not answered yet."""
 
 
 class Gateway:
-    """Use as an async context manager; `conversation` gives the URL of one."""
+    """The server. Use it as an async context manager, and open a `conversation` for each sample."""
 
     def __init__(self, chat: Chat, settings: EvalSettings) -> None:
         self._chat = chat
@@ -62,7 +64,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def conversation(self, problem: str, sample: int) -> AsyncIterator[Conversation]:
-        """One conversation, for the length of the block; its replies come in as they are made."""
+        """Open a conversation for the length of the block. Its `replies` grow during the block."""
         name = uuid.uuid4().hex
         conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1", problem, sample)
         try:
@@ -76,8 +78,8 @@ class Gateway:
             return _refused("this conversation has ended")
         conversation.requests += 1
         body = await request.json()
-        asked = f"{conversation.problem}\0{json.dumps(body['messages'])}"
-        seed = sample_seed(self._settings.seed, asked, conversation.sample)
+        question = f"{conversation.problem}\0{json.dumps(body['messages'])}"
+        seed = sample_seed(self._settings.seed, question, conversation.sample)
         try:
             reply = await self._chat.reply(
                 body["messages"], chat_sampling(self._settings, seed), body.get("tools") or ()
@@ -94,5 +96,5 @@ class Gateway:
 
 
 def _refused(message: str) -> web.Response:
-    """An answer after which a client does not ask again."""
+    """A response with status 400, which clients do not retry."""
     return web.json_response(error_body(message), status=400)

@@ -1,4 +1,4 @@
-"""Asks the program of a harness, which runs in the harness's own environment, by lines of JSON over pipes."""
+"""Runs a harness's program in the harness's own environment, and exchanges lines of JSON with it over pipes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from rstar2.processes import die_with
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
 ANSWER_S = 1800.0
-"""How long the work of a harness itself may take, without a model's replies."""
+"""Time limit for the harness's own work on a request, without the model's replies."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
-_LOOKS = 20
-"""How often the activity is looked at while an answer may take."""
+_ACTIVITY_CHECKS = 20
+"""Number of times that `activity` is checked within the time limit of a request."""
 _AT_ONCE = 256
-"""Requests that the program works on at the same time, as many as `inside/program.py` has threads.
+"""Number of requests that the program works on at once, which is the number of threads of `inside/program.py`.
 
-The time of others has not begun.
+The time limit of other requests has not begun.
 """
 _LAST_LINES = 12
-"""Of a log, in a message."""
+"""Number of lines of a log that a message quotes."""
 Activity = Callable[[], object]
+"""Returns a value that changes whenever the harness makes progress, such as the number of its requests to the model."""
 
 
 class Refused(RStarError):
-    """The harness could not do what one request asked; the message is its own."""
+    """The harness failed at one request. The message is the harness's own."""
 
 
 class HarnessProcess:
-    """A harness's program, from `started`; any number of requests at once."""
+    """A harness's program, made by `started`. It takes any number of requests at once."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -54,13 +55,17 @@ class HarnessProcess:
     async def ask(
         self, action: str, /, *, within: float = ANSWER_S, activity: Activity = lambda: None, **arguments: Any
     ) -> Any:
-        """What the program's `action` returns.
+        """Call a method of the program's `Worker` and return its result.
 
-        It may take `within` seconds; where it asks a model meanwhile, from when `activity` last had another value.
+        Args:
+            action: name of the method.
+            within: time limit in seconds. It starts again whenever the value of `activity` changes.
+            activity: tells progress, such as replies of the model.
+            arguments: arguments of the method.
 
         Raises:
-            Refused: the action raised an exception.
-            Failure: the program has ended, or does not answer.
+            Refused: the method raised an exception.
+            Failure: the program has ended, or did not answer in time.
         """
         async with self._places:
             return await self._asked(action, within, activity, arguments)
@@ -73,7 +78,7 @@ class HarnessProcess:
         try:
             line = json.dumps({"number": number, "action": action, "arguments": arguments})
             self._process.stdin.write(line.encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # told by the reader
+            with contextlib.suppress(ConnectionError):  # the reader reports it
                 await self._process.stdin.drain()
             if self._reader.done():
                 raise self._gone()
@@ -87,15 +92,15 @@ class HarnessProcess:
     async def _answer(
         self, future: asyncio.Future[dict[str, Any]], action: str, within: float, activity: Activity
     ) -> dict[str, Any]:
-        seen, changed = activity(), time.monotonic()
+        state, changed = activity(), time.monotonic()
         while not future.done():
-            await asyncio.wait([future], timeout=within / _LOOKS)
-            if activity() != seen:
-                seen, changed = activity(), time.monotonic()
+            await asyncio.wait([future], timeout=within / _ACTIVITY_CHECKS)
+            if activity() != state:
+                state, changed = activity(), time.monotonic()
             elif not future.done() and time.monotonic() - changed >= within:
                 raise Failure(
                     f"the harness's program has not answered {action!r} for {within:g} seconds",
-                    f"Its log: {self._log}. Run the same command again to continue.",
+                    f"Its log: {self._log}. Start the same command again to continue.",
                 )
         return future.result()
 
@@ -135,9 +140,17 @@ async def started(
     log: Path,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[HarnessProcess]:
-    """Run `module` of `inside/` in the harness's environment for the length of the block.
+    """Run a harness's program for the length of the block.
 
-    `settings` are what its `Worker` is made of; what it prints goes to `log`. A Failure where it does not start.
+    Args:
+        harness: the harness, in whose environment the program runs.
+        module: module in `inside/` that has the `Worker`.
+        settings: arguments of the `Worker`.
+        log: file that receives the program's output.
+        env: further environment variables.
+
+    Raises:
+        Failure: the program does not start.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
@@ -166,7 +179,7 @@ async def started(
 
 
 def once(harness: Harness, module: str, settings: Mapping[str, Any], action: str) -> Any:
-    """What one action of a harness's program returns, in a process for it alone."""
+    """Start a harness's program for one action, and return the result of the action."""
 
     async def ask() -> Any:
         with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +187,7 @@ def once(harness: Harness, module: str, settings: Mapping[str, Any], action: str
             try:
                 async with started(harness, module, settings, log) as process:
                     return await process.ask(action)
-            except Failure as error:  # whose log is about to be removed
+            except Failure as error:  # quote the log, because its folder is about to be removed
                 last = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
                 hint = "\n".join(["Its log ended with:", *last, _remedy(harness)])
                 raise Failure(error.message, hint) from error

@@ -1,4 +1,4 @@
-"""How one sample of a benchmark is made and graded: by the agent loop, by one chat reply, or by a harness."""
+"""Methods: ways to make and grade one sample of a benchmark, by the agent loop, by one chat reply, or by a harness."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rstar2.loop.trace import Trace
 
 
 class Method(Protocol):
-    """What the runner asks of a benchmark."""
+    """The interface between the runner and a benchmark."""
 
     @property
     def settings(self) -> EvalSettings: ...
 
     @property
     def decides(self) -> Mapping[str, Any]:
-        """What else decides the result, such as the harness's version; kept beside the settings."""
+        """Facts that decide the result beside the settings, such as the harness's version. Stored with the settings."""
         ...
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
-        """One answer to a problem, not graded; EngineError where it cannot be made."""
+        """Make one sample of a problem, without a verdict. Raises EngineError if the engine refuses it."""
         ...
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """The trace with its verdict and scores.
+        """Returns the trace with its verdict and scores.
 
         Raises:
-            EngineError: a model that grades refused; the sample is left for the next start.
+            EngineError: a judge model refused. The next start grades the sample again.
             Failure: the grader or the harness is away.
         """
         ...

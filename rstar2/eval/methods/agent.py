@@ -1,4 +1,4 @@
-"""Samples a benchmark with the agent loop, tools included, and grades the final answer against the gold one."""
+"""Samples a benchmark with the agent loop and its tools, and grades the final answer against the gold answer."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from rstar2.retry import RetryPolicy
 
 
 class Grader(Protocol):
-    """Compares a model's final turn with the gold answer; `rstar2.eval.grader.GraderPool` is one."""
+    """Compares a model's final turn with the gold answer, as `rstar2.eval.grader.GraderPool` does."""
 
     async def agrade(self, gold: str | None, pred: str | None) -> Verdict: ...
 
 
 class RetryingTools:
-    """Tools whose lost calls are run again, and counted.
+    """Tools that retry lost calls, and count all calls.
 
-    A call that stays lost while the judge answers others is given to the model as lost. If the judge answers nobody,
-    `run` raises ServiceGone.
+    If a call stays lost while the judge answers other calls, the model is told that it is lost. If the judge answers no
+    call at all, `run` raises ServiceGone.
     """
 
     def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
         self.calls = 0
-        """Calls finished so far."""
+        """Number of calls finished so far."""
         self._tools = tools
         self._judge = retries.service("judge")
 
@@ -77,7 +77,7 @@ class _RetryingRunner:
 
 
 class _LostCall(Unavailable):
-    """The judge gave no result."""
+    """The judge returned no result for a call."""
 
     def __init__(self, call: ToolCall) -> None:
         super().__init__(call.output)
@@ -86,7 +86,7 @@ class _LostCall(Unavailable):
 
 @dataclass(frozen=True)
 class Agent:
-    """What the agent loop and the grading of its answers need."""
+    """The parts that the agent loop and the grading of its answers need."""
 
     engines: EnginePool
     tools: RetryingTools
@@ -95,11 +95,11 @@ class Agent:
 
 
 Correct = Callable[[Problem, str], bool]
-"""Whether an answer to a problem is correct, as a benchmark's own function decides."""
+"""A benchmark's own function, which decides whether an answer to a problem is correct."""
 
 
 class AgentMethod:
-    """The agent loop on each problem. The grader, or a benchmark's own function, decides about the answer.
+    """Runs the agent loop on each problem. The grader, or the benchmark's own function, decides the verdict.
 
     This is the protocol of the mathematics sets.
     """
@@ -113,8 +113,8 @@ class AgentMethod:
         if correct is not None:
             self.decides = {"graded_by": function_name(correct)}
 
-    def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
-        """The text that is put to the model in one sample, and the gold answer to it."""
+    def question_and_gold(self, problem: Problem, sample: int) -> tuple[str, str]:
+        """The question that the model gets in one sample, and its gold answer."""
         return problem.problem, problem.answer
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
@@ -122,7 +122,7 @@ class AgentMethod:
 
     async def _rollout(self, engine: Engine, problem: Problem, sample: int) -> Trace:
         agent, settings = self._agent, self.settings
-        text, gold = self.asked(problem, sample)
+        text, gold = self.question_and_gold(problem, sample)
         async with agent.tools.opened() as tools:
             trace = await rollout(
                 agent.codec.prompt(agent.codec.format.messages(text)),
@@ -142,7 +142,7 @@ class AgentMethod:
         return trace.model_copy(update={"problem": text, "gold": gold})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
+        """Returns the trace with a verdict by the benchmark's reading rule, and one by the paper's reading rule."""
         part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
         paper = part_to_grade(trace, "paper")
@@ -165,7 +165,7 @@ class AgentMethod:
         if not isinstance(returned, bool | np.bool_):
             raise Failure(
                 f"the benchmark's function {rule} returned {returned!r:.200}, not True or False",
-                "Correct the function.",
+                "Make the function return True or False.",
             )
         return Verdict("correct" if returned else "wrong", answer, rule)
 

@@ -1,7 +1,7 @@
-"""Asks a model by chat messages, on a server with OpenAI's API or in this process, with nothing around the question.
+"""Gets replies from a model by chat messages, on a server with OpenAI's API or in this process.
 
-A benchmark that brings its own prompt is asked so: the messages go through the model's own chat template, the reply
-is what the benchmark's scorer gets, less the reasoning.
+Benchmarks with their own prompts use it. Nothing is added to their messages, which go through the model's own chat
+template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rstar2.loop.turns.turn import EMPTY, ParsedTurn
 from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
-"""What messages call a model that grades."""
+"""The name of a model that grades, in messages."""
 _FINISHES: dict[str, Finish] = {
     "length": "max_tokens",
     "content_filter": "content_filter",
     "refusal": "refusal",
 }
-"""How a trace names the end of a reply, if it is not an answer."""
+"""The `finish` of a trace for each `finish` of a reply. All others are "answer"."""
 _WORDING = {
     "server": Wording(),
     JUDGE_MODEL: Wording(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
@@ -43,20 +43,21 @@ _WORDING = {
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model wrote to a conversation."""
+    """A model's reply to a conversation."""
 
     message: Message
-    """As OpenAI's API has it: `role`, `content`, and perhaps `tool_calls`."""
+    """The message in OpenAI's form: `role`, `content`, and perhaps `tool_calls`."""
     finish: str
-    """stop, tool_calls, length if the budget or the context cut it off, content_filter, or refusal."""
+    """stop, tool_calls, content_filter, refusal, or length if the budget or the context cut the reply off."""
     prompt_tokens: int
     tokens: int
-    """How many the model wrote."""
+    """Number of tokens that the model generated."""
     prompt_ids: list[int] = field(default_factory=list)
-    """Empty where a server does not tell them, as are the next."""
+    """Empty if the server does not report token ids."""
     token_ids: list[int] = field(default_factory=list)
+    """Empty if the server does not report token ids."""
     written: ParsedTurn = EMPTY
-    """All that it wrote; of a server that sends messages, with the calls in our tags."""
+    """The whole reply as a turn. If a server sent a message, its calls are written in our tags."""
 
     @property
     def text(self) -> str:
@@ -64,22 +65,27 @@ class Reply:
 
 
 class Chat(Protocol):
-    """A model that is asked by chat messages."""
+    """A model that replies to chat messages."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that it wrote so far."""
+        """Number of tokens generated so far."""
         ...
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
-        """One reply; `tools` are function schemas. EngineError where it is refused, ServiceGone without any answer."""
+        """Get one reply. `tools` are function schemas.
+
+        Raises:
+            EngineError: the request is refused.
+            ServiceGone: the model's server answers no request.
+        """
         ...
 
 
 class EngineChat:
-    """A model of this process, or of a vLLM server, asked through its own chat template."""
+    """A model in this process or on a vLLM server. Messages are rendered here, by the model's own chat template."""
 
     def __init__(self, engine: RetryingEngine, codec: ChatCodec) -> None:
         self._engine = engine
@@ -95,28 +101,28 @@ class EngineChat:
         prompt = self._codec.prompt([_templated(message) for message in messages], list(tools))
         if tools:
             self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
-        made = await self._engine.generate(prompt, sampling)
-        message, written = self._codec.message(made.token_ids, prompt, list(tools))
-        calls = message.get("tool_calls")
-        finish = (
-            ("tool_calls" if calls else "stop") if made.finish in ("stop", "interrupted") else made.finish
-        )
-        return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, written)
+        generated = await self._engine.generate(prompt, sampling)
+        token_ids = generated.token_ids
+        message, written = self._codec.message(token_ids, prompt, list(tools))
+        finish: str = generated.finish
+        if finish in ("stop", "interrupted"):
+            finish = "tool_calls" if message.get("tool_calls") else "stop"
+        return Reply(message, finish, len(prompt), len(token_ids), prompt, token_ids, written)
 
-    def _refuse_dropped(self, shown: str, tools: Sequence[Message]) -> None:
+    def _refuse_dropped(self, prompt: str, tools: Sequence[Message]) -> None:
         for name in (str(tool["function"]["name"]) for tool in tools):
-            if name not in shown:
+            if name not in prompt:
                 raise EngineError(
                     f"the model's chat template drops the function {name}",
                     "Leave out --native-calls, to put the functions into the prompt.",
                 )
 
     async def aclose(self) -> None:
-        """The engine is closed by whoever opened it."""
+        """Does nothing, since the engine is closed where it was opened."""
 
 
 def _templated(message: Message) -> Message:
-    """A message as chat templates take it: a text for content, and the arguments of calls as objects."""
+    """A message in the form that chat templates expect: content is a text, and arguments of calls are objects."""
     calls = [
         {**call, "function": {**call["function"], "arguments": _loaded(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or []
@@ -140,17 +146,22 @@ def _with_calls(message: Message) -> ParsedTurn:
 
 
 class ServerChat:
-    """A model of any server with OpenAI's chat completions.
+    """A model on any server with OpenAI's chat completions.
 
-    A reply gets as many tokens as the model's context has room for; without any it is empty, with the finish `length`.
+    If the context has less room than the budget, the reply gets the room that is left. Without any room, the reply is
+    empty and its finish is `length`.
 
     Args:
-        url: the server, with or without `/v1`; else a UserError.
-        model: its name there; None takes the one that the server holds.
-        retries: shared by all requests of the run.
-        service: what messages call it.
-        key: its API key, if it asks for one.
+        url: URL of the server, with or without `/v1`.
+        model: name of the model on the server. None means the server's only model.
+        retries: the retry policy, shared by all requests of the run.
+        turn_timeout_s: most seconds for one reply.
+        service: name of the server in messages: "server" or `JUDGE_MODEL`.
+        key: API key, if the server needs one.
         more: further fields of each request.
+
+    Raises:
+        UserError: `url` is not a URL.
     """
 
     def __init__(
@@ -173,15 +184,16 @@ class ServerChat:
         self._asking = asyncio.Lock()
 
     async def named(self) -> str:
-        """The model's name, asked of the server where none was given; EngineError where it holds several."""
+        """The model's name. If it is unknown, it is read from the server: EngineError if that has several models."""
         if self.model is None:
             self.model = (await self._service.call(lambda: self._server.served(None))).model
         return self.model
 
     async def takes_all(self) -> bool:
-        """Whether the server is known to take every sampling value; ServiceGone where it does not answer.
+        """Whether the server is known to accept every sampling value. False if it refuses to list its models.
 
-        One that refuses to list its models is not.
+        Raises:
+            ServiceGone: the server does not answer.
         """
         async with self._asking:
             if self._takes_all is None:
@@ -193,11 +205,11 @@ class ServerChat:
             return self._takes_all
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
-        """Call a function with each field that is left out of requests because the server does not take it."""
+        """Set a function that is called with each field that is left out of requests because the server refused it."""
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Call a function with each number of tokens to which the server caps longer replies."""
+        """Set a function that is called with each number of tokens to which the server caps longer replies."""
         self._server.on_capped = on_capped
 
     async def reply(
@@ -233,7 +245,7 @@ class ServerChat:
 
 
 def _message(choice: Choice) -> Message:
-    """A reply as OpenAI's API has it."""
+    """A reply in the form of OpenAI's API."""
     part = choice.part
     message: Message = {"role": "assistant", "content": part.content + part.refusal}
     calls = [
@@ -250,7 +262,7 @@ def _message(choice: Choice) -> Message:
 
 
 class ChatMethod:
-    """One question, one reply; a benchmark adds how the reply is graded."""
+    """Gets one reply to each question. A benchmark's subclass adds how the reply is graded."""
 
     decides: Mapping[str, Any] = {}
 
@@ -260,19 +272,19 @@ class ChatMethod:
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
         started = time.monotonic()
-        asked: list[Message] = [{"role": "user", "content": problem.problem}]
+        messages: list[Message] = [{"role": "user", "content": problem.problem}]
         seed = sample_seed(self.settings.seed, problem.id, sample)
-        reply = await self._chat.reply(asked, chat_sampling(self.settings, seed))
+        reply = await self._chat.reply(messages, chat_sampling(self.settings, seed))
         return trace_of(problem, sample, [reply], time.monotonic() - started)
 
 
 def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
-    """How one reply is sampled."""
+    """The sampling values of one reply."""
     return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, seed)
 
 
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
-    """The record of a conversation; the last reply's tokens are kept where they are known."""
+    """The trace of a conversation. It has token ids only if there is one reply and its token ids are known."""
     last, turns = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)
     ids = last.token_ids if known else []

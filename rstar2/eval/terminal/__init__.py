@@ -1,1 +1,1 @@
-"""What an evaluation shows on a terminal: its progress while it runs, and tables of its results."""
+"""Terminal output of an evaluation: its progress while it runs, and tables of its results."""

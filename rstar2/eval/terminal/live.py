@@ -24,14 +24,14 @@ _PRINT_EVERY_S = 30.0
 
 
 class LiveView(ABC):
-    """Shows an evaluation: what is measured, its progress, and its results.
+    """Prints the benchmarks of an evaluation, its progress and its results.
 
-    Progress is drawn in place on a terminal, and printed as a line every half minute elsewhere. Use the view as a
+    On a terminal, progress is drawn in place. Elsewhere, it is printed as a line every half minute. Use the view as a
     context manager while samples run, and call it with each `Progress`.
 
     Args:
-        out: gets what was measured.
-        err: gets progress and warnings.
+        out: receives the results.
+        err: receives progress and warnings.
     """
 
     def __init__(self, out: Console, err: Console) -> None:
@@ -46,16 +46,16 @@ class LiveView(ABC):
 
     @abstractmethod
     def announce(self, plan: EvalPlan) -> None:
-        """Says what is measured, before any sample."""
+        """Print the model, the benchmarks and the settings, before the first sample."""
 
     @abstractmethod
     def show_results(self, results: Sequence[EvalResult], folder: Path) -> None:
-        """Shows the results that are written in a run's folder."""
+        """Print the results. `folder` is the run's folder, which holds them too."""
 
     def __call__(self, progress: Progress) -> None:
         if self.last is None and progress.resumed:
-            to_go = progress.total - progress.resumed
-            self._console.print(f"{progress.resumed:,} samples are done, {to_go:,} to go", highlight=False)
+            missing = progress.total - progress.resumed
+            self._console.print(f"{progress.resumed:,} samples are done, {missing:,} to go", highlight=False)
         self.last = progress
         if self._console.is_terminal:
             self._live.update(self._layout(progress))
@@ -66,11 +66,11 @@ class LiveView(ABC):
         ):
             self._printed_at, self._trouble = time.monotonic(), progress.trouble
             trouble = f"waiting: {progress.trouble}" if progress.trouble else ""
-            shown = [*_facts(progress), _eta(progress), trouble]
-            self._console.print(" · ".join(filter(None, shown)), soft_wrap=True, markup=False)
+            facts = [*_facts(progress), _eta(progress), trouble]
+            self._console.print(" · ".join(filter(None, facts)), soft_wrap=True, markup=False)
 
     def note(self, note: str) -> None:
-        """Show one more line, such as that the run is stopping."""
+        """Show a line below the progress, in place of the note before it. Elsewhere than on a terminal, print it."""
         self._note = note
         if self._console.is_terminal and self.last is not None:
             self._live.update(self._layout(self.last))
@@ -78,11 +78,11 @@ class LiveView(ABC):
             self._console.print(note, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print a line below all others."""
+        """Print a line."""
         self._console.print(text)
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Print what a user must know, a line for each."""
+        """Print each warning on a line of its own."""
         for warning in warnings:
             self._console.print(warning, style="yellow", markup=False, soft_wrap=True)
 
@@ -121,15 +121,15 @@ def _facts(progress: Progress) -> list[str]:
     ]
     if progress.accuracy is not None and progress.interval is not None:
         low, high = progress.interval
-        facts.append(f"avg so far {100 * progress.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
+        facts.append(f"avg@n so far {100 * progress.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}]")
     return facts
 
 
 def _eta(progress: Progress) -> str:
-    return f"ETA {_span(progress.eta_s)}" if progress.eta_s is not None else ""
+    return f"ETA {_clock(progress.eta_s)}" if progress.eta_s is not None else ""
 
 
-def _span(seconds: float) -> str:
+def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

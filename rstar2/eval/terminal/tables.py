@@ -1,6 +1,7 @@
 """Formats results and comparisons as tables for the terminal.
 
-Rich reads markup in the texts of a table, so names and answers, which may hold anything, are escaped.
+Names and answers are escaped, because they may hold anything and rich reads markup in the cells of a table. Each table
+fits 80 columns. A caption explains the figures that its headings do not.
 """
 
 from __future__ import annotations
@@ -22,15 +23,34 @@ from rstar2.retry import causes_text
 
 
 def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:
-    """All that is shown of a run's results: the numbers, each benchmark's own scores, and the paper's beside them."""
+    """All tables of a run's results: summaries, each benchmark's own scores, and the comparison with the paper."""
     scores = [scores_table(name, summary["scores"]) for name, summary in summaries if summary.get("scores")]
     beside = paper_table(summaries)
     return [summaries_table(summaries, console), *scores, *([beside] if beside is not None else [])]
 
 
+def _table(*columns: Column, caption: str = "", gap: int = 2) -> Table:
+    return Table(
+        *columns,
+        box=None,
+        padding=(0, gap, 0, 0),
+        title_justify="left",
+        title_style="",
+        caption=caption or None,
+        caption_justify="left",
+    )
+
+
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
-    """The numbers of benchmarks, each as (name, summary): a column each, or a row each where columns would be cut."""
-    table = Table(box=None, padding=(0, 3, 0, 0))
+    """The summaries of benchmarks, each as (name, summary).
+
+    Each benchmark has a column. If the columns do not fit the console, each benchmark has a row with fewer figures.
+    """
+    table = _table(
+        caption="avg@n: share of correct samples, averaged over problems. failed calls: share of all tool calls. "
+        "failed turns: turns with a failed call.",
+        gap=3,
+    )
     table.add_column("")
     for name, _ in summaries:
         table.add_column(escape(name), justify="right")
@@ -51,17 +71,21 @@ def _fits(table: Table, console: Console) -> bool:
 
 _IN_A_ROW = {
     "avg@n": "avg@n",
-    "  clustered by problem": "95 %",
+    "  95 % clustered by problem": "95 %",
     "problems × samples": "samples",
     "mean tokens": "tokens",
-    "calls per trace": "calls",
+    "calls per sample": "calls",
     "failed calls": "failed",
 }
-"""Which lines of a summary a row has, and the headings of their columns."""
+"""The lines of a summary that a row has, and the headings of their columns."""
 
 
 def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Table:
-    table = Table(Column("", overflow="fold"), box=None, padding=(0, 2, 0, 0))
+    table = _table(
+        Column("", overflow="fold"),
+        caption="avg@n: share of correct samples, averaged over problems, with its 95 % interval. samples: problems × "
+        "samples of each. tokens, calls: mean of a sample. failed: share of all tool calls.",
+    )
     for heading in _IN_A_ROW.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for name, lines in zip(names, summaries, strict=True):
@@ -70,56 +94,51 @@ def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Ta
 
 
 def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
-    """A summary as label → text; what is not a number, or was not measured yet when it was written, is a dash."""
+    """The figures of a summary by label. A dash stands for a figure that does not exist, or is not in old summaries."""
     if not summary["samples"]:
         return {"samples": "0"}
     lines = {
         "avg@n": percent(summary["accuracy"]),
-        "  clustered by problem": interval(summary["interval_clustered"]),
-        "  run-to-run": interval(summary["interval_run_to_run"]),
+        "  95 % clustered by problem": interval(summary["interval_clustered"]),
+        "  95 % run-to-run": interval(summary["interval_run_to_run"]),
         "maj@n": percent(summary["maj@n"]),
     }
     lines |= {f"pass@{k}": percent(value) for k, value in summary["pass@k"].items() if k != "1"}
     lines |= {
         "problems × samples": f"{summary['problems']:,} × {summary['n']}",
         "avg@n, paper's reading rule": percent(summary.get("paper_accuracy")),
-        "answers read by rule": ", ".join(f"{rule} {n:,}" for rule, n in summary.get("read_by", {}).items())
-        or "–",
-        "no answer": percent(summary["no_answer_share"]),
-        "truncated": percent(summary["truncated_share"]),
-        "could not verify": _could_not_verify(summary),
+    }
+    lines |= {f"answers read by rule {rule}": f"{n:,}" for rule, n in summary.get("read_by", {}).items()}
+    causes = summary.get("could_not_verify", {})
+    lines |= {
+        "samples with no answer": percent(summary["no_answer_share"]),
+        "samples truncated": percent(summary["truncated_share"]),
+        "samples not verified": percent(summary["could_not_verify_share"]),
+        **{f"  {LABELS[why]}": f"{causes[why]:,}" for why in get_args(Missed) if why in causes},
         "mean tokens": f"{summary['mean_tokens']:,.0f}",
         "p95 tokens": f"{summary['p95_tokens']:,.0f}",
-        "calls per trace": f"{summary['calls_per_trace']:.2f}",
+        "calls per sample": f"{summary['calls_per_trace']:.2f}",
         "failed calls": percent(summary["failed_call_ratio"]),
-        "  repaired by a later call": percent(summary.get("repaired_share")),
-        "  with a correct answer": percent(summary.get("answered_after_failure_share")),
-        "failed calls, correct traces": percent(summary["failed_call_ratio_correct"]),
+        "failed calls in correct samples": percent(summary["failed_call_ratio_correct"]),
+        "failed turns repaired later": percent(summary.get("repaired_share")),
+        "failed turns in correct samples": percent(summary.get("answered_after_failure_share")),
     }
     if left_out := summary.get("left_out"):
         lines["problems left out"] = f"{left_out:,}"
     if ends := summary.get("format_ends"):
-        lines["ended by the format"] = f"{ends:,}"
+        lines["samples ended by the format"] = f"{ends:,}"
     if filtered := summary.get("content_filtered"):
-        lines["ended by a content filter"] = f"{filtered:,}"
+        lines["samples ended by a filter"] = f"{filtered:,}"
     if refusals := summary.get("refusals"):
-        lines["refusals"] = f"{refusals:,}"
+        lines["samples refused by the model"] = f"{refusals:,}"
     if summary["lost_calls"]:
-        lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
+        lines["calls that the judge lost"] = f"{summary['lost_calls']:,}"
     return lines
 
 
-def _could_not_verify(summary: Mapping[str, Any]) -> str:
-    """The share of samples that could not be verified, and how many of them for which cause."""
-    share = percent(summary["could_not_verify_share"])
-    causes = summary.get("could_not_verify", {})
-    counts = ", ".join(f"{LABELS[why]} {causes[why]:,}" for why in get_args(Missed) if why in causes)
-    return f"{share} ({counts})" if counts else share
-
-
 def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What a benchmark scores beside the verdicts, as its harness names it."""
-    table = Table(escape(name), box=None, padding=(0, 3, 0, 0))
+    """A benchmark's own scores, under the names that its harness gives them."""
+    table = _table(Column(escape(name)), gap=3)
     for heading in ("score", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
     for label, score in scores.items():
@@ -130,8 +149,11 @@ def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None:
-    """The paper's numbers beside those of this run; None where the paper has none of the benchmarks."""
-    table = Table(Column("", overflow="fold"), box=None, padding=(0, 2, 0, 0))
+    """The paper's numbers beside those of this run. None if the paper has no number for these benchmarks."""
+    table = _table(
+        Column("", overflow="fold"),
+        caption="difference: this run minus the paper, in percentage points. 95 %: interval of the number before it.",
+    )
     for heading in ("paper", "this run", "95 %", "difference", "95 %"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in beside_paper(summaries):
@@ -151,10 +173,14 @@ def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None
 
 
 def problems_table(result: EvalResult) -> Table:
-    """One row per problem."""
-    table = Table("problem", box=None, padding=(0, 2, 0, 0), title=escape(result.name), title_justify="left")
-    for heading in ("correct", "mean tokens", "calls", "no answer", "truncated", "not verified"):
-        table.add_column(heading, justify="right")
+    """A table of a benchmark's problems, one row each."""
+    table = _table(
+        Column("problem", overflow="fold"),
+        caption="correct, no answer, truncated, not verified: numbers of samples. tokens, calls: mean of a sample.",
+    )
+    table.title = escape(result.name)
+    for heading in ("correct", "tokens", "calls", "no answer", "truncated", "not verified"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("gold", overflow="ellipsis", no_wrap=True, max_width=24)
     for row in result.per_problem:
         counts = [str(row[key]) for key in ("no_answer", "truncated", "could_not_verify")]
@@ -179,7 +205,7 @@ def interval(bounds: Sequence[float]) -> str:
 
 
 def points(difference: float) -> str:
-    """A difference of shares in percentage points."""
+    """A difference of shares, in percentage points."""
     return f"{100 * difference:+.1f}"
 
 
@@ -189,33 +215,39 @@ def point_interval(bounds: Sequence[float]) -> str:
 
 
 def settings_lines(settings: Mapping[str, Any], width: int) -> str:
-    """Settings one after the other, in lines of at most `width` characters that never part a value from its name."""
-    glue = "\u00a0"  # a space at which textwrap breaks no line
+    """Settings in lines of at most `width` characters. No line break separates a value from its name."""
+    glue = "\u00a0"  # textwrap breaks no line at this space
     text = " · ".join(f"{key} {value}".replace(" ", glue) for key, value in settings.items())
     return textwrap.fill(text.replace(" ·", f"{glue}·"), width, break_long_words=False).replace(glue, " ")
 
 
-def comparison_tables(found: Sequence[Comparison], console: Console) -> list[Table]:
-    """Benchmarks with both averages, the difference with its interval, and what that shows.
+def comparison_tables(comparisons: Sequence[Comparison], console: Console) -> list[Table]:
+    """Tables of both averages of each benchmark, the difference with its interval, and which run is better.
 
-    A row each; or a table each below its name, where the names would be broken.
+    Returns one table with a row per benchmark. If its names would be broken, returns one table per benchmark.
     """
-    together = _comparison_table(found, named=True)
+    together = _comparison_table(comparisons, named=True)
     if _fits(together, console):
-        return [together]
-    return [_comparison_table([each], named=False) for each in found]
+        tables = [together]
+    else:
+        tables = [_comparison_table([each], named=False) for each in comparisons]
+    tables[-1].caption = (
+        "A, B: avg@n. B - A: difference in percentage points, with its 95 % interval. flipped: problems that only one "
+        "of the runs solves in more than half of its samples."
+    )
+    return tables
 
 
-def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
+def _comparison_table(comparisons: Sequence[Comparison], named: bool) -> Table:
+    table = _table()
     if named:
         table.add_column("")
     else:
-        table.title = escape("; ".join(each.name for each in found))
+        table.title = escape("; ".join(each.name for each in comparisons))
     for heading in ("A", "B", "B - A", "95 %", "problems", "flipped"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
-    for each in found:
+    for each in comparisons:
         table.add_row(
             *([escape(each.name)] if named else []),
             percent(each.a),
@@ -225,13 +257,13 @@ def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
             str(len(each.pairs)),
             str(len(each.flipped)),
             _shows(each.interval),
-            style="bold" if each.shown else None,
+            style="bold" if each.excludes_zero else None,
         )
     return table
 
 
 def incomplete_lines(each: Comparison) -> list[str]:
-    """A paragraph for each of the two runs of which samples are missing; empty if none is."""
+    """A paragraph for each of the two runs that lacks samples."""
     return [
         f"{each.name}: {run.run} is incomplete, {_missing(run)}. Samples are not missing at random: long ones fail or "
         f"are unfinished more often. So the difference may come from what is missing. To finish {run.run}, start its "
@@ -249,14 +281,14 @@ def _missing(run: Incomplete) -> str:
 
 
 def detectable_line(each: Comparison) -> str:
-    """What difference this comparison could have found, in a sentence."""
+    """A sentence that says how large a difference this comparison could have found."""
     count = len(each.pairs)
     if each.detectable is None:
         problems = "1 problem is" if count == 1 else f"{count} problems are"
         return f"{each.name}: {problems} too few to find a difference of any size"
     return (
         f"{each.name}: with {count:,} problems like these, a true difference of about {100 * each.detectable:.1f} "
-        "points is found in 80 % of comparisons, a smaller one less often"
+        "points is found in 80 % of comparisons. A smaller one is found less often."
     )
 
 
@@ -266,13 +298,13 @@ def _shows(bounds: Sequence[float]) -> str:
 
 
 def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Table:
-    """A benchmark's own scores in both runs, as its harness names them."""
-    table = Table(escape(name), box=None, padding=(0, 2, 0, 0))
+    """A benchmark's own scores in both runs, under the names that its harness gives them."""
+    table = _table(Column(escape(name)))
     for heading in ("A", "B", "B - A", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
     for each in scores:
-        shown = _shows(each.interval)
+        verdict = _shows(each.interval)
         table.add_row(
             escape(each.name),
             percent(each.a),
@@ -280,16 +312,16 @@ def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Tab
             points(each.difference),
             point_interval(each.interval),
             f"{each.problems:,}",
-            shown,
-            style=None if shown == "nothing" else "bold",
+            verdict,
+            style=None if verdict == "nothing" else "bold",
         )
     return table
 
 
 def flips_table(each: Comparison) -> Table:
-    """The problems that flipped."""
-    table = Table(escape(f"{each.name}: flipped"), box=None, padding=(0, 3, 0, 0))
-    for heading in ("A", "B"):
+    """The problems that flipped, with each run's share of correct samples."""
+    table = _table(Column(escape(f"{each.name}: flipped problems")), gap=3)
+    for heading in ("A correct", "B correct"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for pair in each.flipped:

@@ -1,4 +1,4 @@
-"""What `rstar2 eval` and `rstar2 data agree` print before and after the samples."""
+"""The terminal output of `rstar2 eval` and `rstar2 data agree` before and after sampling."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class EvalView(LiveView):
-    """Announces the benchmarks and their settings, and shows tables of the results.
+    """Announces the benchmarks and their settings, and prints tables of the results.
 
     Args:
-        out: gets what was measured.
-        err: gets progress and warnings.
-        write_report: writes the page of a run's folder, and returns its path.
-        per_problem: whether to show a table of problems too.
+        out: receives the results.
+        err: receives progress and warnings.
+        write_report: writes the report page of a run's folder, and returns the path of the page.
+        per_problem: whether to print a table of problems too.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class EvalView(LiveView):
         self._per_problem = per_problem
 
     def announce(self, plan: EvalPlan) -> None:
-        """Says what is measured and how. Settings that all benchmarks share are printed once."""
+        """Print the model, the benchmarks and the settings. Settings that several benchmarks share are printed once."""
         counts = ", ".join(
             f"{name} ({_problems(len(each.problems))})" for name, each in plan.benchmarks.items()
         )
@@ -70,10 +70,10 @@ class EvalView(LiveView):
 
 
 class AgreementView(LiveView):
-    """Announces the candidates, and shows on how many of them the model agrees with the label."""
+    """Announces the candidate problems, and prints for how many of them the model agrees with the label."""
 
     def announce(self, plan: EvalPlan) -> None:
-        """Says what is sampled, and with which model."""
+        """Print the number of problems and the model."""
         problems = _problems(sum(len(each.problems) for each in plan.benchmarks.values()))
         self.out.print(f"{problems} on {plan.opened.name} → {plan.folder}", markup=False, soft_wrap=True)
         self.warn(plan.notes)
@@ -85,7 +85,7 @@ class AgreementView(LiveView):
             whole = "" if result.complete else " so far"
             self.out.print(
                 f"{agreed:,} of {_problems(len(result.per_problem))}{whole} have the label's answer in at "
-                f"least {least:.1%} of their samples; to keep only these: --agree {folder}",
+                f"least {least:.1%} of their samples. To keep only these problems: --agree {folder}",
                 markup=False,
                 soft_wrap=True,
             )

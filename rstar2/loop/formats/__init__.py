@@ -1,1 +1,1 @@
-"""What a model sees around a problem: chat template, tools, the layout of their replies, and limits."""
+"""Formats: the chat template, the tools, the layout of tool replies, and the limits of tool calls."""

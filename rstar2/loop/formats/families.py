@@ -1,6 +1,6 @@
-"""Families of models whose turns the library `renderers` writes and reads, by the names that it gives them.
+"""Model families whose turns the library `renderers` writes and parses. Their names are those of the library.
 
-A family is a format: a chat template, and the syntax of thoughts and tool calls that goes with it.
+A family can be used as a format. It sets the chat template and the syntax of thoughts and tool calls.
 """
 
 from __future__ import annotations
@@ -13,38 +13,41 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a family beside its syntax."""
+    """Facts about a model family that the library `renderers` does not provide."""
 
     model_types: tuple[str, ...]
-    """`model_type` in the config.json of its models."""
+    """The values of `model_type` in the config.json of the family's models."""
     tool_parser: str | None = None
-    """The parser of vLLM that reads its calls; None if vLLM has none that is known to fit."""
+    """vLLM's parser for the family's tool calls. None if no parser of vLLM is known to fit."""
     reasoning_parser: str | None = None
-    """The parser of vLLM that reads its thoughts; None if it has none."""
+    """vLLM's parser for the family's thoughts. None if vLLM has none."""
     one_call: bool = False
-    """Its chat template allows one call in a turn."""
+    """Whether the family's chat template allows only one call per turn."""
     needs_network: bool = False
-    """Its vocabulary is downloaded when it is used for the first time."""
+    """Whether the family's vocabulary is downloaded at first use."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the library that differ from its own defaults."""
+    """Options of the library `renderers` that rstar2 sets to other values than the library's defaults."""
 
 
 class Parsers(NamedTuple):
-    """The parsers of vLLM that read turns; None if there is none that fits."""
+    """Names of vLLM's parsers for the turns of a format. None if no parser fits."""
 
     tool_calls: str | None
     reasoning: str | None
 
 
 TAG_PARSERS = Parsers("hermes", None)
-"""For turns in our tags."""
+"""Parsers for turns in rstar2's tags."""
 NO_PARSERS = Parsers(None, None)
 _QWEN_XML = ("qwen3_coder", "qwen3")
 _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _NEMOTRON = ("nemotron_h",)
 _LAGUNA = (("laguna",), "poolside_v1", "poolside_v1")
 PROMPT_DATE = datetime.date(2024, 7, 26)
-"""The date in prompts that have one, so that they are the same on each day; the default of Llama's chat template."""
+"""The date in prompts that contain one. It is fixed, so that prompts do not change from day to day.
+
+It is the default of Llama's chat template.
+"""
 FAMILIES: dict[str, Family] = {
     "qwen3": Family(("qwen3", "qwen3_moe"), "hermes", "qwen3"),
     "qwen3.5": Family(_QWEN35, *_QWEN_XML),
@@ -77,4 +80,8 @@ FAMILIES: dict[str, Family] = {
     "laguna-xs-2.1": Family(*_LAGUNA),
     "laguna-s-2.1": Family(*_LAGUNA),
 }
-"""Without the families that only differ in images, and those whose tokenizer is a program of the model's own."""
+"""The supported families by name.
+
+Two kinds of families of the library are left out: those that differ from another one only in images, and those whose
+tokenizer is code that comes with the model.
+"""

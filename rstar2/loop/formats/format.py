@@ -1,7 +1,8 @@
 """A model's format: the text around a problem and around tool replies, and the limits of its tools.
 
-It lies in one file beside the weights (`FORMAT_FILE`), so that training, evaluation, chat and a server show the model
-the same. Formats by name are the `.toml` files of this folder.
+The format is stored in one file beside the weights (`FORMAT_FILE`). Training, evaluation, chat and servers read this
+file, so that the model sees the same text everywhere. The formats that rstar2 ships are the `.toml` files of this
+folder.
 """
 
 from __future__ import annotations
@@ -26,71 +27,78 @@ from rstar2.loop.tools import load_tool, shipped_tool, shipped_tools
 from rstar2.plugins import is_reference
 
 FORMAT_FILE = "rstar2_format.json"
-"""Beside a model's weights."""
-OURS = "rstar2"
-"""The format of models made here."""
-OWN = "own"
-"""The format of other models: their own chat template."""
+"""Name of the file beside a model's weights that contains the model's format."""
+DEFAULT_FORMAT = "rstar2"
+"""Name of the format of models that rstar2 trains."""
+TEMPLATE_FORMAT = "own"
+"""Name of the format that uses the model's own chat template."""
 _HERE = Path(__file__).parent
 
 
 class Format(Strict):
-    """How conversations, tools and tool output are written for one model."""
+    """The text form of conversations, tools and tool output for one model."""
 
     template: str
-    """Chat template in Jinja, as tokenizers of Hugging Face have it. Its generation prompt is where a turn begins."""
+    """Chat template in Jinja, as in tokenizers of Hugging Face. A turn begins after its generation prompt."""
     tools: tuple[dict[str, Any], ...] = ()
-    """JSON schemas of the tools that the model may call, as OpenAI's API writes them."""
+    """JSON schemas of the tools that the model may call, in the form of OpenAI's API."""
     tool_objects: Mapping[str, str] = Field(default_factory=dict)
-    """`module:object` of each tool that is not one of the package, by its name in `tools`."""
+    """`module:object` of each tool that rstar2 does not ship, by the tool's name in `tools`."""
     tools_in_prompt: bool = True
-    """False: the prompt does not list the tools; the model knows them from training."""
+    """Whether the prompt lists the tools. False if the model knows its tools from training."""
     system: str | None = None
-    """A system text; `{tools}` becomes the tools' schemas, one a line. None: what the template writes by itself."""
+    """The system text, in which `{tools}` is replaced by the schemas of the tools, one per line.
+
+    If it is None, the template writes its default system text, if it has one.
+    """
     user: str = "{problem}"
-    """The user text; `{problem}` becomes the problem."""
+    """The user text, in which `{problem}` is replaced by the problem."""
     family: str | None = None
-    """The family of models whose syntax turns have, see `rstar2.loop.formats.families`; None: the tags of ours."""
+    """The model family whose syntax turns use, see `rstar2.loop.formats.families`. None means rstar2's tags."""
     family_options: dict[str, bool | str] = Field(default_factory=dict)
-    """Ways in which the models of the family differ, such as `enable_thinking`."""
+    """Options that differ between models of the family, such as `enable_thinking`."""
     layout: Layout = "plain"
-    """How the reply of a tool is worded, see `rstar2.loop.formats.replies`."""
+    """The layout of tool replies, see `rstar2.loop.formats.replies`."""
     calls_per_turn: int | None = Field(None, ge=1)
-    """Further calls of a turn are not run; None runs all, side by side."""
+    """Maximum number of calls that run in a turn. Further calls are ignored. None runs all calls, concurrently."""
     closed_calls_only: bool = False
-    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it, see `turns.tags`."""
+    """Whether a call counts only with its `</tool_call>`. If False, the end of the turn also closes a call."""
     missing_texts_are_empty: bool = False
-    """A text argument that a call leaves out is empty, as in the authors' released code. Otherwise a call without one
-    that its tool requires is refused."""
+    """Whether a missing argument of type string is empty, as in the authors' released code.
+
+    If False, a call without an argument that its tool requires is refused.
+    """
     newline_before_reply: bool = True
-    """False leaves out the line break that the template writes between the end of the model's turn and a reply, as
-    VERL's own agent loop does."""
+    """Whether to keep the line break that the template writes between the model's turn and a tool reply.
+
+    False leaves the line break out, as VERL's own agent loop does.
+    """
     limits: ToolLimits = ToolLimits()
     one_question: bool = False
-    """The model was never taught conversations: a chat asks each question as the first."""
+    """Whether the model was trained only on single questions. A chat then starts a new conversation for each one."""
     examples: tuple[str, ...] = ()
-    """Problems that the model was taught to solve, for a chat to suggest."""
+    """Problems that the model was trained to solve. A chat suggests them."""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
-        """The conversation that a problem opens: a user message, and before it a system message if there is one."""
+        """Returns the messages that pose a problem: the system message, if the format has one, and a user message."""
         opening = []
         if self.system is not None:
             opening.append({"role": "system", "content": self.with_tools(self.system, self.tools)})
         return [*opening, {"role": "user", "content": self.user.replace("{problem}", problem)}]
 
     def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str:
-        """A system text with the schemas of tools in place of `{tools}`, one a line."""
+        """Returns a system text in which the schemas of the tools, one per line, replace `{tools}`."""
         return system.replace("{tools}", "\n".join(json.dumps(each, ensure_ascii=False) for each in tools))
 
     @property
     def around_problem(self) -> tuple[str, str]:
-        """The text before and after a problem in the user's message."""
+        """The texts before and after the problem in the user's message."""
         before, _, rest = self.user.partition("{problem}")
         return before, rest.rpartition("{problem}")[2]
 
     @property
-    def shown_tools(self) -> list[dict[str, Any]] | None:
-        """What the template is given as `tools`; None where it is not to list them."""
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The schemas for the template's variable `tools`. None if the template must not list the tools."""
         listed = self.system is not None and "{tools}" in self.system
         return list(self.tools) if self.tools and self.tools_in_prompt and not listed else None
 
@@ -99,26 +107,29 @@ class Format(Strict):
         return tuple(schema["function"]["name"] for schema in self.tools)
 
     def tool(self, called: str) -> Tool[..., Any] | None:
-        """The tool of this format that a call names, by the tool's own name or an alias.
+        """Returns the tool of this format with the name or alias `called`. None if there is no such tool.
 
         Raises:
-            UserError: the tool is one of a user's module, which cannot be loaded.
+            UserError: a tool of the format cannot be loaded.
         """
         return next((tool for tool in self.load_tools() if called in (tool.name, *tool.aliases)), None)
 
     def load_tools(self) -> list[Tool[..., Any]]:
-        """The tools themselves, in the order of `tools`; a UserError if one cannot be loaded."""
+        """Returns the tools in the order of `tools`. Raises UserError if one cannot be loaded."""
         return [_implementation(name, self.tool_objects.get(name)) for name in self.tool_names]
 
     def with_tool(self, named: str) -> Format:
-        """This format with one tool in place of its own, by the name of one of the package or as `module:object`."""
+        """Returns this format with one tool in place of its tools.
+
+        `named` is the name of a tool that rstar2 ships, or the `module:object` of a user's tool.
+        """
         schema, reference = _named_tool(named, "--tool")
         objects = {} if reference is None else {schema["function"]["name"]: reference}
         return self.model_copy(update={"tools": (schema,), "tool_objects": objects})
 
     @property
     def parsers(self) -> Parsers:
-        """The parsers of vLLM that read its turns."""
+        """vLLM's parsers for the turns of this format."""
         if self.family is None:
             return TAG_PARSERS
         family = FAMILIES[self.family]
@@ -126,27 +137,31 @@ class Format(Strict):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides what the model sees."""
+        """SHA-256 of every key that affects what the model sees."""
         return hashlib.sha256(self.model_dump_json(exclude={"examples", *_unused(self)}).encode()).hexdigest()
 
 
 def read_format(named: str, own_template: str | None = None) -> Format:
-    """A format by the name of one that is shipped or of a family, or from a .toml or .json file.
+    """Read a format.
 
-    In such a file `template` may name a .jinja file and `tools` a .json file, both beside it; `tools` may list names of
-    tools. Without `template` it is `own_template`, the model's own.
+    In a file, `template` may be the name of a .jinja file, and `tools` may be the name of a .json file or a list of
+    tool names. Both files are searched beside the format's file.
+
+    Args:
+        named: the name of a format that rstar2 ships, the name of a model family, or a .toml or .json file.
+        own_template: the model's own chat template, for a format that has none.
 
     Raises:
-        UserError: there is no such format, it has unknown keys or wrong values, or it has no template.
+        UserError: the format does not exist, it has unknown keys or wrong values, or there is no template.
     """
-    path = _find(OWN if named in FAMILIES else named)
+    path = _find(TEMPLATE_FORMAT if named in FAMILIES else named)
     values = _read(path)
     if named in FAMILIES:
         values["family"] = named
     if (family := values.get("family")) is not None:
         if family not in FAMILIES:
             raise UserError(
-                f"{path}: no family {family}{did_you_mean(str(family), FAMILIES)}",
+                f"{path}: there is no family {family}{did_you_mean(str(family), FAMILIES)}",
                 f"Families: {', '.join(FAMILIES)}.",
             )
         if FAMILIES[family].one_call:
@@ -155,7 +170,7 @@ def read_format(named: str, own_template: str | None = None) -> Format:
     if template is None:
         raise UserError(
             f"the format {named} has no template, and the model has no chat template of its own",
-            f"Name a format with a template, such as {OURS}.",
+            f"Use a format that has a template, such as {DEFAULT_FORMAT}.",
         )
     if isinstance(template, str) and template.endswith(".jinja"):
         template = _text(path.parent / template)
@@ -169,24 +184,27 @@ def read_format(named: str, own_template: str | None = None) -> Format:
 
 
 @functools.cache
-def ours() -> Format:
-    """The format of models made here."""
-    return read_format(OURS)
+def default_format() -> Format:
+    """Returns the format of models that rstar2 trains."""
+    return read_format(DEFAULT_FORMAT)
 
 
 def save_format(fmt: Format, folder: Path) -> None:
-    """Keep the format that a model is trained with beside its weights, so that every later use is the same."""
+    """Write the format with which a model is trained beside its weights, so that all later uses read this format."""
     write_json(folder / FORMAT_FILE, fmt.model_dump(exclude=_unused(fmt)))
 
 
 def _unused(fmt: Format) -> set[str]:
-    """Keys that a format does not need, so that its file and digest are those of earlier versions."""
+    """Returns keys that this format does not use and that earlier versions did not have.
+
+    Without them, its file and its digest are the same as in earlier versions.
+    """
     unused = set() if fmt.family else {"family", "family_options"}
     return unused if fmt.tool_objects else unused | {"tool_objects"}
 
 
 def format_names() -> list[str]:
-    """The names that `--format` takes: shipped formats, then families of models."""
+    """Returns the names that `--format` accepts: the formats that rstar2 ships, then the model families."""
     return [*sorted(file.stem for file in _HERE.glob("*.toml")), *FAMILIES]
 
 
@@ -198,8 +216,8 @@ def _find(named: str) -> Path:
         return shipped
     known = format_names()
     raise UserError(
-        f"no format {named}{did_you_mean(named, known)}",
-        f"Give a .toml or .json file, or one of: {', '.join(known)}.",
+        f"there is no format {named}{did_you_mean(named, known)}",
+        f"Use a .toml or .json file, or one of: {', '.join(known)}.",
     )
 
 
@@ -221,7 +239,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", "Correct the place that is named.") from error
+        raise UserError(f"{path} is not JSON: {error}", "Correct the place that the error names.") from error
 
 
 def _text(path: Path) -> str:
@@ -242,14 +260,14 @@ def _implementation(name: str, reference: str | None) -> Tool[..., Any]:
         )
     if name not in (tool.name, *tool.aliases):
         raise UserError(
-            f"the format has a tool {name}, but {reference} is called {tool.name}",
-            "Give it its earlier name.",
+            f"the format has a tool {name}, but the tool {reference} has the name {tool.name}",
+            f"Rename the tool in {reference.partition(':')[0]} to {name}.",
         )
     return tool
 
 
 def _tools(values: list[Any], objects: dict[str, str], path: Path) -> tuple[list[Any], dict[str, str]]:
-    """Schemas of tools that are given as schemas or by name, and the `module:object` of those that have one."""
+    """Returns the schemas of tools that `values` lists as schemas or by name, and all `module:object` references."""
     schemas = []
     for value in values:
         if isinstance(value, str):
@@ -264,13 +282,13 @@ def _tools(values: list[Any], objects: dict[str, str], path: Path) -> tuple[list
                 raise _unknown_tool(value, str(path))
         schemas.append(schema)
     names = [schema["function"]["name"] for schema in schemas]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{path}: tools has two tools with the name {twice}", "Rename one of them.")
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{path}: tools has two tools with the name {duplicate}", "Rename one of them.")
     return schemas, objects
 
 
 def _named_tool(named: str, where: str, folders: Sequence[Path] = ()) -> tuple[dict[str, Any], str | None]:
-    """The schema of a tool of the package or of a user's module, and in the second case its `module:object`."""
+    """Returns the schema of a tool and its `module:object`, which is None for a tool that rstar2 ships."""
     if is_reference(named):
         return load_tool(named, folders).schema, named
     tool = shipped_tool(named)
@@ -282,6 +300,6 @@ def _named_tool(named: str, where: str, folders: Sequence[Path] = ()) -> tuple[d
 def _unknown_tool(value: Any, where: str) -> UserError:
     return UserError(
         f"{where}: tools has {json.dumps(value)[:80]}, which is not a tool of rstar2",
-        f"Tools: {', '.join(shipped_tools())}; module:object for one of your own; or schemas of OpenAI's form with "
-        "these names.",
+        f"Use a name ({', '.join(shipped_tools())}), module:object for a tool of your own, or a schema in OpenAI's "
+        "form with one of these names.",
     )

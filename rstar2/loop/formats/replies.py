@@ -1,4 +1,4 @@
-"""Words the result of a call for the model, in one of the layouts that formats have."""
+"""Turns the result of a tool call into the text that the model reads. A format selects one of two layouts."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from rstar2.judge.schema import CellResult, RunResult
 from rstar2.loop.tool import ToolLimits
 
 Layout = Literal["plain", "labelled"]
-"""plain: what a terminal would show. labelled: lines such as `stdout: …`, as in the authors' released code
+"""plain: the text that a terminal would show. labelled: lines such as `stdout: …`, as in the authors' released code
 (microsoft/rStar)."""
 
 
 def result_text(result: RunResult, layout: Layout, limits: ToolLimits) -> str:
-    """A result as the model sees it, cut to `limits.characters`."""
+    """Returns the text of a result for the model. The middle is left out beyond `limits.characters`."""
     if layout == "labelled":
         return _cut(_labelled(result, limits), limits.characters, "...(truncated)...")
     text = _plain(result, limits)
-    left_out = len(text) - limits.characters // 2 * 2
-    return _cut(text, limits.characters, f"\n... {left_out} characters left out ...\n")
+    omitted = len(text) - limits.characters // 2 * 2
+    return _cut(text, limits.characters, f"\n... {omitted} characters left out ...\n")
 
 
 def refused_text(reason: str, error: str, layout: Layout, *, decoded: bool = True) -> str:
-    """What the model is told of a call that is not run.
+    """Returns the text that the model reads if a call does not run.
 
     Args:
-        reason: in words.
-        error: the Python error that such a call is to the released code, whose layout shows that.
-        decoded: whether the call could be taken apart.
+        reason: why the call does not run, for the layout `plain`.
+        error: the Python error that the call causes in the authors' released code, for the layout `labelled`.
+        layout: the layout of the text.
+        decoded: whether the name and arguments of the call could be read.
     """
     if layout == "plain":
         return reason
@@ -35,7 +36,7 @@ def refused_text(reason: str, error: str, layout: Layout, *, decoded: bool = Tru
 
 
 def _plain(result: RunResult, limits: ToolLimits) -> str:
-    """The four outcomes a model sees: output, no output, error with traceback, timeout."""
+    """Returns output, `(no output)`, an error with its traceback, or the limit that the program reached."""
     parts = [result.stdout.rstrip("\n"), result.value or ""]
     if result.outcome in ("timeout", "memory", "output_limit"):
         parts.append(f"Error: {_reason(result, limits)}")
@@ -69,7 +70,7 @@ def _reason(result: RunResult, limits: ToolLimits) -> str:
 
 
 def _end_of_session(result: RunResult) -> str:
-    """That a notebook's variables are gone, where its cell ended it."""
+    """Returns a line that says that the notebook ended, or an empty string if it is alive or there is none."""
     if not isinstance(result, CellResult) or result.session_alive:
         return ""
     return f"The notebook is gone with its variables: {result.session_end}"
@@ -80,6 +81,6 @@ def _traceback(result: RunResult, limits: ToolLimits) -> str:
 
 
 def _cut(text: str, characters: int, mark: str) -> str:
-    """The text with its middle replaced by `mark` where it has more characters."""
+    """Returns the text. If it has more than `characters` characters, `mark` replaces its middle."""
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}{mark}{text[-half:]}"

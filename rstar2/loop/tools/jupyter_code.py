@@ -1,4 +1,4 @@
-"""The tool that runs cells of a notebook, whose variables last over one rollout."""
+"""The tool that runs code as the cells of a notebook. Variables last until the end of the rollout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rstar2.judge.client.session import JudgeSession
 
 IDLE_S = 1800.0
-"""A session that its client left open, because it was killed, ends after so long without a cell."""
+"""Seconds without a cell after which the judge ends a session, for example because its client was killed."""
 CLOSE_S = 30.0
-"""How long the judge is asked to close a session; after that it ends by being idle."""
+"""Timeout in seconds for closing a session. After a timeout, the judge ends the session when it has been idle."""
 log = logging.getLogger(__name__)
 _CLOSING: set[asyncio.Task[None]] = set()
-"""What event loops only refer to weakly."""
+"""Tasks that close sessions. Event loops hold only weak references to tasks, so this set keeps them alive."""
 
 
 @tool
@@ -35,10 +35,11 @@ async def jupyter_code(code: str, context: ToolContext) -> RunResult:
 
 
 class Notebook:
-    """The notebook of one rollout: a session of the judge, opened at the first call.
+    """The notebook of one rollout. It is a session of the judge that the first call opens.
 
-    Cells run one after another, in the order of their calls. Where a cell ended the session, the reply says so and the
-    next call opens another; where the judge lost it, every later call is lost too, since the variables are gone.
+    Cells run one after another, in the order of their calls. If a cell ends the session, the reply says so, and the
+    next call opens a new session. If the judge loses the session, its variables are gone, and every later call of the
+    rollout is lost too.
     """
 
     def __init__(self, context: ToolContext) -> None:
@@ -48,7 +49,7 @@ class Notebook:
         self._lost = ""
 
     async def run(self, code: str) -> RunResult:
-        """Run a cell after those that were called before it."""
+        """Run a cell, after all cells of earlier calls."""
         async with self._turn:
             try:
                 cell = CellRequest(code=code, timeout_s=self._context.limits.seconds)
@@ -72,18 +73,18 @@ class Notebook:
         return result
 
     async def _session(self) -> JudgeSession:
-        """The open session; the first call opens it."""
+        """Returns the open session. The first call opens it."""
         if self._opening is None:
             wait_s = self._context.session_wait_s
             try:
                 async with asyncio.timeout(wait_s):
                     await self._context.sessions.acquire()
             except TimeoutError as error:
-                late = f"no session became free within {wait_s:g} s"
-                raise Unavailable(late, timed_out=True) from error
+                message = f"no session became free within {wait_s:g} s"
+                raise Unavailable(message, timed_out=True) from error
             self._opening = asyncio.create_task(self._open())
         try:
-            # A rollout that is cancelled must still learn of the session, to close it.
+            # Opening goes on if the rollout is cancelled, because only an open session can be closed.
             return await asyncio.shield(self._opening)
         except RStarError:
             await self.aclose()
@@ -93,11 +94,11 @@ class Notebook:
         from rstar2.judge.client.session import JudgeSession
 
         judge = self._context.judge
-        asked = SessionRequest(memory_mb=self._context.limits.memory_mb, idle_s=IDLE_S, total_s=SESSION_S)
-        return await JudgeSession(judge, asked).__aenter__()
+        request = SessionRequest(memory_mb=self._context.limits.memory_mb, idle_s=IDLE_S, total_s=SESSION_S)
+        return await JudgeSession(judge, request).__aenter__()
 
     async def aclose(self) -> None:
-        """End the session, if there is one. A judge that does not answer ends it by itself, as it is idle."""
+        """End the session, if there is one. If the judge does not answer, it ends the idle session later."""
         opening, self._opening = self._opening, None
         if opening is not None:
             closing = asyncio.create_task(self._close(opening))
@@ -110,6 +111,10 @@ class Notebook:
             async with asyncio.timeout(CLOSE_S):
                 await (await opening).__aexit__()
         except (RStarError, TimeoutError) as error:
-            log.warning("a notebook was not closed, its session ends by being idle: %s", error)
+            log.warning(
+                "a notebook was not closed: %s. The judge ends its session after %.0f s without a cell.",
+                error,
+                IDLE_S,
+            )
         finally:
             self._context.sessions.release()

@@ -1,4 +1,4 @@
-"""Keeps text that is not ours from holding tokens that control a conversation."""
+"""Removes tokens that control a conversation from foreign text: problems, tool output and messages of clients."""
 
 from __future__ import annotations
 
@@ -7,52 +7,55 @@ from collections.abc import Iterable
 from typing import Any
 
 _MARKUP = re.compile(r"[<\[]\S+[>\]]")
-"""An added token that is markup. Others, such as the runs of spaces that some tokenizers add, are ordinary text."""
+"""Matches added tokens that are markup. Others, such as the runs of spaces of some tokenizers, are ordinary text."""
 _CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
-"""In markup that controls a conversation. Names of HTML elements, which Gemma's vocabulary has, are ordinary text."""
+"""Matches a part of the markup that controls a conversation.
+
+It does not match names of HTML elements, which are ordinary text, although Gemma has tokens for them.
+"""
 
 _TURN_TOKEN = (
     r"<[|\uff5c]/?[\w\u2581.-]{1,60}[|\uff5c]?>|<\w{1,40}[|\uff5c]>|</?(?:start|end)_of_"
     r"|\[/?(?:INST|gMASK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]|\[e~\[|\]~!?b[\[\]]"
 )
-"""What begins the tokens between which formats and families write a message and its role."""
+"""Pattern for the start of tokens that begin or end a message or its role, in all formats and families."""
 _ANY_TURN_TOKEN = re.compile(_TURN_TOKEN)
 _CONTROL_IN_TEXT = re.compile(
     _TURN_TOKEN + r"|</?(?:\w{1,20}:)?(?:(?:think(?:ing)?|reason(?:ing)?|answer)\b(?!-)"
     r"|tool_|arg_(?:key|value)\b|invoke\b|(?:function|parameter)[=>])"
     r"|</?(?:system|user|assistant|im_start|im_end|endoftext|bos|eos|sop)\b|(?<!\S)/no_?think\b"
 )
-"""What begins the tags and control tokens of our formats and of all families."""
+"""Pattern for the start of tags and control tokens, in all formats and families."""
 _STRUCK_OUT = re.compile(r"<s>(?:(?!</?s>).)*</s>", re.DOTALL)
-"""A text that HTML strikes out. It looks like the tokens at the start and the end of a text."""
+"""Pattern for struck-out text in HTML. Its tags look like the tokens `<s>` and `</s>` at the ends of a text."""
 _AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 
 
 def holds_control(text: str) -> bool:
-    """Whether a text has what controls a conversation in our formats or those of any family.
+    """Whether a text contains a tag or token that controls a conversation in any format or family.
 
-    `<s>` and `</s>` are tokens only at the start or the end of a text, and together they are HTML.
+    `<s>` and `</s>` count only at the start or the end of a text. Around a part of the text they are HTML.
     """
     return bool(_CONTROL_IN_TEXT.search(text) or _AT_AN_END.search(_STRUCK_OUT.sub("-", text)))
 
 
 def without_turn_tokens(text: str) -> str:
-    """The text with a space in each token that could begin or end a message, in the formats of any family.
+    """Returns the text with a space inserted into each token that could begin or end a message in any family.
 
-    For text that a server will tokenize, whose tokens are not known here.
+    Use it for text that a server tokenizes, because the tokens of the server's model are not known here.
     """
     return _ANY_TURN_TOKEN.sub(lambda token: f"{token[0][0]} {token[0][1:]}", text)
 
 
 class Breaker:
-    """Breaks up tokens in text that is not ours, by a space after their first character."""
+    """Breaks up given tokens in foreign text, by a space after the first character of each token."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted(tokens, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, self._tokens))) if self._tokens else None
 
     def broken_up(self, text: str) -> str:
-        """The text without any of the tokens."""
+        """Returns the text with all of the tokens broken up."""
         if self._any is None or not self._any.search(text):
             return text
         for token in self._tokens:
@@ -60,7 +63,7 @@ class Breaker:
         return text
 
     def within(self, value: Any) -> Any:
-        """A JSON value with no token in any text of it, keys included."""
+        """Returns a JSON value with the tokens broken up in all of its strings, keys included."""
         if isinstance(value, str):
             return self.broken_up(value)
         if isinstance(value, list | tuple):
@@ -71,9 +74,9 @@ class Breaker:
 
 
 def control_markup(tokenizer: Any, own_text: str) -> set[str]:
-    """Markup that is a single token, though perhaps not a special one, such as `</tool_response>` of Qwen3.
+    """Returns the tokens that are control markup, such as `</tool_response>` of Qwen3. They need not be special tokens.
 
-    It is markup that is in `own_text`, the format's own, or that looks like control.
+    Markup counts as control markup if the format's text `own_text` contains it, or if it looks like a control tag.
     """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     markup = {token.content for token in added if _MARKUP.fullmatch(token.content)}
@@ -81,5 +84,5 @@ def control_markup(tokenizer: Any, own_text: str) -> set[str]:
 
 
 def written_as_one(tokenizer: Any, token: str) -> list[str]:
-    """The token, if the tokenizer has it as one."""
+    """Returns a list with `token` if the tokenizer encodes it as a single token, and otherwise an empty list."""
     return [token] if len(tokenizer.encode(token, add_special_tokens=False)) == 1 else []

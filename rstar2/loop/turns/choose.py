@@ -1,4 +1,4 @@
-"""Which format a model has, and the codec of it."""
+"""Chooses the format of a model, and creates its codec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 from rstar2.errors import UserError
 from rstar2.files import read_json
 from rstar2.loop.formats.families import FAMILIES
-from rstar2.loop.formats.format import FORMAT_FILE, OURS, OWN, Format, ours, read_format
+from rstar2.loop.formats.format import (
+    DEFAULT_FORMAT,
+    FORMAT_FILE,
+    TEMPLATE_FORMAT,
+    Format,
+    default_format,
+    read_format,
+)
 from rstar2.loop.turns.check import check_round_trip
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.families import FamilyCodec, family_of
@@ -18,15 +25,22 @@ from rstar2.model_hub import check_on_hub
 from rstar2.runs import changed_keys
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
-"""A model's folder has at least one of them."""
+"""File patterns of tokenizers. A model's folder contains at least one such file."""
 
 
-def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> ChatCodec:
-    """The codec of a Hugging Face tokenizer and a format, by default ours; `source` says where the format comes from.
+def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:
+    """Create the codec of a Hugging Face tokenizer and a format, and test it by a round trip.
 
-    UserError as of `TemplateCodec`, `FamilyCodec` and `check_round_trip`.
+    Args:
+        tokenizer: the tokenizer.
+        fmt: the format. The default is rstar2's own.
+        source: where the format comes from, for messages.
+
+    Raises:
+        UserError: the tokenizer does not fit the format (see `TemplateCodec` and `FamilyCodec`), or the round trip
+            failed (see `check_round_trip`).
     """
-    fmt = fmt or ours()
+    fmt = fmt or default_format()
     codec = (
         TemplateCodec(tokenizer, fmt, source) if fmt.family is None else FamilyCodec(tokenizer, fmt, source)
     )
@@ -36,29 +50,38 @@ def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> 
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """The format that a user names for a model. Raises UserError if one is forced but none is named."""
+    """The user's choice of a format for a model. Raises UserError if `forced` is set without a format."""
 
     named: str | None = None
-    """Name or file of a format, see `read_format`; None for the model's own."""
+    """Name or file of a format, see `read_format`. None means the model's own format."""
     forced: bool = False
-    """Use it also where the model has another one."""
+    """Whether to use the format even if the model has a different one."""
 
     def __post_init__(self) -> None:
         if self.forced and self.named is None:
-            raise UserError("--force-format needs --format", "Name a format.")
+            raise UserError(
+                "--force-format needs --format", "Add --format with the name or file of a format."
+            )
 
 
 MODELS_OWN = FormatChoice()
 
 
 def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
-    """The codec of a model folder or hub id, in the model's format.
+    """Create the codec of a model folder or hub id, in the model's format.
 
-    That is its format file's, else the family's whose turns its own chat template writes, else its own chat template's
-    with our tags, else ours. One that is chosen must agree with it, or be forced.
+    The model's format is the first of these that exists:
+
+    1. the format in the model's format file,
+    2. the format of the family whose turns the model's chat template writes,
+    3. the model's chat template with rstar2's tags,
+    4. the default format of rstar2.
+
+    A format in `choice` must not differ from the model's format, unless it is forced.
 
     Raises:
-        UserError: no tokenizer can be loaded from there, its parts disagree, or as of `read_format` and `codec_for`.
+        UserError: the tokenizer cannot be loaded, the model's format file and chat template disagree, the chosen format
+            differs, or the format does not work (see `read_format` and `codec_for`).
     """
     if isinstance(model, Path) and not model.is_dir():
         hint = "Give the folder that holds config.json and the weights."
@@ -67,9 +90,13 @@ def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCode
 
 
 def load_chat_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
-    """The codec of a model that is shown the tools of its requests, if any, so that a template that knows none will do.
+    """Create the codec of a model whose requests bring their own tools.
 
-    UserError as of `load_codec` where a format is named, or the model can be shown nothing at all.
+    The model's format needs no tools. If the model's own format does not work, for example because its chat template
+    drops tools, the format `no-tools` is used instead.
+
+    Raises:
+        UserError: a format is chosen and does not work, or `no-tools` does not work either (see `load_codec`).
     """
     try:
         return load_codec(model, choice)
@@ -79,30 +106,31 @@ def load_chat_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> Cha
         try:
             return load_codec(model, FormatChoice("no-tools"))
         except UserError:
-            # Nobody named that format.
+            # The user did not choose no-tools, so the first error explains more.
             raise error from None
 
 
 def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
-    """`load_codec` of a model whose tokenizer is loaded."""
+    """Create the codec of a model whose tokenizer is already loaded, see `load_codec`."""
     own, source = model_format(model, tokenizer)
     named = choice.named
     if named is None:
         return codec_for(tokenizer, own, source)
-    wanted = named_format(named, own, source)
-    differing = differences(own, wanted, source)
+    chosen = named_format(named, own, source)
+    differing = differences(own, chosen, source)
     if differing and not choice.forced:
         raise UserError(
-            f"{model} has a format of its own ({source}), which differs from {named} in: {', '.join(differing)}",
-            "Omit the format. chat, eval, serve and format show take --force-format; results then name the format.",
+            f"{model} has its own format ({source}), which differs from {named} in: {', '.join(differing)}",
+            "Omit --format to use the model's own. In chat, eval, serve and format show, --force-format uses the other "
+            "one; results then name it.",
         )
-    return codec_for(tokenizer, wanted, f"{named}, forced" if differing else named)
+    return codec_for(tokenizer, chosen, f"{named}, forced" if differing else named)
 
 
 def load_tokenizer(model: str | Path) -> Any:
     """Returns the tokenizer of a model folder or hub id. Raises UserError if it cannot be loaded.
 
-    A hub that is out of reach is asked once.
+    If the hub cannot be reached, there are no retries.
     """
     from transformers import AutoTokenizer
 
@@ -111,63 +139,68 @@ def load_tokenizer(model: str | Path) -> Any:
         check_on_hub(str(model), "tokenizer_config.json", "tokenizer.json", "tokenizer.model")
     try:
         return AutoTokenizer.from_pretrained(str(model))
-    # Of files that are damaged the libraries raise anything, their own types too.
+    # For damaged files the libraries raise many types of exceptions, including types of their own.
     except Exception as error:
         raise no_tokenizer(model, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
 def check_tokenizer(model: str | Path) -> None:
-    """Raise a UserError for a folder without a tokenizer's files, of which transformers would make an empty one."""
+    """Raise UserError if a folder has no tokenizer files. transformers would create an empty tokenizer from it."""
     folder = Path(model)
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
         raise no_tokenizer(model, "it has no tokenizer")
 
 
 def no_tokenizer(model: str | Path, why: str) -> UserError:
-    """The error for a model whose tokenizer cannot be loaded."""
+    """Returns the error for a model whose tokenizer cannot be loaded."""
     hint = f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({why})."
     return UserError(f"cannot load a tokenizer from {model}", hint)
 
 
 def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
-    """Returns a model's own format and where it comes from.
+    """Returns a model's own format, and where it comes from.
 
-    Raises UserError if the model's format file and its chat template disagree, or if `family_of` does.
+    Raises:
+        UserError: the model's format file and its chat template disagree, or a family cannot be tried (see
+            `family_of`).
     """
     template, record = _own_template(tokenizer), _format_file(model)
     if record is not None:
         stored = read_format(str(record))
         if template is not None and template.strip() != stored.template.strip():
             raise UserError(
-                f"{model}: the chat template of the tokenizer is not the one in {FORMAT_FILE}",
-                f"Remove {FORMAT_FILE} to use the tokenizer's, or copy both again from the trained model.",
+                f"{model}: the chat template of the tokenizer differs from the one in {FORMAT_FILE}",
+                f"Remove {FORMAT_FILE} to use the tokenizer's template, or copy both again from the trained model.",
             )
         return stored, FORMAT_FILE
     if template is None:
-        return ours(), OURS
-    fmt = read_format(OWN, template)
-    found = family_of(tokenizer, template, _model_types(model))
-    if found is None:
+        return default_format(), DEFAULT_FORMAT
+    fmt = read_format(TEMPLATE_FORMAT, template)
+    family = family_of(tokenizer, template, _model_types(model))
+    if family is None:
         return fmt, "its own chat template"
-    return _of_family(fmt, *found), "its own chat template"
+    return _with_family(fmt, *family), "its own chat template"
 
 
 def named_format(named: str, own: Format, source: str) -> Format:
-    """`read_format` of a format that is named for a model whose own one is as of `model_format`."""
-    # A model without a chat template, for which ours is taken otherwise, has none in a family either.
-    fmt = read_format(named, "" if named in FAMILIES and source == OURS else own.template)
+    """Read the format `named` for a model whose own format is `own` from `source` (see `model_format`).
+
+    A format of the model's own family also gets the options of the model's format, unless it sets options.
+    """
+    # A model without a chat template has an empty template in a family, not the template of the default format.
+    fmt = read_format(named, "" if named in FAMILIES and source == DEFAULT_FORMAT else own.template)
     if fmt.family is not None and fmt.family == own.family and not fmt.family_options:
         return fmt.model_copy(update={"family_options": own.family_options})
     return fmt
 
 
-def _of_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
+def _with_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
     calls = 1 if FAMILIES[family].one_call else fmt.calls_per_turn
     return fmt.model_copy(update={"family": family, "family_options": options, "calls_per_turn": calls})
 
 
 def _model_types(model: str | Path) -> list[str]:
-    """What config.json says a model is, and its part for text; nothing if there is no config.json to read."""
+    """Returns the `model_type` of a model and of its text part. Empty if there is no config.json."""
     from transformers import PreTrainedConfig
 
     if Path(model).is_dir():
@@ -182,7 +215,7 @@ def _model_types(model: str | Path) -> list[str]:
 
 
 def _own_template(tokenizer: Any) -> str | None:
-    """A tokenizer's chat template; of several, the one for tools."""
+    """Returns a tokenizer's chat template. If it has several, the template for tool use is preferred."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("tool_use", template.get("default"))
@@ -190,31 +223,31 @@ def _own_template(tokenizer: Any) -> str | None:
 
 
 def _format_file(model: str | Path) -> Path | None:
-    """A model's format file; of a hub id, the one in the hub's cache, or fetched from there."""
+    """Returns the path of a model's format file. For a hub id the file is fetched into the cache of the hub."""
     if Path(model).is_dir():
         record = Path(model) / FORMAT_FILE
         return record if record.exists() else None
     from transformers.utils import cached_file
 
-    found = cached_file(
+    cached = cached_file(
         str(model),
         FORMAT_FILE,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if found is None else Path(found)
+    return None if cached is None else Path(cached)
 
 
-def differences(own: Format, wanted: Format, source: str) -> list[str]:
-    """What differs between a model's format, as of `model_format`, and another, of all that a reply is written by.
+def differences(own: Format, other: Format, source: str) -> list[str]:
+    """Returns the keys in which another format differs from the model's own format `own` from `source`.
 
-    The time and memory that a call may take are the user's to choose. Of a model without a format file only the
-    template counts.
+    The time and memory limits of calls may differ, because the user may choose them. For a model without a format file,
+    only the family and the template are compared.
     """
     if source == FORMAT_FILE:
         free: Any = {"examples": True, "limits": {"seconds", "memory_mb"}}
-        return changed_keys(own.model_dump(exclude=free), wanted.model_dump(exclude=free))
-    if None not in (own.family, wanted.family) and own.family != wanted.family:
+        return changed_keys(own.model_dump(exclude=free), other.model_dump(exclude=free))
+    if None not in (own.family, other.family) and own.family != other.family:
         return ["family"]
-    return [] if source == OURS or own.template == wanted.template else ["template"]
+    return [] if source == DEFAULT_FORMAT or own.template == other.template else ["template"]

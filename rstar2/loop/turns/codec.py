@@ -1,4 +1,4 @@
-"""What every format can do: render a conversation as token ids, lead on to the next turn, and read a turn."""
+"""The interface of codecs, which render a conversation as token ids, continue it, and parse turns."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from functools import cached_property
 from typing import Any
 
 from rstar2.loop.formats.format import Format
-from rstar2.loop.turns.demands import QUESTION_MARK, Wording, opening_demands
+from rstar2.loop.turns.demands import QUESTION_MARK, FormatTexts, opening_demands
 from rstar2.loop.turns.stream import TurnStream
 from rstar2.loop.turns.turn import ParsedTurn
 
 Message = dict[str, Any]
-"""As OpenAI's API writes it: `role`, `content`, and perhaps `tool_calls` and `reasoning_content`."""
+"""A message in the form of OpenAI's API: `role`, `content`, and optionally `tool_calls` and `reasoning_content`."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation as SFT sees it."""
+    """A conversation encoded for SFT."""
 
     input_ids: array[int]
-    """Shape (T,)."""
+    """Token ids, shape (T,)."""
     loss_mask: array[int]
-    """Shape (T,): 1 if the model has to write the token."""
+    """1 for tokens that the model has to write and learns, otherwise 0, shape (T,)."""
 
     def cut(self, tokens: int) -> Encoded:
         return Encoded(self.input_ids[:tokens], self.loss_mask[:tokens])
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether a conversation calls a tool, or has a tool's reply."""
+    """Whether a conversation contains a tool call or a tool's reply."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 class ChatCodec(ABC):
-    """Messages to token ids and back, for a tokenizer and a format. What a model wrote is never encoded again."""
+    """Converts messages to token ids and back, for one tokenizer and format.
+
+    Token ids that a model wrote are never decoded and encoded again.
+    """
 
     end_id: int
     """The token that ends a turn."""
     turn_start: str = ""
-    """What the generation prompt already writes of the model's turn as text, such as `<reason>`."""
+    """The text of the model's turn that the generation prompt already contains, such as `<reason>`."""
     thoughts: str = "stay in the context"
-    """What becomes of the thoughts of earlier turns."""
+    """Says, for messages, whether the thoughts of earlier turns stay in the context."""
 
     def __init__(self, tokenizer: Any, fmt: Format, source: str) -> None:
         self.tokenizer = tokenizer
@@ -55,11 +58,11 @@ class ChatCodec(ABC):
         """Where the format comes from."""
 
     @cached_property
-    def wording(self) -> Wording:
-        """The format's texts around conversations, and what they ask of turns."""
+    def texts(self) -> FormatTexts:
+        """The texts that the format puts around conversations, and the parts of a turn that they ask for."""
         prompt = self.prompt([{"role": "user", "content": QUESTION_MARK}], [])
         before = str(self.tokenizer.decode(prompt)).partition(QUESTION_MARK)[0]
-        return Wording(self.format, opening_demands(self.format, before), self.turn_start)
+        return FormatTexts(self.format, opening_demands(self.format, before), self.turn_start)
 
     @property
     def stop_ids(self) -> list[int]:
@@ -68,10 +71,10 @@ class ChatCodec(ABC):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the vocabulary, of how text becomes tokens, and of the format.
+        """SHA-256 of the vocabulary, the tokenization rules and the format.
 
-        Codecs of one digest write the same token ids. Which tokens count as special is left out, because training
-        changes that: it names the token that ends a turn.
+        Codecs with the same digest write the same token ids. The list of special tokens is not part of the digest,
+        because training changes it when it sets the token that ends a turn.
         """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = json.loads(backend.to_str()) if backend is not None else {}
@@ -82,31 +85,34 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
-        """Token ids of a conversation up to where the model continues.
+        """Returns the token ids of a conversation up to the place where the model continues.
 
-        `tools` are schemas to show in place of the format's; an empty list for none.
+        `tools` are schemas that replace the format's tools. An empty list shows no tools.
         """
 
     @abstractmethod
     def with_variables(self, variables: Mapping[str, Any]) -> ChatCodec:
-        """This codec, with variables of its chat template or options of its family set, such as `enable_thinking`.
+        """Returns this codec with variables of its chat template or options of its family, such as `enable_thinking`.
 
-        Raises UserError, which names the variable, if the format does not know it or cannot be rendered with it.
+        Raises:
+            UserError: the format does not know a variable, or cannot be rendered with it. The message names the
+                variable.
         """
 
     @abstractmethod
     def bridge(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """Token ids between a turn of the model and its next one, in which it reads the messages.
+        """Returns the token ids between a turn of the model and its next turn. They contain the messages.
 
         Args:
             before: the token ids before the turn.
-            turn: the turn's own, see `closed`.
-            messages: replies of tools, or what a person asks next.
+            turn: the token ids of the turn, see `closed`.
+            messages: tool replies, or the next message of a person.
 
-        Returns None if the conversation has to be rendered anew, because the format's models are trained with earlier
-        thoughts left out.
+        Returns:
+            The token ids, or None if the whole conversation has to be rendered again, because the format leaves out
+            the thoughts of earlier turns.
 
         Raises:
             UserError: the format cannot write this conversation.
@@ -114,45 +120,51 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def closed(self, ids: list[int]) -> list[int]:
-        """A conversation's ids, the turn at their end closed if it was stopped or cut off."""
+        """Returns the ids of a conversation. If its last turn was stopped or cut off, the end of the turn is added."""
 
     @abstractmethod
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
-        """Read a turn that the model wrote after `prompt_ids`."""
+        """Parse a turn that the model wrote after `prompt_ids`."""
 
     @abstractmethod
     def stream(self) -> TurnStream:
-        """A reader of turns that are still being written."""
+        """Returns a parser for turns that are still being generated."""
 
     @abstractmethod
     def message(
         self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
-        """A turn as a message of OpenAI's API, and as a trace keeps it.
+        """Returns a turn as a message of OpenAI's API, and as a parsed turn for a trace.
 
-        If the model was shown `tools`, calls that can be read become `tool_calls`.
+        Valid calls become `tool_calls` if `tools`, which are the tools in the prompt, is not empty.
         """
 
     @abstractmethod
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
-        """Encode a conversation as rollouts will: the same prompts, and the same replies of tools.
+        """Encode a conversation for SFT with the token ids that a rollout would have for its prompts and tool replies.
 
-        Each turn begins where generation begins it. What follows the last assistant message is left out. A conversation
-        with tool calls and without `tools` is shown the format's tools.
+        Each turn begins where generation begins it. Messages after the last assistant message are left out. If
+        `tools` is None and the conversation has tool calls, the prompt lists the format's tools.
         """
 
     @abstractmethod
     def tool_turn(self, outputs: list[str]) -> list[int]:
-        """Token ids between a turn that ended with calls and the next turn; UserError if the format has none."""
+        """Returns the token ids between a turn that ended with calls and the next turn.
 
-    def content(self, thought: str, said: str) -> str:
-        """The `content` of a message with that thought, which is in there if the format's turns begin inside one."""
-        return said
+        Raises UserError if the format cannot continue after calls.
+        """
+
+    def content(self, thought: str, text: str) -> str:
+        """Returns the `content` of a message with this thought and text.
+
+        It includes the thought if the format's generation prompt opens a thought.
+        """
+        return text
 
     def written_by_template(self, calls: list[Message]) -> str | None:
-        """What the template itself writes of a turn with calls; None if it leaves calls to the codec."""
+        """Returns the calls as the chat template writes them. None if the codec writes calls, not the template."""
         return None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a turn, without special tokens."""
+        """Returns the text of a turn, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))

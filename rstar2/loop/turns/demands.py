@@ -1,4 +1,4 @@
-"""What the texts of a prompt tell the model to write: a thought, an answer block, a box. And whether a turn does so."""
+"""Finds out whether the texts of a prompt ask for a thought, an answer block or a box, and whether a turn has them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rstar2.loop.turns import tags
 Message = dict[str, Any]
 
 QUESTION_MARK = "THE QUESTION"
-"""Stands for a question, to see what a template writes before it."""
+"""Placeholder for a question, to find the text that a template writes before a question."""
 
 
 @dataclass(frozen=True)
 class Demands:
-    """What a text asks for by naming its tags."""
+    """The parts of a turn that a text asks for."""
 
     thought: str = ""
-    """The tag that begins the thought, such as `<reason>`; empty if none is asked for."""
+    """The tag that begins the thought, such as `<reason>`. Empty if the text asks for no thought."""
     answer: bool = False
     box: bool = False
 
@@ -32,26 +32,26 @@ class Demands:
 
 
 def demands_of(text: str) -> Demands:
-    r"""What a system text or a user's text asks for: a thought in tags, `<answer>`, `\boxed`."""
-    asked = tags.asked_tags(text)
-    thought = next(iter(sorted(asked - {tags.ANSWER}, key=text.find)), "")
-    return Demands(thought, tags.ANSWER in asked, "\\boxed" in text)
+    r"""Returns the parts that a system text or user text asks for: a thought in tags, `<answer>`, `\boxed`."""
+    requested = tags.requested_tags(text)
+    thought = next(iter(sorted(requested - {tags.ANSWER}, key=text.find)), "")
+    return Demands(thought, tags.ANSWER in requested, "\\boxed" in text)
 
 
 @dataclass(frozen=True)
-class Wording:
-    """A format's texts around conversations, and what they ask of the model's turns."""
+class FormatTexts:
+    """The texts that a format puts around conversations, and the parts of a turn that they ask for."""
 
     format: Format
     opening: Demands
-    """What the text before the first question asks for, in a conversation without a system text of its own."""
+    """The parts that the text before the first question asks for, unless the conversation has its own system text."""
     turn_start: str = ""
-    """What the generation prompt already writes of a turn, such as `<reason>`."""
+    """The text of a turn that the generation prompt already contains, such as `<reason>`."""
 
     thought_tag: str = ""
-    """The tag with which turns of a model family begin a thought, if they have one."""
+    """The tag that begins a thought in turns of the model family. Empty if the family has none."""
     drops_thoughts: bool = False
-    """Whether turns of the model family have no place for a thought."""
+    """Whether turns of the model family cannot contain a thought."""
     forgets_thoughts: bool = False
     """Whether prompts of the model family leave out the thoughts of turns before the last question."""
     every_turn_thinks: bool = False
@@ -59,12 +59,12 @@ class Wording:
 
     @cached_property
     def question(self) -> Demands:
-        """What the text around a problem asks for."""
+        """The parts that the text around a problem asks for."""
         return demands_of("".join(self.format.around_problem))
 
     @property
     def rewarded(self) -> Demands:
-        """What a turn that answers a problem has to hold: RL rewards it if the answer is right."""
+        """The parts that a turn needs so that RL rewards its answer."""
         return self.opening | self.question
 
     @property
@@ -75,27 +75,27 @@ class Wording:
     def learns(self, before_last_question: bool, has_thought: bool) -> bool:
         """Whether SFT learns from a turn.
 
-        It does not if later prompts leave out the turn's thought: the model would learn to answer without one.
+        SFT skips a turn if later prompts leave out its thought, because the model would learn to answer without one.
         """
         forgotten = before_last_question and self.forgets_thoughts
         return not (forgotten and (has_thought or self.every_turn_thinks))
 
     def meets(self, turn: Message, demands: Demands, may_be_empty: bool) -> bool:
-        """Whether a turn has all that is asked for. A turn with a call is not final, and needs no answer yet.
+        """Whether a turn has all parts that `demands` asks for. A turn with a call needs no answer and no box.
 
-        `may_be_empty`: a thought without words counts too, as in the answers of the format's own form.
+        If `may_be_empty` is set, an empty thought counts as a thought, as in answers in the format's own form.
         """
         text = tags.message_text(turn)
         if demands.thought and not self._has_thought(turn, text, demands.thought, may_be_empty):
             return False
         if tags.find_calls(text):
             return True
-        said = tags.after_reasoning(text)
+        final = tags.after_reasoning(text)
         if demands.answer:
-            said, closed, _ = said.partition(tags.ANSWER)[2].partition(tags.ANSWER_END)
+            final, closed, _ = final.partition(tags.ANSWER)[2].partition(tags.ANSWER_END)
             if not closed:
                 return False
-        return not demands.box or tags.BOX.search(said) is not None
+        return not demands.box or tags.BOX.search(final) is not None
 
     def _has_thought(self, turn: Message, text: str, tag: str, may_be_empty: bool) -> bool:
         if self.format.family is not None:
@@ -108,12 +108,15 @@ class Wording:
 
 
 def opening_demands(fmt: Format, before_question: str) -> Demands:
-    """What the text before a first question asks for, given what the template writes there by itself."""
+    """Returns the parts that the text before the first question asks for.
+
+    This is the format's system text, or else `before_question`, which the template itself writes there.
+    """
     return demands_of(before_question if fmt.system is None else fmt.system)
 
 
-def wording_of(fmt: Format) -> Wording:
-    """The wording of a format with a template of its own, without a tokenizer."""
+def format_texts(fmt: Format) -> FormatTexts:
+    """Returns the texts of a format that has a template. This needs no tokenizer."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered, _ = render_jinja_template(
@@ -121,4 +124,4 @@ def wording_of(fmt: Format) -> Wording:
     )
     before, _, after = rendered[0].partition(QUESTION_MARK)
     start = next((tag for tag in tags.REASONING_STARTS if after.endswith(tag)), "")
-    return Wording(fmt, opening_demands(fmt, before), start)
+    return FormatTexts(fmt, opening_demands(fmt, before), start)

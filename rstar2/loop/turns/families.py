@@ -1,4 +1,4 @@
-"""Families of models that write turns in a syntax of their own. The only file that uses the library `renderers`."""
+"""The codec of model families with their own syntax. This is the only module that uses the library `renderers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup
 from rstar2.loop.turns.codec import ChatCodec, Encoded, Message, has_calls
-from rstar2.loop.turns.demands import Wording
+from rstar2.loop.turns.demands import FormatTexts
 from rstar2.loop.turns.stream import Piece, TurnStream
 from rstar2.loop.turns.turn import EMPTY, ParsedTurn, Part, PartKind, WrittenCall
 
@@ -27,12 +27,12 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""What becomes of the thoughts of earlier turns, by the word that the library has for it."""
+"""Says, for messages, whether the thoughts of earlier turns stay. The keys are the library's names."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
-"""Stands for an empty thought, since families write the turns without a thought in another way."""
+"""Placeholder for an empty thought, because families write turns without a thought differently."""
 _MARK = "THE THOUGHT"
-"""Stands for a thought, to see where a family writes it."""
+"""Placeholder for a thought, to find the place where a family writes it."""
 _FAULTS = {
     "invalid_json": "The arguments of the tool call are not valid.",
     "unclosed_block": "The tool call has no end.",
@@ -40,24 +40,24 @@ _FAULTS = {
     "malformed_structure": "The tool call is not in the form that tool calls have.",
     "unknown_tool": "The tool call names an unknown tool.",
 }
-"""What the model is told of a call that cannot be read."""
-_REPLACED = "\ufffd"
-"""What a tokenizer gives for a part of a character."""
-_NOWHERE = "\0"
-"""Put over what is no place for a content."""
-_MOST_PIECES = 64
-"""A content in more pieces was changed by the library, not written in several places."""
+"""Messages to the model about a call that cannot be read, by the library's status."""
+_INCOMPLETE_CHARACTER = "\ufffd"
+"""The character that a tokenizer decodes for the first bytes of an incomplete character."""
+_BLANK = "\0"
+"""Replaces the characters of excluded spans, so that no content is found there."""
+_MAX_PIECES = 64
+"""Maximum number of pieces of a content. More pieces mean that the library changed the content."""
 _STREAM_STEPS = 256
-"""A turn that is being written is read again once it has grown by one part in this many, so that all readings together
-take about as long as this many readings of the whole turn."""
+"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a turn together then takes about as
+long as parsing the whole turn 256 times."""
 
 
 class FamilyCodec(ChatCodec):
-    """Renders and reads turns as the format's family does.
+    """Renders and parses turns in the syntax of the format's family.
 
     Raises:
-        UserError: the library is not installed, or does not know the family; the tokenizer lacks tokens of the family,
-            or the family's vocabulary cannot be downloaded.
+        UserError: the library is not installed, the tokenizer lacks tokens of the family, or the family's vocabulary
+            cannot be downloaded.
     """
 
     def __init__(self, tokenizer: Any, fmt: Format, source: str) -> None:
@@ -87,10 +87,10 @@ class FamilyCodec(ChatCodec):
         fmt = self.format.model_copy(update={"family_options": {**self.format.family_options, **variables}})
         try:
             return FamilyCodec(self.tokenizer, fmt, self._named_source)
-        except ValueError as error:  # pydantic's
+        except ValueError as error:  # pydantic raises it
             names = ", ".join(variables)
             raise UserError(
-                f"{names} is not supported as sent: {family} takes no such value ({_reason(error)})"
+                f"{names} is not supported with this name or value by the family {family} ({_reason(error)})"
             ) from error
 
     def bridge(
@@ -103,37 +103,37 @@ class FamilyCodec(ChatCodec):
         known = [*before, *turn]
         try:
             rendered = self._renderer.bridge_to_next_turn(
-                list(before), list(turn), replies, tools=self.format.shown_tools
+                list(before), list(turn), replies, tools=self.format.template_tools
             )
         except Exception as error:  # a renderer can raise anything
-            raise self._fault(f"cannot lead on to the next turn: {error}") from error
+            raise self._fault(f"cannot continue a conversation after a turn: {error}") from error
         if rendered is None:
             return None
         ids = list(rendered.token_ids)
         return ids[len(known) :] if ids[: len(known)] == known else None
 
     def closed(self, ids: list[int]) -> list[int]:
-        # `bridge` closes a turn as the family does, a thought that was cut off included.
+        # `bridge` closes the turn, and a thought that was cut off, as the family does.
         return ids
 
     def tool_turn(self, outputs: list[str]) -> list[int]:
         calls = [_call("python", {}) for _ in outputs[: 1 if self._one_call else None]]
         replies: list[Message] = [{"role": "tool", "name": "python", "content": output} for output in outputs]
         turn = {"role": "assistant", "content": "", "reasoning_content": "?", "tool_calls": calls}
-        rendered = self._rendered([_QUESTION, turn, *replies], self.format.shown_tools)
+        rendered = self._rendered([_QUESTION, turn, *replies], self.format.template_tools)
         ids = list(rendered.token_ids)
         start, end = _first_run(rendered.sampled_mask)
         bridge = self.bridge(ids[:start], ids[start:end], replies)
         if bridge is None:
-            raise self._fault("cannot lead on from a tool call")
+            raise self._fault("cannot continue a conversation after a tool call")
         return bridge
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
-        tools = self.format.shown_tools or list(self.format.tools)
+        tools = self.format.template_tools or list(self.format.tools)
         return replace(self._read(token_ids, prompt_ids, tools), tagged=False)
 
     def _read(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]) -> ParsedTurn:
-        """Read a turn. The types of arguments, which some families do not write, are those of `tools`."""
+        """Parse a turn. If the family does not write the types of arguments, they are taken from `tools`."""
         ids = list(token_ids)
         while ids and ids[-1] in self._stops:
             ids.pop()
@@ -160,17 +160,18 @@ class FamilyCodec(ChatCodec):
         self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
         read = replace(self._read(token_ids, prompt_ids, tools), tagged=False)
-        message: Message = {"role": "assistant", "content": read.said.strip()}
+        message: Message = {"role": "assistant", "content": read.visible_text.strip()}
         if thought := read.thought.strip():
             message["reasoning_content"] = thought
         calls = [tags.openai_call(call, number) for number, call in enumerate(read.calls) if not call.fault]
         return (message | {"tool_calls": calls} if tools and calls else message), read
 
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
-        """As of `ChatCodec.training_sample`.
+        """Encode a conversation for SFT, see `ChatCodec.training_sample`.
 
-        A turn whose thought the family leaves out of later prompts is not learned from: the model would learn to answer
-        without a thought. If the generation prompt opens a thought, a turn without one gets an empty one.
+        If the family leaves the thought of a turn out of later prompts, the turn is not learned, because the model
+        would learn to answer without a thought. If the generation prompt opens a thought, a turn without a thought gets
+        an empty one.
         """
         last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
         plain = self._plain(messages[: last + 1])
@@ -179,7 +180,7 @@ class FamilyCodec(ChatCodec):
         forgotten = {
             place
             for place in answers
-            if not self.wording.learns(place < question, bool(plain[place].get("reasoning_content")))
+            if not self.texts.learns(place < question, bool(plain[place].get("reasoning_content")))
         }
         emptied = [
             place
@@ -193,7 +194,7 @@ class FamilyCodec(ChatCodec):
         ids, mask = list(rendered.token_ids), [int(each) for each in rendered.sampled_mask]
         begins: dict[int, int] = {}
         for place in answers:
-            # Rollouts begin a turn where the generation prompt ends, which may be inside a thought.
+            # In a rollout a turn begins where the generation prompt ends, which may be inside a thought.
             lead = self._render(plain[:place], shown, generation=True)
             start = next(
                 (at for at, of in enumerate(rendered.message_indices) if of == place and mask[at]), None
@@ -216,12 +217,12 @@ class FamilyCodec(ChatCodec):
         return Encoded(array("i", ids), array("b", mask))
 
     @cached_property
-    def wording(self) -> Wording:
+    def texts(self) -> FormatTexts:
         turn: Message = {"role": "assistant", "content": ".", "reasoning_content": _MARK}
         before, thinks, _ = self._text(self._render([_QUESTION, turn], None)).partition(_MARK)
         tag = re.search(r"<[\w:]+>\s*\Z", before)
         return replace(
-            super().wording,
+            super().texts,
             thought_tag=tag[0].strip() if thinks and tag else "",
             drops_thoughts=not thinks,
             forgets_thoughts=self.thoughts != _THOUGHTS["all"],
@@ -234,7 +235,7 @@ class FamilyCodec(ChatCodec):
         return tags.opens_thought(self._text(self.prompt([_QUESTION], [])))
 
     def _empty_thought(self, ids: list[int], mask: list[int], start: int) -> None:
-        """Take `_SOME_THOUGHT` out of a turn that begins there, which leaves the family's own end of a thought."""
+        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The end of the thought stays."""
         end = start
         while not (text := self._text(ids[start:end])).startswith(_SOME_THOUGHT):
             end += 1
@@ -247,7 +248,7 @@ class FamilyCodec(ChatCodec):
         return FAMILIES[str(self.format.family)].one_call
 
     def _closing(self, stops: Sequence[int]) -> int:
-        """The token that the family writes at the end of an answer."""
+        """Returns the token that the family writes at the end of an answer."""
         messages = [_QUESTION, {"role": "assistant", "content": "."}, _QUESTION]
         rendered = self._rendered(messages, None)
         for token, place, sampled in zip(
@@ -258,7 +259,7 @@ class FamilyCodec(ChatCodec):
         return stops[0]
 
     def _parsed(self, ids: list[int], read: Any) -> ParsedTurn:
-        """What the library read, as spans of the turn's text."""
+        """Returns the parts and calls that the library read, as spans of the turn's text."""
         text, parts, calls = self._text(ids), list[Part](), list[WrittenCall]()
         unplaced: dict[PartKind, str] = {}
 
@@ -292,7 +293,7 @@ class FamilyCodec(ChatCodec):
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _shown(self, tools: list[Message] | None) -> list[Message] | None:
-        return self.format.shown_tools if tools is None else tools or None
+        return self.format.template_tools if tools is None else tools or None
 
     def _render(
         self, messages: Sequence[Message], tools: list[Message] | None, generation: bool = False
@@ -313,7 +314,7 @@ class FamilyCodec(ChatCodec):
         return UserError(f"{where}, format {self.source}: {what}", "Name another format with --format.")
 
     def _plain(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the library takes them, with tokens broken up that their authors may not write."""
+        """Returns the messages in the form that the library takes, with control tokens of foreign text broken up."""
         return [self._plain_message(message) for message in messages]
 
     def _plain_message(self, message: Message) -> Message:
@@ -334,22 +335,22 @@ class FamilyCodec(ChatCodec):
         return {**message, "content": self._special.broken_up(content)}
 
     def _plain_turn(self, message: Message) -> Message:
-        """A turn of the model, its thought and its calls apart from the text, in which they may be in our tags."""
-        said = message.get("content") or ""
+        """Returns a turn with its thought and calls separated from the text, where rstar2's tags may mark them."""
+        text = message.get("content") or ""
         thought = message.get("reasoning_content") or ""
         calls = [
             _call(call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls") or []
         ]
-        if (ending := tags.ending_calls(said)) is not None:
-            said = ending[0]
+        if (ending := tags.ending_calls(text)) is not None:
+            text = ending[0]
             calls += [_call(call.name, call.arguments) for call in ending[1]]
-        in_tags = tags.leading_thought(said) or tags.unfinished_thought(said)
+        in_tags = tags.leading_thought(text) or tags.unfinished_thought(text)
         if in_tags is not None:
-            thought, said = thought or in_tags[0], in_tags[1]
-        if (answer := tags.ending_answer(said)) is not None:
-            said = "".join(answer)
-        plain: Message = {"role": "assistant", "content": self._control.broken_up(said.strip())}
+            thought, text = thought or in_tags[0], in_tags[1]
+        if (answer := tags.ending_answer(text)) is not None:
+            text = "".join(answer)
+        plain: Message = {"role": "assistant", "content": self._control.broken_up(text.strip())}
         if thought.strip():
             plain["reasoning_content"] = self._control.broken_up(thought.strip())
         if calls:
@@ -368,9 +369,10 @@ class FamilyCodec(ChatCodec):
 
 
 class _FamilyStream:
-    """Shows a turn of a family while it is written: reads what there is of it, and shows what is new.
+    """Splits a turn of a family into pieces while it is generated.
 
-    Code is shown when its call is whole.
+    It parses all of the text so far, again and again, and returns the new pieces. Code is returned only with its whole
+    call.
     """
 
     def __init__(self, codec: FamilyCodec) -> None:
@@ -380,15 +382,15 @@ class _FamilyStream:
 
     def _begin(self) -> None:
         self._ids: list[int] = []
-        self._read_at = 0
-        self._shown = {"thought": "", "text": ""}
-        self._calls = 0
+        self._parsed_ids = 0
+        self._returned = {"thought": "", "text": ""}
+        self._returned_calls = 0
 
     def add(self, token_ids: list[int]) -> list[Piece]:
         self._ids += token_ids
-        if len(self._ids) - self._read_at < 1 + len(self._ids) // _STREAM_STEPS:
+        if len(self._ids) - self._parsed_ids < 1 + len(self._ids) // _STREAM_STEPS:
             return []
-        self._read_at = len(self._ids)
+        self._parsed_ids = len(self._ids)
         return self._new(whole=False)
 
     def end(self) -> list[Piece]:
@@ -398,36 +400,36 @@ class _FamilyStream:
 
     def _new(self, whole: bool) -> list[Piece]:
         read = self._codec.parse(self._ids, self._prompt)
-        said = read.said
-        if not whole and said.lstrip().startswith(("{", "<|")):
-            said = ""  # It may become a call.
-        pieces = [*self._more("thought", read.thought, whole), *self._more("text", said, whole)]
-        # A call that is still being written has no end yet.
+        text = read.visible_text
+        if not whole and text.lstrip().startswith(("{", "<|")):
+            text = ""  # It may become a call.
+        pieces = [*self._more("thought", read.thought, whole), *self._more("text", text, whole)]
+        # The last call may still be incomplete, and then it cannot be read.
         ready = (
             read.calls if whole else read.calls[:-1] if read.calls and read.calls[-1].fault else read.calls
         )
-        for call in ready[self._calls :]:
+        for call in ready[self._returned_calls :]:
             pieces.append(Piece("call", call.text, call))
-        self._calls = max(self._calls, len(ready))
+        self._returned_calls = max(self._returned_calls, len(ready))
         return pieces
 
     def _more(self, kind: str, text: str, whole: bool) -> list[Piece]:
         if not whole:
-            text = text.rstrip(_REPLACED)
-        shown = self._shown[kind]
-        if len(text) <= len(shown) or not text.startswith(shown):
+            text = text.rstrip(_INCOMPLETE_CHARACTER)
+        returned = self._returned[kind]
+        if len(text) <= len(returned) or not text.startswith(returned):
             return []
-        self._shown[kind] = text
-        return [Piece("thought" if kind == "thought" else "text", text[len(shown) :])]
+        self._returned[kind] = text
+        return [Piece("thought" if kind == "thought" else "text", text[len(returned) :])]
 
 
 def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """The family whose turns are written as a model's own chat template writes them, and its options.
+    """Find the family and its options that write turns exactly as a model's own chat template does.
 
-    Families are tried whose models have such a `model_type`. Returns None if there is none.
+    Only families with one of the model's `model_types` are tried. Returns None if none of them matches.
 
     Raises:
-        UserError: such a family cannot be tried: the library is not installed, or a vocabulary cannot be downloaded.
+        UserError: a family cannot be tried, because the library is not installed or a vocabulary cannot be downloaded.
     """
     for name, family in FAMILIES.items():
         if not set(family.model_types) & set(model_types):
@@ -445,7 +447,7 @@ def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tupl
 
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
-"""Ways in which the models of one family differ."""
+"""Options that may differ between models of one family."""
 _PROBE_TOOL: Message = {
     "type": "function",
     "function": {
@@ -461,7 +463,7 @@ _PROBE_TOOL: Message = {
 
 
 def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
-    """Whether a renderer writes a conversation with a call and two questions as a chat template does."""
+    """Whether a renderer and a chat template write the same tokens for a conversation with a call and two questions."""
     messages: list[Message] = [
         {"role": "user", "content": "What is 6 times 7?"},
         {
@@ -474,10 +476,10 @@ def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
         {"role": "assistant", "content": "It is 42.", "reasoning_content": "I see."},
         {"role": "user", "content": "Sure?"},
     ]
-    for asked in (messages[:1], messages[:3], messages):
+    for conversation in (messages[:1], messages[:3], messages):
         try:
             own = tokenizer.apply_chat_template(
-                asked,
+                conversation,
                 tools=[_PROBE_TOOL],
                 chat_template=template,
                 tokenize=False,
@@ -485,7 +487,7 @@ def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
                 date_string=PROMPT_DATE.strftime("%d %b %Y"),
                 strftime_now=PROMPT_DATE.strftime,
             )
-            ids = renderer.render(asked, tools=[_PROBE_TOOL], add_generation_prompt=True).token_ids
+            ids = renderer.render(conversation, tools=[_PROBE_TOOL], add_generation_prompt=True).token_ids
         except Exception:  # noqa: BLE001 - a template and a renderer can raise anything
             return False
         if list(ids) != list(tokenizer.encode(own, add_special_tokens=False)):
@@ -498,7 +500,7 @@ class _TokensMissing(UserError):
 
 
 def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
-    """The library's renderer. ValueError if the family has no such option."""
+    """Returns the library's renderer. Raises ValueError if the family does not have one of the options."""
     try:
         from renderers.base import create_renderer
         from renderers.configs import _config_class_for
@@ -508,21 +510,21 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
             f"Install it: {installation_for('renderers')}",
         ) from error
     config = _config_class_for(family)(**{**FAMILIES[family].options, **options})
-    said = f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}"
+    message = f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}"
     try:
         return create_renderer(tokenizer, config)
-    except (AssertionError, ValueError) as error:  # what the library raises for a token that is not there
+    except (AssertionError, ValueError) as error:  # the library raises these if a token is missing
         raise _TokensMissing(
-            f"{said}: {_reason(error)}", "Name the format that belongs to this model."
+            f"{message}: {_reason(error)}", "Use the format that belongs to this model."
         ) from error
     except Exception as error:
         if FAMILIES[family].needs_network:
             raise UserError(
-                f"{said}, whose vocabulary is downloaded at first use: {_reason(error)}",
+                f"{message}, whose vocabulary is downloaded at first use: {_reason(error)}",
                 "Use it once with a network, or set TIKTOKEN_ENCODINGS_BASE to a folder with the vocabulary's files.",
             ) from error
         raise UserError(
-            f"{said}: {_reason(error)}", f"Install its parts again: {installation_for('renderers')}"
+            f"{message}: {_reason(error)}", f"Reinstall the library: {installation_for('renderers')}"
         ) from error
 
 
@@ -531,7 +533,7 @@ def _reason(error: Exception) -> str:
 
 
 def _written(call: Any, text: str) -> WrittenCall:
-    """A call as the library read it; `text` is the whole call."""
+    """Returns a call that the library read. `text` is the text of the whole call."""
     status = str(getattr(call.status, "value", call.status))
     if status not in ("ok", "unknown_tool"):
         return WrittenCall(
@@ -553,7 +555,7 @@ def _call(name: str, arguments: Any) -> Message:
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object; those that a client sent as something else, under one key."""
+    """Returns arguments as an object. Arguments of another type are put under the key `arguments`."""
     try:
         value = tags.loaded(arguments)
     except ValueError:
@@ -562,7 +564,7 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 
 def _find(text: str, part: str, start: int) -> int:
-    """Where a part of a text begins, at or after `start`; `start` if it is not there as it is."""
+    """Returns the index of `part` in a text, at or after `start`. Returns `start` if the text does not contain it."""
     at = text.find(part, start)
     return start if at < 0 else at
 
@@ -570,10 +572,10 @@ def _find(text: str, part: str, start: int) -> int:
 def _pieces(
     text: str, content: str, start: int, without: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
-    """Where a content stands in a text, at or after `start`; None if it does not.
+    """Returns the spans of a content in a text, at or after `start`. None if the text does not contain it.
 
-    A family may write it in several places, with markup between them: gpt-oss does so with what it says before a call
-    and what it says at the end. None of these pieces is in the spans `without`.
+    A family may write the content in several pieces with markup between them: gpt-oss writes text before a call and at
+    the end of a turn. Pieces never lie in the spans `without`.
     """
     if not content:
         return []
@@ -581,15 +583,15 @@ def _pieces(
     if whole >= 0:
         return [(whole, whole + len(content))]
     for begin, end in without:
-        text = text[:begin] + _NOWHERE * (end - begin) + text[end:]
+        text = text[:begin] + _BLANK * (end - begin) + text[end:]
     pieces, at, rest = list[tuple[int, int]](), start, content
     while rest:
-        # The library may have put white space between two pieces that the text does not have there.
+        # The library may have inserted white space between two pieces.
         bare = rest.lstrip()
         length, bare_length = _longest_prefix(text, rest, at), _longest_prefix(text, bare, at)
         if bare_length + len(rest) - len(bare) > length:
             rest, length = bare, bare_length
-        if not length or len(pieces) == _MOST_PIECES:
+        if not length or len(pieces) == _MAX_PIECES:
             return None
         at = text.find(rest[:length], at)
         pieces.append((at, at + length))
@@ -598,11 +600,11 @@ def _pieces(
 
 
 def _longest_prefix(text: str, part: str, start: int) -> int:
-    """How many of the first characters of `part` stand together in a text, at or after `start`."""
+    """Returns the length of the longest prefix of `part` that a text contains, at or after `start`."""
     return bisect_left(range(1, len(part) + 1), True, key=lambda length: text.find(part[:length], start) < 0)
 
 
 def _first_run(mask: Sequence[bool]) -> tuple[int, int]:
-    """Where the first run of true values begins and ends."""
+    """Returns the start and end of the first run of true values."""
     start = next((at for at, value in enumerate(mask) if value), len(mask))
     return start, next((at for at in range(start, len(mask)) if not mask[at]), len(mask))

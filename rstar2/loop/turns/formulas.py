@@ -1,4 +1,4 @@
-"""Where the LaTeX formulas in a text of a model stand."""
+"""A pattern that finds LaTeX formulas in a text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 
 _CHARACTER = r"(?:\\.|[^$\\\n]|\n(?!\s*\n))"
 _BOXED = r"\{(?:\\.|[^{}\\]|" * 5 + r"(?!)" + r")*+\}" * 5
-# Possessive, and no alternative begins where another one can: the time is linear in the length of a text, which a
-# model wrote and may be hostile. Each begins with its letters, by which the search skips the rest quickly.
+# A model wrote the text, and it may be hostile. The search takes linear time, because all quantifiers are possessive
+# and no two alternatives can match at the same place. Each alternative begins with fixed characters, so that the search
+# skips other text quickly.
 FORMULA = re.compile(
     rf"\$\$(?<!\\\$\$)(?P<dollars>{_CHARACTER}++)\$\$"
     rf"|\$(?<![\\$]\$)(?=\S)(?P<inline>{_CHARACTER}++)(?<!\s)\$(?!\d)"
@@ -16,4 +17,4 @@ FORMULA = re.compile(
     rf"|\\(?P<boxed>boxed{_BOXED})",
     re.DOTALL,
 )
-"""`$…$`, `$$…$$`, `\\(…\\)`, `\\[…\\]` and `\\boxed{…}`; the name of the group says which."""
+"""Matches `$…$`, `$$…$$`, `\\(…\\)`, `\\[…\\]` and `\\boxed{…}`. The name of the matching group says which."""

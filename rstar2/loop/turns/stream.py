@@ -1,4 +1,4 @@
-"""Turns streamed token ids into what a person is shown: text as it is generated, and whole tool calls."""
+"""Splits streamed token ids into pieces to show to a person: text while it is generated, and whole tool calls."""
 
 from __future__ import annotations
 
@@ -25,35 +25,38 @@ _TAGS: dict[str, Kind] = {
     tags.REPLY: "text",
     tags.REPLY_END: "text",
 }
-"""What stands between a tag and the next one."""
+"""The kind of text that follows each tag, up to the next tag."""
 _CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
-"""The code in a call's JSON, as far as it was written."""
+"""Matches the code in the JSON of a call, even if the JSON is still incomplete."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to show: a thought, other text, more of the code of a tool call, or the text of a whole call."""
+    """A piece of a turn to show.
+
+    It is part of a thought, part of other text, part of the code of a call, or the text of a whole call.
+    """
 
     kind: Kind
     content: str
     call: WrittenCall | None = field(default=None, compare=False)
-    """The call, if this is a whole one."""
+    """The parsed call, if the kind is `call`."""
 
 
 class TurnStream(Protocol):
-    """Reads one turn after the other while they are written."""
+    """Splits turns into pieces while they are generated, one turn after another."""
 
     def add(self, token_ids: list[int]) -> list[Piece]:
-        """What can be shown now."""
+        """Add generated token ids. Returns the pieces that can be shown now."""
         ...
 
     def end(self) -> list[Piece]:
-        """What is left at the end of a turn; the stream is then ready for the next."""
+        """End the turn. Returns its remaining pieces. The stream is then ready for the next turn."""
         ...
 
 
 class TagStream:
-    """Reads turns of formats with our tags."""
+    """Splits turns in formats with rstar2's tags."""
 
     def __init__(self, decode: Callable[[list[int]], str], thinking: bool) -> None:
         self._decode = decode
@@ -69,47 +72,47 @@ class TagStream:
 
 
 class TextStream:
-    """Decodes token ids as they are generated, and withholds what is not yet a whole character."""
+    """Decodes token ids while they are generated, and holds back the bytes of an incomplete character."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._shown = 0
-        """How many ids are in the text given so far."""
-        self._from = 0
-        """Where decoding starts: a few ids earlier, because a token's text can hang on the one before."""
+        self._returned = 0
+        """Number of ids whose text was returned."""
+        self._start = 0
+        """Index where decoding starts. It is before `_returned`, because a token's text can depend on earlier ids."""
 
     def add(self, token_ids: list[int]) -> str:
-        """The text that the new ids complete."""
+        """Returns the text that the new ids complete."""
         self._ids += token_ids
-        before = self._decode(self._ids[self._from : self._shown])
-        now = self._decode(self._ids[self._from :])
+        before = self._decode(self._ids[self._start : self._returned])
+        now = self._decode(self._ids[self._start :])
         if now.endswith("\ufffd") or len(now) <= len(before):
             return ""
-        self._from, self._shown = self._shown, len(self._ids)
+        self._start, self._returned = self._returned, len(self._ids)
         return now[len(before) :]
 
 
 def code_of(body: str) -> str:
-    """The code in the body of a call, as far as it was written; empty where there is none yet."""
-    found = _CODE.search(body)
-    if found is None:
+    """Returns the code in the body of a call, which may be incomplete. Empty if it contains no code yet."""
+    match = _CODE.search(body)
+    if match is None:
         return ""
     try:
-        code = str(json.loads(f'"{found[1]}"', strict=False))
+        code = str(json.loads(f'"{match[1]}"', strict=False))
     except ValueError:
         return ""
-    # The second half of a character beyond 16 bits may not be here yet.
+    # The text may end between the two escapes of a surrogate pair.
     return code[:-1] if "\ud800" <= code[-1:] <= "\udbff" else code
 
 
 class TagSplitter:
-    """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
+    """Splits the text of a turn at its tags, and leaves the tags out. The text may arrive in parts of any size.
 
-    What holds no JSON object between `<tool_call>` and `</tool_call>` may be a mention of the tags, which only the end
-    of the turn tells (see `rstar2.loop.turns.tags`). It is shown as text, with its tags.
+    Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Only the end
+    of the turn decides that (see `rstar2.loop.turns.tags`). It is therefore shown as text, with its tags.
 
-    Every turn begins where the format's generation prompt leaves off: inside a thought where `thinking`.
+    If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens one.
     """
 
     def __init__(self, thinking: bool = True) -> None:
@@ -117,10 +120,13 @@ class TagSplitter:
         self._kind: Kind = self._begin
         self._pending = ""
         self._code = ""
-        """The code of the call that is being written, as far as it was given."""
+        """The code that was returned for the current call."""
 
     def add(self, text: str) -> list[Piece]:
-        """What can be shown now; the start of a tag is withheld, and what a call holds beside its code."""
+        """Add text. Returns the pieces that can be shown now.
+
+        An incomplete tag is held back. A call is held back until it is complete, except for its code.
+        """
         self._pending += text
         pieces: list[Piece] = []
         while tag := _first_tag(self._pending, [CLOSE] if self._kind == "call" else _TAGS):
@@ -142,7 +148,7 @@ class TagSplitter:
         return pieces
 
     def end(self) -> list[Piece]:
-        """What is left at the end of a turn; the splitter is then ready for the next."""
+        """End the turn. Returns its remaining pieces. The splitter is then ready for the next turn."""
         pieces = self._piece(self._pending)
         self._pending, self._kind = "", self._begin
         return pieces
@@ -172,7 +178,7 @@ def _first_tag(text: str, known: Iterable[str]) -> str | None:
 
 
 def _tag_start(text: str) -> int:
-    """How many characters at the end of `text` may be the start of a tag."""
+    """Returns the number of characters at the end of `text` that may be the start of a tag."""
     longest = max(map(len, _TAGS))
     starts = (text[-size:] for size in range(min(longest - 1, len(text)), 0, -1))
     return next((len(start) for start in starts if any(tag.startswith(start) for tag in _TAGS)), 0)

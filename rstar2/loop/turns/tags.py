@@ -1,11 +1,13 @@
-"""The tags of our formats, and the only reader and writer of them: thought, tool calls, answer.
+"""Writes and parses rstar2's tags for thoughts, tool calls and answers. No other module does.
 
-A call is `<tool_call>…</tool_call>`, or a tag without its end after which a JSON object begins, as in a turn that ended
-too early. Otherwise the model only mentions the tag; so it does if a final turn, which has its `<answer>`, holds
-nothing else than pairs in which no JSON object begins.
+A call is `<tool_call>…</tool_call>`. A `<tool_call>` without its end tag is also a call if a JSON object begins after
+it, as in a turn that ended too early. In all other cases the model only mentions the tag.
 
-What shows a turn while it is written cannot know how the turn ends: it asks `begins_object`, and shows as text what is
-no JSON object.
+There is one exception. If a turn has an answer block, and a JSON object begins in none of its `<tool_call>` pairs, all
+of the pairs are mentions.
+
+A stream shows a turn before its end is known. It therefore decides with `begins_object`, and shows text that is not a
+JSON object as text.
 """
 
 from __future__ import annotations
@@ -50,38 +52,42 @@ _LOST_START = re.compile(
     rf"</({_THOUGHT_NAMES})>(?=[^\S\n]*\n|\s*(?:{ANSWER}|{OPEN}))"
     rf"|(?<![\s`'\"(])</({_THOUGHT_NAMES})>(?![`'\",.;:)])"
 )
-"""The end of a thought that lacks its start. In prose, a tag stands between spaces, quotes or punctuation."""
+"""Matches the end tag of a thought without a start tag.
+
+It does not match a tag between spaces, quotes or punctuation, because prose that mentions a tag looks like that.
+"""
 _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
     r"\b(?:in|inside|within|between|into|use|using|with)\b[^.<>\n]{0,40}\Z", re.IGNORECASE
 )
-"""Words before a tag by which a text asks for it."""
+"""Matches words before a tag that ask the model to write inside the tag."""
 _LAST_ANSWER = re.compile(rf"{ANSWER}(.*){ANSWER_END}\s*\Z", re.DOTALL)
 _CHANNELS = re.compile(
     r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
 )
-"""What begins a turn in the channels of gpt-oss; without special tokens if a server leaves those out."""
+"""Matches the start of a turn in the channels of gpt-oss, also if a server left out the special tokens."""
 _FINAL_CHANNEL = re.compile(r".*(?:<\|channel\|>final[^<]*<\|message\|>|assistantfinal)", re.DOTALL)
 _END_OF_CHANNEL = re.compile(r"\s*<\|(?:return|end)\|>\s*\Z")
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)
 BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
-"""What begins a boxed answer, which counts in a turn beside our tags."""
+"""Matches the start of a boxed answer. A box needs no answer tags."""
 _JSON_CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\.)*+)')
 _MAX_DEPTH = 64
-"""Deepest nesting of lists and objects in a call. `json` reads a thousand levels, but pydantic, which reads traces,
-reads 200 in a whole line."""
+"""Maximum nesting of lists and objects in a call. pydantic, which reads traces, allows 200 levels in a whole line,
+while `json` would allow a thousand."""
 
 
 # ── reading ──
 
 
 def read_turn(text: str, *, closed_only: bool = False, thinking: bool = False) -> ParsedTurn:
-    """Read a turn.
+    """Parse a turn.
 
     Args:
-        closed_only: a call without its end is none, see `find_calls`.
-        thinking: the turn begins inside a thought. It also does if the end of a thought is its first tag, because a
-            template that begins the thought keeps the tag in the prompt.
+        text: the text of the turn.
+        closed_only: ignore calls without an end tag, see `find_calls`.
+        thinking: the turn begins inside a thought. This is also assumed if the first tag is the end of a thought,
+            because the start tag may be in the prompt.
     """
     calls = find_calls(text, closed_only)
     parts: list[Part] = []
@@ -106,36 +112,37 @@ def read_turn(text: str, *, closed_only: bool = False, thinking: bool = False) -
 
 
 def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
-    """The calls of a turn in order, tags included.
+    """Returns the calls of a turn in order, tags included.
 
     With `closed_only`, a call runs from any `<tool_call>` to the next `</tool_call>`, as in the authors' released code.
     """
     if closed_only:
-        # Behind the last end there is none, and looking there from each beginning would take quadratic time.
+        # No call can end after the last end tag. Without this limit, the search from each start tag to the end of the
+        # text would take quadratic time.
         return list(_CLOSED_CALL.finditer(text, 0, text.rfind(CLOSE) + len(CLOSE)))
-    found = list(_CALL.finditer(text))
-    if not found or any(begins_object(_body(call[0])) for call in found):
-        return found
-    said = after_reasoning(_CALL.sub("", text))
-    has_answer = ANSWER_END in said.partition(ANSWER)[2]
-    return [] if has_answer else found
+    calls = list(_CALL.finditer(text))
+    if not calls or any(begins_object(_body(call[0])) for call in calls):
+        return calls
+    final = after_reasoning(_CALL.sub("", text))
+    has_answer = ANSWER_END in final.partition(ANSWER)[2]
+    return [] if has_answer else calls
 
 
-def read_call(written: str) -> WrittenCall:
-    """Read a call, tags included."""
+def read_call(text: str) -> WrittenCall:
+    """Parse the text of a call, tags included."""
     try:
-        call = json.loads(_body(written))
+        call = json.loads(_body(text))
         check_storable(call)
     except (ValueError, RecursionError) as error:
-        return WrittenCall(written, fault=f"The tool call is not valid JSON: {error}", error=str(error))
+        return WrittenCall(text, fault=f"The tool call is not valid JSON: {error}", error=str(error))
     try:
-        return WrittenCall(written, str(call["name"]), call["arguments"])
+        return WrittenCall(text, str(call["name"]), call["arguments"])
     except (LookupError, TypeError) as error:
-        return WrittenCall(written, fault='The tool call needs "name" and "arguments".', error=str(error))
+        return WrittenCall(text, fault='The tool call needs "name" and "arguments".', error=str(error))
 
 
 def check_storable(value: object, depth: int = 0) -> None:
-    """Raise ValueError for arguments that no file or reply can hold, because a call of the model must end no run."""
+    """Raise ValueError if arguments cannot be written to a file or a reply. Such a call must not end the run."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, str):
@@ -155,22 +162,22 @@ def check_storable(value: object, depth: int = 0) -> None:
 
 
 def after_reasoning(text: str) -> str:
-    """What follows the reasoning of a turn; the whole turn if no reasoning ends in it."""
+    """Returns the text after the last end tag of a thought, or the whole text if it has no such tag."""
     for end in REASONING_ENDS:
         text = text.rpartition(end)[2]
     return text
 
 
 def after_thought(text: str) -> str:
-    """What follows the last thought between think tags; the whole text if there is none."""
+    """Returns the text after the last `</think>`, or the whole text if it has none."""
     return text.rpartition(THINK_END)[2]
 
 
 def leading_thought(text: str) -> tuple[str, str] | None:
-    """The thought that a text begins with, and what follows it; None if it begins with none that ends.
+    """Returns the thought at the start of a text, and the text after it. None if there is no complete thought.
 
-    The thought is in tags that some model writes. It may lack the tag that begins it, because a template that begins
-    the thought keeps the tag in the prompt. A tag that prose mentions is none.
+    The thought may be in the tags of any model. Its start tag may be missing, because a template that opens the thought
+    keeps the tag in the prompt. A tag that prose only mentions does not count.
     """
     if "</" not in text:
         return None
@@ -184,7 +191,7 @@ def leading_thought(text: str) -> tuple[str, str] | None:
 
 
 def unfinished_thought(text: str) -> tuple[str, str] | None:
-    """The thought that a text begins with and does not end, and nothing behind it; None if there is none."""
+    """Returns the incomplete thought at the start of a text, and an empty string. None if there is no such thought."""
     start = _THOUGHT_START.match(text)
     if start is None or f"</{start[1]}>" in text:
         return None
@@ -192,9 +199,9 @@ def unfinished_thought(text: str) -> tuple[str, str] | None:
 
 
 def after_leading_thought(text: str) -> str | None:
-    """What follows the thought that a text begins with, see `leading_thought`; the text itself if it begins with none.
+    """Returns the text after the thought at the start of a text, see `leading_thought`.
 
-    Returns None if the thought does not end.
+    Returns the text itself if it does not begin with a thought, and None if the thought does not end.
     """
     if _CHANNELS.match(text):
         final = _FINAL_CHANNEL.match(text)
@@ -204,10 +211,11 @@ def after_leading_thought(text: str) -> str | None:
     return None if unfinished_thought(text) else text
 
 
-def asked_tags(text: str) -> set[str]:
-    """The tags around thoughts and answers that a text asks for: it names both ends, or what is to stand inside.
+def requested_tags(text: str) -> set[str]:
+    """Returns the start tags of thoughts and answers that a text asks the model to write.
 
-    `Explain the HTML <answer> element` asks for none.
+    A text asks for a tag if it names the start tag and the end tag, or if a word such as `inside` precedes the start
+    tag. `Explain the HTML <answer> element` asks for no tag.
     """
     named = list(_NAMED_TAG.finditer(text))
     ends = {match["name"] for match in named if match["end"]}
@@ -222,13 +230,13 @@ def asked_tags(text: str) -> set[str]:
 
 
 def body(call: str) -> str:
-    """What a call holds between its tags."""
+    """Returns the text of a call between its tags."""
     start, end = inside_call(call)
     return call[start:end].strip()
 
 
 def without_calls(text: str, replacement: str = "") -> str:
-    """The text of a turn with `replacement` in place of each call."""
+    """Returns the text of a turn with each call replaced by `replacement`."""
     parts, end = [], 0
     for call in find_calls(text):
         parts.append(text[end : call.start()])
@@ -237,33 +245,39 @@ def without_calls(text: str, replacement: str = "") -> str:
 
 
 def has_tags(text: str) -> bool:
-    """Whether one of our tags is in a text."""
+    """Whether a text contains one of rstar2's tags."""
     return "<" in text and _ANY_TAG.search(text) is not None
 
 
 def without_tags(text: str) -> str:
-    """A text with no tag in it."""
+    """Returns a text without rstar2's tags."""
     return _ANY_TAG.sub("", text)
 
 
 def without_control(text: str) -> str:
-    """A text without any tag but those around an answer."""
+    """Returns a text without rstar2's tags, except for the tags around answers."""
     return _CONTROL_TAG.sub("", text)
 
 
 def without_answer_tags(text: str) -> str:
-    """A text without the tags around an answer."""
+    """Returns a text without the tags around answers."""
     return text.replace(ANSWER, "").replace(ANSWER_END, "")
 
 
 def ending_answer(text: str) -> tuple[str, str] | None:
-    """What stands before and in the answer block that ends a text; None if its only block does not end it."""
+    """Returns the text before and inside the answer block at the end of a text.
+
+    Returns None unless the text has exactly one answer block, and ends with it.
+    """
     match = _LAST_ANSWER.search(text) if closed_answer_blocks(text) == 1 else None
     return (text[: match.start()], match[1]) if match else None
 
 
 def ending_calls(text: str) -> tuple[str, list[WrittenCall]] | None:
-    """What stands before the calls that end a text, and the calls; None if it has none, or one that cannot be read."""
+    """Returns the text before the calls at the end of a text, and the calls.
+
+    Returns None if there are no calls, if a call cannot be read, or if other text follows a call.
+    """
     calls = find_calls(text)
     read = [read_call(call[0]) for call in calls]
     if not calls or any(call.fault for call in read):
@@ -275,43 +289,44 @@ def ending_calls(text: str) -> tuple[str, list[WrittenCall]] | None:
 
 
 def begins_object(text: str) -> bool | None:
-    """Whether a JSON object begins the text after a `<tool_call>`; None if too little of it has arrived yet."""
+    """Whether the text after a `<tool_call>` begins with a JSON object. None if the text is too short to tell."""
     return None if text.strip() in ("", "{") else _BEGINS_OBJECT.match(text) is not None
 
 
 def code_span(call: str, code: str | None) -> tuple[int, int] | None:
-    """Where the code stands in a call's text, as JSON writes it or as it is; None if the call has none."""
-    found = _JSON_CODE.search(call)
-    if found is not None:
-        return found.span(1)
+    """Returns the span of the code in the text of a call, as a JSON string or in plain form. None if there is none."""
+    match = _JSON_CODE.search(call)
+    if match is not None:
+        return match.span(1)
     at = call.find(code) if code else -1
     return None if at < 0 else (at, at + len(code or ""))
 
 
 def inside_call(call: str) -> tuple[int, int]:
-    """Where a call's text begins and ends without our tags around it."""
+    """Returns the span of a call's text without the tags around it."""
     return len(OPEN) * call.startswith(OPEN), len(call) - len(CLOSE) * call.endswith(CLOSE)
 
 
 def answer_blocks(text: str) -> int:
-    """How many answer blocks a text opens."""
+    """Returns the number of answer blocks that a text opens."""
     return text.count(ANSWER)
 
 
 def closed_answer_blocks(text: str) -> int:
-    """How many answer blocks a text has; 0 if a tag has no partner."""
-    # Only up to the last end: looking behind it from each beginning would take quadratic time.
+    """Returns the number of complete answer blocks in a text. Returns 0 if a start or end tag has no partner."""
+    # No block can end after the last end tag. Without this limit, the search from each start tag to the end of the
+    # text would take quadratic time.
     closed = len(_CLOSED_ANSWER.findall(text[: text.rfind(ANSWER_END) + len(ANSWER_END)]))
     return closed if text.count(ANSWER) == text.count(ANSWER_END) == closed else 0
 
 
 def ends_thought(text: str) -> bool:
-    """Whether the end of a thought is in a text."""
+    """Whether a text contains the end tag of a thought."""
     return any(end in text for end in REASONING_ENDS)
 
 
 def ends_answer(text: str) -> bool:
-    """Whether the end of an answer block is in a text."""
+    """Whether a text contains the end tag of an answer block."""
     return ANSWER_END in text
 
 
@@ -328,26 +343,26 @@ def _body(written: str) -> str:
 
 
 def call_text(name: str, arguments: Any) -> str:
-    """A tool call as a model writes it."""
+    """Returns a tool call as a model writes it."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"{OPEN}\n{call}\n{CLOSE}"
 
 
 def short_call(name: str, arguments: Any) -> str:
-    """A tool call on one line."""
+    """Returns a tool call on one line."""
     return OPEN + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + CLOSE
 
 
 def openai_call(call: WrittenCall, number: int) -> dict[str, Any]:
-    """A call as OpenAI's API has it."""
+    """Returns a call in the form of OpenAI's API."""
     function = {"name": call.name, "arguments": json.dumps(call.arguments or {})}
     return {"id": f"call_{number}", "type": "function", "function": function}
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """An assistant message of OpenAI's API as a model has to write it: its calls follow the text.
+    """Returns the text that a model has to write for an assistant message of OpenAI's API: content, then calls.
 
-    Raises ValueError, KeyError or TypeError if the calls are not of OpenAI's form.
+    Raises ValueError, KeyError or TypeError if the calls do not have the form of OpenAI's API.
     """
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [call_text(each["name"], loaded(each["arguments"])) for each in functions]
@@ -355,31 +370,34 @@ def message_text(message: dict[str, Any]) -> str:
 
 
 def loaded(arguments: Any) -> Any:
-    """The arguments of a call of OpenAI's API, which may be JSON or already read. ValueError if it is not JSON."""
+    """Returns the arguments of a call of OpenAI's API, which may be a JSON string or already parsed.
+
+    Raises ValueError if the string is not JSON.
+    """
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def answer_text(answer: str) -> str:
-    r"""An answer block with a value in a box."""
+    r"""Returns an answer block with a value in `\boxed{}`."""
     return f"{ANSWER}\\boxed{{{answer}}}{ANSWER_END}"
 
 
 def end_of_thought(turn_start: str) -> str:
-    """What ends the thought that a generation prompt opens; empty if `turn_start` opens none."""
+    """Returns the end tag of the thought that a generation prompt opens. Empty if `turn_start` opens no thought."""
     tag = re.fullmatch(r"<(\w+)>\s*", turn_start)
     return f"</{tag[1]}>\n" if tag else ""
 
 
-def with_thought(turn_start: str, thought: str, said: str) -> str:
-    """A turn with a thought before what it says, given what the generation prompt writes of it."""
-    return f"{turn_start}{thought}{end_of_thought(turn_start)}{said}"
+def with_thought(turn_start: str, thought: str, text: str) -> str:
+    """Returns a turn of a thought and a text. `turn_start`, from the generation prompt, opens the thought."""
+    return f"{turn_start}{thought}{end_of_thought(turn_start)}{text}"
 
 
-def thought_first(thought: str, said: str, start: str = THINK) -> str:
-    """A text that begins with a thought in tags, which `leading_thought` reads."""
-    return f"{start}\n{thought}\n</{start[1:]}\n\n{said}"
+def thought_first(thought: str, text: str, start: str = THINK) -> str:
+    """Returns a thought in tags followed by a text. `leading_thought` can parse the result."""
+    return f"{start}\n{thought}\n</{start[1:]}\n\n{text}"
 
 
 def opens_thought(turn_start: str) -> bool:
-    """Whether what a generation prompt writes of a turn opens a thought."""
+    """Whether `turn_start`, the text of a turn that the generation prompt contains, opens a thought."""
     return turn_start.rstrip().endswith(REASONING_STARTS)

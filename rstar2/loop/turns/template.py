@@ -1,4 +1,4 @@
-"""Formats that have a chat template, and in the model's turns the tags of `rstar2.loop.turns.tags`."""
+"""The codec of formats that use a chat template, and the tags of `rstar2.loop.turns.tags` in the model's turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rstar2.errors import UserError
-from rstar2.loop.formats.format import OURS, Format
+from rstar2.loop.formats.format import DEFAULT_FORMAT, Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup, written_as_one
 from rstar2.loop.turns.codec import ChatCodec, Encoded, Message, has_calls
@@ -18,29 +18,30 @@ from rstar2.loop.turns.stream import TagStream, TurnStream
 from rstar2.loop.turns.turn import ParsedTurn
 
 END_OF_TURN = "<|im_end|>"
-"""How the templates of ours end a turn."""
+"""The token that ends a turn in the chat templates that rstar2 ships."""
 _MARK = "THE MODEL'S TURN"
-"""Stands for what the model wrote where a template is asked what comes after it."""
+"""Placeholder for the model's turn, to find the text that a template writes after a turn."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 
 class TemplateCodec(ChatCodec):
-    """Renders with the format's chat template, and reads turns by their tags.
+    """Renders conversations with the format's chat template, and parses turns by their tags.
 
     Raises:
-        UserError: the template cannot be rendered, drops tools or their replies, or ends turns with what is no token.
+        UserError: the template cannot be rendered, drops tools or their replies, or ends turns with text that is not a
+            special token.
     """
 
     def __init__(
         self,
         tokenizer: Any,
         fmt: Format,
-        source: str = OURS,
+        source: str = DEFAULT_FORMAT,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(tokenizer, fmt, source)
         self._variables = dict(variables)
-        # Nothing foreign is rendered until these are known.
+        # These break up nothing yet. Until they are set below, only our own text is rendered.
         self._in_turns = self._in_questions = self._in_replies = Breaker(())
         after = self._after_turn([], generation=False)
         self.end_id = self._end_of_turn(after)
@@ -52,11 +53,11 @@ class TemplateCodec(ChatCodec):
         self._in_questions = Breaker({*special, *markup})
         self._in_replies = Breaker({*special, *markup, *self._reply_tags()})
         self.turn_start = self._turn_start()
-        """What the generation prompt already writes of the model's turn, such as `<reason>`."""
+        """The text of the model's turn that the generation prompt already contains, such as `<reason>`."""
         self._check_tools()
 
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
-        shown = self.format.shown_tools if tools is None else tools or None
+        shown = self.format.template_tools if tools is None else tools or None
         return self._encode(self._render(messages, shown, generation=True))
 
     def with_variables(self, variables: Mapping[str, Any]) -> TemplateCodec:
@@ -66,28 +67,28 @@ class TemplateCodec(ChatCodec):
         for name in variables:
             if name not in known:
                 raise UserError(
-                    f"{name} is not supported: the model's chat template does not know it",
-                    f"It knows: {', '.join(sorted(known)) or 'no such variable'}.",
+                    f"{name} is not supported: the model's chat template has no such variable",
+                    f"Its variables: {', '.join(sorted(known)) or 'none'}.",
                 )
         return TemplateCodec(self.tokenizer, self.format, self.source, {**self._variables, **variables})
 
     def between(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids between the end of a turn of the model, `end_id`, and its next turn."""
+        """Returns the token ids between the end of a turn (after `end_id`) and the model's next turn."""
         text = self._after_turn(messages, generation=True).removeprefix(self._end_text)
         if not self.format.newline_before_reply:
             text = text.removeprefix("\n")
         return self._encode(text)
 
     def tool_turn(self, outputs: list[str]) -> list[int]:
-        """Token ids between a turn that ended with calls and the next turn."""
+        """Returns the token ids between a turn that ended with calls and the next turn."""
         return self.between([{"role": "tool", "content": output} for output in outputs])
 
     def turn(self, text: str) -> list[int]:
-        """Token ids of a turn that a model is taught, after `turn_start`, with its end."""
+        """Returns the token ids of a turn for SFT: the text after `turn_start`, and `end_id`."""
         return [*self._encode(self._in_turns.broken_up(text)), self.end_id]
 
     def bridge(self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        # Templates may show other keys of a reply, which rollouts before did not have.
+        # Only role and content: a template may also show other keys, which replies of earlier rollouts did not have.
         return self.between([{"role": each["role"], "content": each["content"]} for each in messages])
 
     def closed(self, ids: list[int]) -> list[int]:
@@ -97,7 +98,7 @@ class TemplateCodec(ChatCodec):
         return self.read(self.decode(token_ids))
 
     def read(self, text: str) -> ParsedTurn:
-        """Read the text of a turn."""
+        """Parse the text of a turn."""
         closed_only, thinking = self.format.closed_calls_only, self.thinks_first
         return tags.read_turn(text, closed_only=closed_only, thinking=thinking)
 
@@ -121,7 +122,10 @@ class TemplateCodec(ChatCodec):
         return message, read
 
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
-        """As of `ChatCodec.training_sample`. Every turn begins with `turn_start`; its thought may be empty."""
+        """Encode a conversation for SFT, see `ChatCodec.training_sample`.
+
+        Every turn begins with `turn_start`. If that opens a thought, a turn without a thought gets an empty one.
+        """
         if tools is None and not has_calls(messages):
             tools = []
         ids, mask, before = array("i"), array("b"), list[Message]()
@@ -141,24 +145,24 @@ class TemplateCodec(ChatCodec):
             before = []
         return Encoded(ids, mask)
 
-    def content(self, thought: str, said: str) -> str:
+    def content(self, thought: str, text: str) -> str:
         if not self.thinks_first:
-            return said
-        return tags.with_thought(self.turn_start, thought, said)
+            return text
+        return tags.with_thought(self.turn_start, thought, text)
 
     def written_by_template(self, calls: list[Message]) -> str | None:
         message: Message = {"role": "assistant", "content": _MARK, "tool_calls": calls}
         try:
-            text = self._render([_QUESTION, message], self.format.shown_tools, generation=False)
-        except UserError:  # It takes no message with calls.
+            text = self._render([_QUESTION, message], self.format.template_tools, generation=False)
+        except UserError:  # The template rejects messages with calls.
             return None
         after = text.rpartition(_MARK)[2]
         return None if after == self._after_turn([], generation=False) else after
 
     def _after_turn(self, messages: Sequence[Message], generation: bool) -> str:
-        """What the template writes after the last character of a turn of the model."""
+        """Returns the text that the template writes after the last character of a turn of the model."""
         opening = [_QUESTION, {"role": "assistant", "content": _MARK}]
-        text = self._render([*opening, *messages], self.format.shown_tools, generation)
+        text = self._render([*opening, *messages], self.format.template_tools, generation)
         _, mark, after = text.partition(_MARK)
         if not mark:
             raise self._fault("drops what the model wrote")
@@ -179,15 +183,15 @@ class TemplateCodec(ChatCodec):
         return str(text)
 
     def _end_of_turn(self, after: str) -> int:
-        """The id of the token that ends a turn, given the text that the template writes there."""
+        """Returns the id of the token that ends a turn. `after` is the text that the template writes after a turn."""
         first = self._encode(after)[:1]
         special = {*self.tokenizer.all_special_ids, *getattr(self.tokenizer, "added_tokens_decoder", {})}
         if not first or first[0] not in special:
             end = after.strip().split(">")[0][:40] + (">" if ">" in after else "")
             raise UserError(
-                f"the tokenizer {self.tokenizer.name_or_path} has no {end} token, with which the chat template of "
-                "its format ends a turn",
-                "Name the format that belongs to this model.",
+                f"the chat template of the format ends a turn with {end}, which is not a special token of "
+                f"{self.tokenizer.name_or_path or 'the tokenizer'}",
+                "Use the format that belongs to this model.",
             )
         return first[0]
 
@@ -200,8 +204,8 @@ class TemplateCodec(ChatCodec):
     def _check_tools(self) -> None:
         if not self.format.tools:
             return
-        hint = "Name another format: no-tools asks without tools, listed-tools lists them in the system text."
-        prompt = self._render(self.format.messages(""), self.format.shown_tools, generation=True)
+        hint = "Use another format: no-tools has no tools, listed-tools lists them in the system text."
+        prompt = self._render(self.format.messages(""), self.format.template_tools, generation=True)
         if self.format.tools_in_prompt:
             for name in self.format.tool_names:
                 if name not in prompt:
@@ -209,7 +213,7 @@ class TemplateCodec(ChatCodec):
         if _MARK not in self._after_turn([{"role": "tool", "content": _MARK}], generation=True):
             raise self._fault("drops the replies of tools", hint)
 
-    def _fault(self, what: str, hint: str = "Name another format, or correct the template.") -> UserError:
+    def _fault(self, what: str, hint: str = "Use another format, or correct the template.") -> UserError:
         where = self.tokenizer.name_or_path or "the tokenizer"
         return UserError(f"{where}, format {self.source}: the chat template {what}", hint)
 
@@ -217,7 +221,7 @@ class TemplateCodec(ChatCodec):
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _plain_message(self, message: Message) -> Message:
-        """The message, with tokens broken up that its author may not write."""
+        """Returns the message with all control tokens broken up that its author may not write."""
         role, content = message["role"], message.get("content")
         plain: Message = {**self._in_turns.within(message), "role": role}
         if role == "user" and isinstance(content, str):
@@ -229,7 +233,7 @@ class TemplateCodec(ChatCodec):
         return plain if "content" in message else {key: plain[key] for key in message}
 
     def _plain_question(self, content: str) -> str:
-        """Tokens in a problem are broken up; the text that the format puts around it may name its own tags."""
+        """Break up control tokens in a problem, but not in the format's text around the problem."""
         before, after = self.format.around_problem
         if not (content.startswith(before) and content.endswith(after)):
             before = after = ""
@@ -238,7 +242,7 @@ class TemplateCodec(ChatCodec):
         return self._in_turns.broken_up(plain)
 
     def _reply_tags(self) -> set[str]:
-        """The tags that the template puts around a reply, such as `<tool_response>` and `</tool_response>`."""
+        """Returns the tags that the template puts around a reply, such as `<tool_response>` and `</tool_response>`."""
         try:
             text = self._after_turn([{"role": "tool", "content": _MARK}], generation=True)
         except UserError:  # The template has no place for replies.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 PartKind = Literal["thought", "text", "answer", "call"]
-"""answer: inside the answer tags of a format that has some. call: a whole tool call, tags included."""
+"""The kind of a part. `answer` is text inside answer tags. `call` is a whole tool call, tags included."""
 
 
 class Part(NamedTuple):
-    """A part of a turn, as a span of its text. What lies between two parts is markup."""
+    """A part of a turn: the span `start` to `end` of its text. Text between two parts is markup."""
 
     kind: PartKind
     start: int
@@ -27,30 +27,30 @@ class WrittenCall:
     name: str = ""
     arguments: Any = None
     fault: str = ""
-    """Why the call cannot be read; empty if it can."""
+    """Why the call cannot be read. Empty if it can be read."""
     error: str = ""
-    """The Python error that the fault is to the authors' released code."""
+    """The message of the Python error that this fault causes in the authors' released code."""
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """A turn, read."""
+    """A turn split into its parts and calls."""
 
     text: str
     parts: tuple[Part, ...]
     calls: tuple[WrittenCall, ...]
     tagged: bool = True
-    """Whether it is written in the tags of `rstar2.loop.turns.tags`, not in the syntax of a family."""
+    """Whether the turn uses the tags of `rstar2.loop.turns.tags`. False means that it uses the syntax of a family."""
     unplaced: Mapping[PartKind, str] = field(default_factory=dict)
-    """What was read of the turn but does not stand in its text, not even in pieces."""
+    """Content by kind of part that the parser returned, but that is not in the text, not even in pieces."""
 
     @property
     def thought(self) -> str:
         return joined(self.text, self.parts, self.unplaced, "thought")
 
     @property
-    def said(self) -> str:
-        """What the turn says beside its thought and its calls, without tags."""
+    def visible_text(self) -> str:
+        """The text of the turn without thoughts, calls and tags."""
         return joined(self.text, self.parts, self.unplaced, "text", "answer")
 
 
@@ -58,6 +58,6 @@ EMPTY = ParsedTurn("", (), ())
 
 
 def joined(text: str, parts: Sequence[Part], unplaced: Mapping[PartKind, str], *kinds: PartKind) -> str:
-    """The parts of these kinds of a turn's text, one after another, and then what does not stand in the text."""
+    """Returns the text of all parts of these kinds, joined, followed by the unplaced content of these kinds."""
     placed = "".join(text[part.start : part.end] for part in parts if part.kind in kinds)
     return placed + "".join(unplaced.get(kind, "") for kind in kinds)

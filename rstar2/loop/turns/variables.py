@@ -1,4 +1,4 @@
-"""The variables of a chat template that a request may set, such as `enable_thinking`."""
+"""Finds the variables of a chat template that a request may set, such as `enable_thinking`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-_RENDERERS_OWN = {
+_SET_BY_TRANSFORMERS = {
     "messages",
     "tools",
     "documents",
@@ -14,11 +14,11 @@ _RENDERERS_OWN = {
     "raise_exception",
     "strftime_now",
 }
-"""What Transformers itself gives to a chat template, beside special tokens such as `bos_token`."""
+"""Variables that Transformers itself sets for a chat template, besides special tokens such as `bos_token`."""
 
 
 class _Generation(Extension):
-    """Reads the block `generation`, which Transformers adds to Jinja's language, as what is in it."""
+    """Parses the block `generation`, which Transformers adds to Jinja's syntax, as its contents."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -28,11 +28,14 @@ class _Generation(Extension):
 
 
 def free_variables(template: str) -> set[str]:
-    """The names that a template reads where neither it nor Transformers has set them; none if it cannot be read."""
+    """Returns the variables that a template reads and that neither the template nor Transformers sets.
+
+    The result is empty if the template cannot be parsed.
+    """
     environment = Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
     try:
         names = meta.find_undeclared_variables(environment.parse(template))
     except TemplateError:
         return set()
     tokens = {name for name in names if name.endswith("_token")}
-    return names - tokens - _RENDERERS_OWN - environment.globals.keys()
+    return names - tokens - _SET_BY_TRANSFORMERS - environment.globals.keys()

@@ -274,7 +274,7 @@ def stage_step(
         updated_tokens=updated,
         # A recovery has the same share of a rollout's calls as of its tokens.
         tool_calls=int(
-            (rollouts + recoveries * recovery_tokens / mean)
+            (rollouts + recoveries * recovery_tokens / max(mean, 1.0))
             * min(assumptions.calls_per_rollout, rollout.max_turns)
         ),
         generate_tokens_per_s=generate,

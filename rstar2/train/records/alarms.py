@@ -1,8 +1,8 @@
 """Alarms: signs in a stage's metrics that training begins to collapse, or that rollouts are missing.
 
 The paper's training collapsed after its last step, whatever the authors changed (arXiv 2508.20722). An early warning is
-therefore useful. The paper gives no thresholds; these are ours. docs/training.md says how many collapses of short runs
-each alarm predicted (`benchmarks/train/alarms.py`).
+therefore useful. The paper gives no thresholds; these are ours. docs/results/alarms.md says how many collapses of
+short runs each alarm predicted (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from rstar2.data.mixture.prepare import prepare
 from rstar2.data.mixture.recipe import MixturePlan, MixtureRequest, mixtures, plan_mixture
 from rstar2.data.reading import PIECE_ROWS
 from rstar2.errors import Failure, UserError
-from rstar2.loop.formats.format import ours
-from rstar2.loop.turns.demands import wording_of
+from rstar2.loop.formats.format import default_format
+from rstar2.loop.turns.demands import format_texts
 
 BENCHMARK = "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop."
 FAULTS = [
@@ -585,7 +585,7 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
         **{"unlearnt_turns": 0, "lost_thoughts": 0, "mixed": 0},
     }
     assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "half/card.md").read_text()
-    shown = form_by_source(open_prepared(tmp_path / "half"), wording_of(ours()))["it"]
+    shown = form_by_source(open_prepared(tmp_path / "half"), format_texts(default_format()))["it"]
     assert shown == {key: forms["half"][key] for key in shown}
 
 
@@ -595,7 +595,7 @@ def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "old.parquet")
     opened = open_prepared(tmp_path / "old.parquet")
     assert (opened.kind, opened.rows) == ("conversations", 6)
-    assert form_by_source(opened, wording_of(ours()))["it"]["marked"] == 0
+    assert form_by_source(opened, format_texts(default_format()))["it"]["marked"] == 0
 
 
 def test_problems_have_no_form_of_answers(tmp_path: Path) -> None:

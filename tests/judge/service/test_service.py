@@ -83,8 +83,7 @@ def test_a_second_judge_in_a_folder_is_refused_and_leaves_the_first_alone(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_a_tier_does_not_enforce_is_told_and_documented(tmp_path: Path) -> None:
-    docs = " ".join((Path(__file__).resolve().parents[3] / "docs" / "judge.md").read_text().split())
+def test_the_status_lists_what_a_tier_does_not_enforce(tmp_path: Path) -> None:
     try:
         with running_judge(tmp_path, workers=1, isolation="landlock", preload=False) as judge:
             assert judge.isolation == "landlock"
@@ -94,7 +93,6 @@ def test_what_a_tier_does_not_enforce_is_told_and_documented(tmp_path: Path) -> 
     except Failure as error:
         pytest.skip(f"this machine gives no landlock tier: {error.message}")
     assert exceptions
-    assert [sentence for sentence in exceptions if sentence not in docs] == []
 
 
 def test_no_isolation_stays_on_loopback(tmp_path: Path) -> None:

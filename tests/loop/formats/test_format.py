@@ -10,7 +10,7 @@ import pytest
 
 from rstar2.errors import UserError
 from rstar2.judge.schema import MAX_TIMEOUT_S
-from rstar2.loop.formats.format import FORMAT_FILE, Format, ours, read_format, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, Format, default_format, read_format, save_format
 from rstar2.loop.turns.choose import FormatChoice, codec_for, load_codec
 
 TEMPLATE = """\
@@ -34,9 +34,9 @@ def test_every_shipped_format_survives_its_file(name: str, tmp_path: Path, token
 
 def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "x.jinja").write_text(TEMPLATE)
-    (tmp_path / "x.json").write_text(json.dumps(list(ours().tools)))
+    (tmp_path / "x.json").write_text(json.dumps(list(default_format().tools)))
     fmt = read_format(written(tmp_path / "x.toml", 'template = "x.jinja"\ntools = "x.json"'))
-    assert fmt == Format(template=TEMPLATE, tools=ours().tools)
+    assert fmt == Format(template=TEMPLATE, tools=default_format().tools)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ DROPS_REPLIES = TEMPLATE.replace(
         (DROPS_REPLIES, "the chat template drops the replies of tools"),
         ("{{ raise_exception('no') }}", "the chat template cannot be rendered: no"),
         ("{{ messages[0].content }}", "the chat template drops what the model wrote"),
-        (TEMPLATE.replace("<|im_end|>", "</s>"), "has no </s> token"),
+        (TEMPLATE.replace("<|im_end|>", "</s>"), "ends a turn with </s>, which is not a special token"),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, template: str, said: str) -> None:
@@ -100,7 +100,7 @@ def test_tools_may_be_left_out_or_listed_in_the_system_text(tokenizer: Any) -> N
     )
     told = [codec.decode(codec.prompt(codec.format.messages("2+2?"))) for codec in (quiet, listed)]
     assert "tool" not in told[0]
-    assert json.dumps(ours().tools[0], ensure_ascii=False) in told[1]
+    assert json.dumps(default_format().tools[0], ensure_ascii=False) in told[1]
 
 
 @pytest.fixture
@@ -124,12 +124,12 @@ def test_without_a_format_file_a_models_own_template_is_used(model: Path) -> Non
 def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
     assert load_codec(model, FormatChoice("no-tools")).source == "no-tools"
     with pytest.raises(
-        UserError, match=r"of its own \(its own chat template\), which differs from rstar2"
+        UserError, match=r"has its own format \(its own chat template\), which differs from rstar2"
     ) as refused:
         load_codec(model, FormatChoice("rstar2"))
     assert "--force-format" in refused.value.hint
     forced = load_codec(model, FormatChoice("rstar2", forced=True))
-    assert (forced.source, forced.format) == ("rstar2, forced", ours())
+    assert (forced.source, forced.format) == ("rstar2, forced", default_format())
 
 
 def test_forcing_no_format_is_a_mistake() -> None:
@@ -167,10 +167,12 @@ def test_the_time_and_memory_of_a_call_may_differ_from_those_of_the_format_file(
 
 
 def test_the_digest_tells_formats_apart() -> None:
-    shorter = ours().limits.model_copy(update={"characters": 256})
-    others = [ours().model_copy(update=change) for change in ({"limits": shorter}, {"user": "{problem}"})]
-    assert len({ours().digest, *(other.digest for other in others)}) == 3
-    assert ours().model_copy(update={"examples": ("x",)}).digest == ours().digest
+    shorter = default_format().limits.model_copy(update={"characters": 256})
+    others = [
+        default_format().model_copy(update=change) for change in ({"limits": shorter}, {"user": "{problem}"})
+    ]
+    assert len({default_format().digest, *(other.digest for other in others)}) == 3
+    assert default_format().model_copy(update={"examples": ("x",)}).digest == default_format().digest
 
 
 def test_a_tool_may_take_no_longer_than_the_judge_allows(tmp_path: Path) -> None:

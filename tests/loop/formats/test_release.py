@@ -12,7 +12,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.turns import user_turn
 
-from rstar2.loop.formats.format import Format, ours, read_format
+from rstar2.loop.formats.format import Format, default_format, read_format
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 
@@ -178,7 +178,7 @@ def test_the_published_models_calls_and_replies_are_the_releases(tokenizer: Any,
 
 
 def test_our_template_takes_what_clients_send_besides(tokenizer: Any) -> None:
-    template, tools = ours().template, list(ours().tools)
+    template, tools = default_format().template, list(default_format().tools)
     calls = [{"type": "function", "function": {"name": PYTHON, "arguments": '{"code": "1"}'}}]
     user, parts = (
         {"role": "user", "content": "?"},

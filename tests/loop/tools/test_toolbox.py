@@ -18,7 +18,7 @@ from support.written_calls import parse_calls
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.session import OPEN_S
 from rstar2.judge.service.start import JudgeHandle, running_judge
-from rstar2.loop.formats.format import Format, ours, read_format
+from rstar2.loop.formats.format import Format, default_format, read_format
 from rstar2.loop.tool import ToolContext
 from rstar2.loop.toolbox import MAX_SESSIONS, RolloutTools, Toolbox
 from rstar2.loop.tools.jupyter_code import Notebook
@@ -89,7 +89,7 @@ async def test_input_may_be_left_out_and_the_papers_name_is_accepted(
         assert [call.output for call in calls] == ["'π\\n'", "''", "''"]
         assert {call.name for call in calls} == {name}
     body = json.dumps({"name": PAPERS_NAME, "arguments": {"code": "1"}})
-    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(PAPERS_NAME, {"code": "1"})]
+    assert parse_calls(f"<tool_call>{body}</tool_call>", default_format()) == [(PAPERS_NAME, {"code": "1"})]
 
 
 async def test_limits_of_the_format_are_those_of_the_program(client: JudgeClient, fmt: Format) -> None:

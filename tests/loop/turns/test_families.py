@@ -128,7 +128,7 @@ def test_parallel_calls_come_back_in_their_order(family: str, codec: ChatCodec) 
     read = _parsed(codec, _turn(family, "I ask.", _calls(family, *codes)))
     assert [(call.name, call.arguments) for call in read.calls] == [(NAME, {"code": code}) for code in codes]
     assert read.thought.strip() == ("I ask." if SYNTAX[family].think else "")
-    assert read.said.strip() == ""
+    assert read.visible_text.strip() == ""
     assert [part.kind for part in read.parts] == ["thought"] * bool(SYNTAX[family].think) + ["call"] * len(
         codes
     )
@@ -142,7 +142,9 @@ def test_broken_and_cut_calls_are_refused_and_never_run(family: str, codec: Chat
     for written in filter(None, (syntax.broken, syntax.cut)):
         read = _parsed(codec, _turn(family, "I ask.", written))
         if family == "llama-3":
-            assert (read.calls, read.said.strip()) == ((), written), "it takes what is no call for an answer"
+            assert (read.calls, read.visible_text.strip()) == ((), written), (
+                "it takes what is no call for an answer"
+            )
             continue
         assert not [call for call in read.calls if not call.fault and call.name == NAME and call.arguments]
 
@@ -158,7 +160,7 @@ def test_a_call_inside_a_thought_is_not_run(family: str, codec: ChatCodec) -> No
         )
         return
     assert read.calls == ()
-    assert read.said.strip() == ANSWER
+    assert read.visible_text.strip() == ANSWER
     assert "print(1)" in read.thought
 
 
@@ -245,13 +247,13 @@ def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
         rollout(prompt, engine=engine, tools=Echo(), codec=codec, limits=Limits(4, 4096), sampling=Sampling())
     )
     assert (trace.finish, len(trace.calls), trace.response_ids) == ("format", 1, asks)
-    assert ("no such role" if fault == "raises" else "cannot lead on") in trace.cause
+    assert ("no such role" if fault == "raises" else "cannot continue") in trace.cause
     err = io.StringIO()
     Screen(codec, Console(file=io.StringIO()), Console(file=err)).end(trace)
     assert err.getvalue() == f"the answer was cut off: {trace.cause}\n"
     trace = trace.model_copy(update={"reward": 0.0})
     assert (Rollout.from_trace(trace).format_end, Rollout.from_trace(trace).truncated) == (True, False)
-    with pytest.raises(UserError, match="cannot lead on"):
+    with pytest.raises(UserError, match="cannot continue"):
         codec.tool_turn(["4"])
 
 
@@ -320,7 +322,7 @@ def test_what_a_turn_says_is_graded_though_its_text_does_not_have_it() -> None:
     read = SimpleNamespace(content="Σ \\boxed{42}", reasoning_content="Ω", tool_calls=[])
     turn = codec._parsed(_encode(codec, "it is \\boxed{4 2}"), read)  # type: ignore[attr-defined]
     kept = Turn.model_validate_json(Turn.read(replace(turn, tagged=False), 0, 1).model_dump_json())
-    assert (turn.said, kept.own_text) == ("Σ \\boxed{42}", "Σ \\boxed{42}")
+    assert (turn.visible_text, kept.own_text) == ("Σ \\boxed{42}", "Σ \\boxed{42}")
     assert (turn.thought, kept.text_of("thought")) == ("Ω", "Ω")
 
 
@@ -487,7 +489,10 @@ def test_a_turn_is_shown_while_it_is_written_as_it_is_read(family: str, codec: C
             kind: "".join(piece.content for piece in pieces if piece.kind == kind)
             for kind in ("thought", "text")
         }
-        assert (shown["thought"].strip(), shown["text"].strip()) == (read.thought.strip(), read.said.strip())
+        assert (shown["thought"].strip(), shown["text"].strip()) == (
+            read.thought.strip(),
+            read.visible_text.strip(),
+        )
         assert [piece.call for piece in pieces if piece.call] == list(read.calls)
 
 
@@ -681,7 +686,7 @@ def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
     template = _qwen3_template().replace(
         """{"name": "' + call.function.name + '", "arguments": """, "<function=' + call.function.name + '>"
     )
-    with pytest.raises(UserError, match="writes tool calls in a way that this format does not read"):
+    with pytest.raises(UserError, match="writes tool calls in a syntax that this format cannot read"):
         codec_for(family_tokenizer("qwen3"), read_format("own", template), "own")
     assert codec_for(family_tokenizer("qwen3"), read_format("listed-tools", template), "listed-tools")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.turns import user_turn
 
 from rstar2.errors import UserError
-from rstar2.loop.formats.format import FORMAT_FILE, Format, ours, read_format, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, Format, default_format, read_format, save_format
 from rstar2.loop.turns.choose import codec_for, load_codec
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import END_OF_TURN
@@ -29,7 +29,7 @@ def _text(tokenizer: Any, token_ids: list[int]) -> str:
 def test_turns_put_together_are_the_templates_text_of_the_whole_conversation(
     tokenizer: Any, codec: ChatCodec
 ) -> None:
-    opening = ours().messages("What is 6 times 7?")
+    opening = default_format().messages("What is 6 times 7?")
     first, second, third = "ask python</reason>", "now I know</reason> <answer>42</answer>", "done</reason>"
     pieces = [
         codec.prompt(opening),
@@ -48,23 +48,23 @@ def test_turns_put_together_are_the_templates_text_of_the_whole_conversation(
         {"role": "user", "content": "Sure?"},
         {"role": "assistant", "content": f"<reason>{third}"},
     ]
-    template, tools = ours().template, list(ours().tools)
+    template, tools = default_format().template, list(default_format().tools)
     whole = tokenizer.apply_chat_template(conversation, chat_template=template, tools=tools, tokenize=False)
     together = _text(tokenizer, [token for piece in pieces for token in piece])
     assert f"{together}\n" == whole
 
 
 def test_the_prompt_ends_where_the_model_continues(tokenizer: Any, codec: ChatCodec) -> None:
-    prompt = _text(tokenizer, codec.prompt(ours().messages("x")))
+    prompt = _text(tokenizer, codec.prompt(default_format().messages("x")))
     assert prompt.endswith("<|im_start|>assistant\n<reason>")
     assert codec.turn_start == "<reason>"
 
 
 def test_the_prompt_lists_each_tool_as_json_and_asks_for_both_tags(tokenizer: Any, codec: ChatCodec) -> None:
-    prompt = _text(tokenizer, codec.prompt(ours().messages("What is 6 times 7?")))
+    prompt = _text(tokenizer, codec.prompt(default_format().messages("What is 6 times 7?")))
     system, user, _ = prompt.split("<|im_start|>")[1:]
     listed = system.split(":\n<tools>\n")[1].split("\n</tools>")[0]
-    assert [json.loads(line) for line in listed.splitlines()] == list(ours().tools)
+    assert [json.loads(line) for line in listed.splitlines()] == list(default_format().tools)
     assert "<reason>" in system
     assert "<tool_call>" in system
     assert user.startswith("user\nWhat is 6 times 7?")
@@ -74,7 +74,7 @@ def test_the_prompt_lists_each_tool_as_json_and_asks_for_both_tags(tokenizer: An
 
 def test_a_problem_with_braces_is_told_as_it_is() -> None:
     problem = r"Let $S=\{x\}$ and {tools} and {problem}."
-    assert problem in ours().messages(problem)[0]["content"]
+    assert problem in default_format().messages(problem)[0]["content"]
 
 
 @given(output=st.text(alphabet=st.sampled_from("<|im_end>start|\n ab"), max_size=60) | st.text(max_size=40))
@@ -117,7 +117,10 @@ def test_no_tag_in_tool_output_or_a_problem_is_the_token_that_the_model_knows(
     for told, empty in [
         (qwen3_like.tool_turn([output]), qwen3_like.tool_turn([""])),
         (user_turn(qwen3_like, output), user_turn(qwen3_like, "")),
-        (qwen3_like.prompt(ours().messages(output)), qwen3_like.prompt(ours().messages(""))),
+        (
+            qwen3_like.prompt(default_format().messages(output)),
+            qwen3_like.prompt(default_format().messages("")),
+        ),
     ]:
         for token in (*TAGS, CODE_TOKEN):
             (token_id,) = qwen3_like.tokenizer.encode(token)
@@ -126,7 +129,7 @@ def test_no_tag_in_tool_output_or_a_problem_is_the_token_that_the_model_knows(
 
 def test_the_text_of_the_format_and_the_models_own_turns_keep_their_tags(qwen3_like: ChatCodec) -> None:
     (answer,), (call,) = map(qwen3_like.tokenizer.encode, ("<answer>", "<tool_call>"))
-    prompt = qwen3_like.prompt(ours().messages("x"))
+    prompt = qwen3_like.prompt(default_format().messages("x"))
     assert answer in prompt
     assert call in prompt
     assert qwen3_like.turn("<tool_call>{}</tool_call><answer>")[0] == call
@@ -140,7 +143,9 @@ def test_html_that_a_vocabulary_has_stays_and_the_tags_of_its_template_do_not(to
     like = copy.deepcopy(tokenizer)
     html, control = ["<b>", "</b>", "<table>", "[c]"], ["<start_of_turn>", "<TOOL>", "<|x|>", "<mine>"]
     like.add_tokens([AddedToken(token, normalized=False, special=False) for token in html + control])
-    codec = codec_for(like, ours().model_copy(update={"template": "{# <mine> #}" + ours().template}))
+    codec = codec_for(
+        like, default_format().model_copy(update={"template": "{# <mine> #}" + default_format().template})
+    )
     for told in (codec.tool_turn([" ".join(html)]), user_turn(codec, " ".join(html))):
         assert " ".join(html) in _text(like, told)
     for token in control:
@@ -177,14 +182,14 @@ def test_a_tokenizer_without_an_end_of_turn_is_refused_by_name() -> None:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel()
     raw.train_from_iterator(["plain words"], trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    with pytest.raises(UserError, match=r"has no <\|im_end\|> token"):
+    with pytest.raises(UserError, match=r"ends a turn with <\|im_end\|>, which is not"):
         codec_for(PreTrainedTokenizerFast(tokenizer_object=raw))
 
 
 def test_a_model_folder_brings_its_words_along(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
-    assert load_codec(tmp_path).format == ours()
-    short = ours().model_copy(update={"user": "Q: {problem}"})
+    assert load_codec(tmp_path).format == default_format()
+    short = default_format().model_copy(update={"user": "Q: {problem}"})
     save_format(short, tmp_path)
     assert load_codec(tmp_path).format == short
     assert load_codec(tmp_path).prompt([{"role": "user", "content": "x"}]) == codec_for(tokenizer).prompt(
@@ -239,9 +244,9 @@ def test_a_variable_that_the_template_knows_is_set_in_prompts_and_bridges_and_an
     assert after is not None
     assert tokenizer.decode(after) == tokenizer.decode(before) + "glad"
     assert glad.with_variables({}).prompt(question) == glad.prompt(question)
-    with pytest.raises(UserError, match=r"weather is not supported: .* does not know it") as refused:
+    with pytest.raises(UserError, match=r"weather is not supported: .* has no such variable") as refused:
         codec.with_variables({"weather": "fair"})
-    assert refused.value.hint == "It knows: mood."
+    assert refused.value.hint == "Its variables: mood."
     with pytest.raises(UserError, match="messages is not supported"):
         codec.with_variables({"messages": []})
 

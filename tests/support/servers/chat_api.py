@@ -21,6 +21,8 @@ class ChatEndpoint:
         self.key = key
         self.url = ""
         self.asked: list[dict[str, Any]] = []
+        self.refuses_tools = ""
+        """The error message for a request with `tools`; empty if they are taken."""
         self.owned_by = "someone"
         """What it says of its model; vLLM says `vllm`."""
         self.app = FastAPI()
@@ -36,6 +38,9 @@ class ChatEndpoint:
             return JSONResponse({"error": error}, status_code=401)
         body = await request.json()
         self.asked.append(body)
+        if self.refuses_tools and "tools" in body:
+            error = {"message": self.refuses_tools, "type": "invalid_request_error"}
+            return JSONResponse({"error": error}, status_code=400)
         return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
 
     def _events(self, said: dict[str, Any]) -> Iterator[str]:

@@ -632,7 +632,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)
     ),
 }
-"""By the name in docs/evaluation.md."""
+"""By the name in docs/hosted.md."""
 
 
 def stand_in(name: str) -> PublicEndpoint:

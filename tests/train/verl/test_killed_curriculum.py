@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 
 STEPS, PROMPTS = 4, 6
 CHANGES = (
-    "curriculum=posterior", f"steps={STEPS}", f"rollout.prompts={PROMPTS}", "rollout.rollouts=4", "groups.keep=2",
+    f"steps={STEPS}", f"rollout.prompts={PROMPTS}", "rollout.rollouts=4", "groups.keep=2",
     "rollout.tokens=60", "checkpoint.every=1",
 )  # fmt: skip
 
 
-def words(root: Path, run: Path) -> list[str]:
+def words(root: Path, run: Path, curriculum: str) -> list[str]:
     """A training command. The model is random, so every outcome is wrong, in every run."""
-    settings = [word for change in CHANGES for word in ("--set", change)]
+    settings = [word for change in (*CHANGES, f"curriculum={curriculum}") for word in ("--set", change)]
     stage = [
         "--stage",
         "1",
@@ -42,8 +42,9 @@ def words(root: Path, run: Path) -> list[str]:
     return [sys.executable, "-m", "rstar2", "train", *stage, *settings, "--run", str(run)]
 
 
-def trained(root: Path, run: Path) -> None:
-    ran = subprocess.run(words(root, run), capture_output=True, text=True, timeout=3600, check=False)
+def trained(root: Path, run: Path, curriculum: str) -> None:
+    command = words(root, run, curriculum)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
 
 
@@ -54,7 +55,8 @@ def asked(stage: Path) -> list[tuple[int, list[str]]]:
     return [(each.step, sorted(each.counts)) for each in reader.steps]
 
 
-def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("curriculum", ["posterior", "easy_to_hard", "pools"])
+def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path, curriculum: str) -> None:
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(tmp_path / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     (tmp_path / "asked.jsonl").write_text(
@@ -67,7 +69,7 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path)
 
     killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
     with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(words(tmp_path, killed), stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(words(tmp_path, killed, curriculum), stdout=out, stderr=subprocess.STDOUT)
         try:
             wait_until(
                 lambda: (saved_step(stage / "checkpoints") or 0) >= 2 or process.poll() is not None, 1800
@@ -78,15 +80,19 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path)
     kept = saved_step(stage / "checkpoints")
     assert kept is not None, (tmp_path / "out").read_text()[-3000:]
     assert kept < STEPS, "it was killed on its way"
-    trained(tmp_path, killed)
+    trained(tmp_path, killed, curriculum)
     whole = tmp_path / "whole"
-    trained(tmp_path, whole)
+    trained(tmp_path, whole, curriculum)
 
     assert asked(stage) == asked(whole / "stage1")
     assert [len(problems) for _, problems in asked(stage)] == [PROMPTS] * STEPS
     steps = step_metrics(whole / "stage1")
     unseen = [step["rstar2/problems/unseen"] for step in steps.values()]
-    # Half of a step's problems are new as long as there are new ones; in the first step all are.
-    assert unseen == [20 - PROMPTS - PROMPTS // 2 * step for step in range(STEPS)]
-    assert "rstar2/problems/prediction_error" not in steps[1]
-    assert 0 < steps[STEPS]["rstar2/problems/prediction_error"] < 0.2
+    if curriculum == "pools":
+        # No problem is asked again before all others were asked.
+        assert unseen == [14, 8, 2, 0]
+    else:
+        # Half of a step's problems are new as long as there are new ones; in the first step all are.
+        assert unseen == [20 - PROMPTS - PROMPTS // 2 * step for step in range(STEPS)]
+        assert "rstar2/problems/prediction_error" not in steps[1]
+        assert 0 < steps[STEPS]["rstar2/problems/prediction_error"] < 0.2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
+from support.taught_model import SIMILAR, failing_model
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin
@@ -29,12 +30,28 @@ CHANGES = (
 
 ROUNDS = ("groups.round=4", "groups.hopeless_after=4", "reward=by_tokens:reward")
 MODULE = """
+import time
 from rstar2 import Problem, Trace
 
 def reward(problem: Problem, trace: Trace) -> float:
     return float(sum(trace.response_ids) % 4 == 0)
+
+def late(problem: Problem, trace: Trace) -> float:
+    time.sleep(3)
+    return reward(problem, trace)
 """
 """A random model earns this reward one time in four, so that groups stop after one or two rounds."""
+RECOVER = ("recover.failures=2", "recover.rollouts=3", "rollout.max_turns=4", "reward=by_tokens:late")
+"""Recoveries of a group begin when its last rollout has its reward. Late rewards leave time for the kill."""
+
+
+def make_model(folder: Path, calls: bool) -> None:
+    """A model whose rollouts differ: a random one, or, for recoveries, one whose first call fails."""
+    if calls:
+        failing_model(folder)
+    else:
+        size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+        make_tiny_model(folder, size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
 
 
 def words(root: Path, run: Path, changes: tuple[str, ...]) -> list[str]:
@@ -57,17 +74,26 @@ def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
     return {(each.problem_id, each.sample): each for each in found}
 
 
-@pytest.mark.parametrize("changes", [(), ROUNDS], ids=["at once", "in rounds"])
+def in_the_middle(stage: Path, recoveries: bool) -> bool:
+    """Whether half of the first step's rollouts have ended, and with `recoveries` some of these have begun.
+
+    By then the longest of the first four has ended, so that some rollouts may be used again.
+    """
+    if not (stage / "rollouts.json").exists():
+        return False
+    progress = json.loads((stage / "rollouts.json").read_text())
+    return progress["finished"] > 32 and (progress["wanted"] > 64 or not recoveries)
+
+
+@pytest.mark.parametrize("changes", [(), ROUNDS, RECOVER], ids=["at once", "in rounds", "with recoveries"])
 def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was_not_killed(
     tmp_path: Path, changes: tuple[str, ...]
 ) -> None:
     (tmp_path / "by_tokens.py").write_text(MODULE)
-    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(tmp_path / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+    make_model(tmp_path / "model", calls=changes is RECOVER)
+    ask = SIMILAR if changes is RECOVER else "What is {n} + {n}?"
     (tmp_path / "asked.jsonl").write_text(
-        "".join(
-            json.dumps({"problem": f"What is {n} + {n}?", "answer": str(2 * n)}) + "\n" for n in range(40)
-        )
+        "".join(json.dumps({"problem": ask.format(n=n), "answer": str(2 * n)}) + "\n" for n in range(40, 80))
     )
     prepare = ["data", "prepare", str(tmp_path / "asked.jsonl"), "--output", str(tmp_path / "rl")]
     subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
@@ -77,15 +103,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
         command = words(tmp_path, killed, changes)
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
         try:
-            # After half of them, the longest of the first four has ended, so that some can be reused.
-            progress = stage / "rollouts.json"
-            wait_until(
-                lambda: (
-                    (progress.exists() and json.loads(progress.read_text())["finished"] > 32)
-                    or process.poll() is not None
-                ),
-                1800,
-            )
+            wait_until(lambda: in_the_middle(stage, changes is RECOVER) or process.poll() is not None, 1800)
             assert process.poll() is None, (tmp_path / "out").read_text()[-3000:]
         finally:
             process.kill()
@@ -93,7 +111,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     assert not (stage / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
     trained(tmp_path, killed, changes)
     reused = {step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()}
-    assert 0 < reused[1] < 64
+    assert 0 < reused[1] <= 64 if changes is RECOVER else 0 < reused[1] < 64
     assert reused[2] == 0
     assert not (stage / FOLDER).exists()
     log = (killed / "attempts" / "2" / "stage1.log").read_text()
@@ -107,7 +125,10 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     assert first.keys() == second.keys()
     saved = [step_metrics(each / "stage1")[1].get("rstar2/saved_rollouts", 0.0) for each in (killed, whole)]
     assert saved == [64 - len(first)] * 2
-    assert (0 < saved[0] < 32) if changes else saved[0] == 0, "some groups stop after a round, and some grow"
+    in_rounds = changes is ROUNDS
+    assert (0 < saved[0] < 32) if in_rounds else saved[0] == 0, (
+        "some groups stop after a round, and some grow"
+    )
     for key, trace in first.items():
         assert trace.response_ids == second[key].response_ids
         assert trace.response_mask == second[key].response_mask
@@ -115,5 +136,12 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     resumed, uninterrupted = (step_metrics(each / "stage1")[1] for each in (killed, whole))
     for name in ("rstar2/reward", "rstar2/tokens", "rstar2/kept", "rstar2/off_policy_tokens"):
         assert resumed[name] == uninterrupted[name], name
+    # Recoveries are made again, from the same failed calls: what they wrote has the same length.
+    recoveries = [{k: v for k, v in each.items() if "/recover/" in k} for each in (resumed, uninterrupted)]
+    assert recoveries[0] == recoveries[1]
+    if changes is RECOVER:
+        assert recoveries[0]["rstar2/recover/failed"] == recoveries[0]["rstar2/recover/lost"] == 0
+        assert recoveries[0]["rstar2/recover/rollouts"] == 3 * recoveries[0]["rstar2/recover/groups"] > 6
+        assert recoveries[0]["rstar2/recover/kept"] > 0
     # With the weights of the resumed trainer, the rollouts have the same probabilities as on disk.
     assert resumed["training/rollout_probs_diff_max"] < 1e-5

@@ -1,1 +1,1 @@
-"""What runs inside the environments of harnesses: it imports the harness and the standard library, nothing of ours."""
+"""Programs that run in the environments of harnesses. They import only the harness and the standard library."""

@@ -1,4 +1,4 @@
-"""Gives Arena-Hard's words for its judge model, as the package evalscope carries them."""
+"""Reads Arena-Hard's prompts for its judge model from the package evalscope."""
 
 import ast
 import importlib.util
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 class Worker:
-    """Reads the package's source, which needs nothing else installed."""
+    """Reads the package's source, so that the package's dependencies need not be installed."""
 
     def words(self) -> dict[str, str]:
-        """`system` and `template`, which has the fields question, answer_1 and answer_2."""
-        found = importlib.util.find_spec("evalscope")
-        assert found is not None
-        assert found.submodule_search_locations
-        folder = Path(next(iter(found.submodule_search_locations)))
+        """The prompts: `system`, and `template` with the fields question, answer_1 and answer_2."""
+        spec = importlib.util.find_spec("evalscope")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        folder = Path(next(iter(spec.submodule_search_locations)))
         source = (folder / "benchmarks" / "arena_hard" / "arena_hard_adapter.py").read_text(encoding="utf-8")
-        # Evaluated, since one is a text and the other a call of its `strip`.
+        # `eval` is needed because one prompt is a literal and the other a call of `strip` on a literal.
         values = {
             node.targets[0].id: eval(compile(ast.Expression(node.value), "evalscope", "eval"), {})
             for node in ast.parse(source).body

@@ -1,4 +1,4 @@
-"""What the workers of both BFCL versions share: the order of entries, and reading back what a checker wrote."""
+"""The parts that the workers of both BFCL versions share: the order of entries, conversations and checks."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 MODEL = "rstar2-model"
-"""The model's name for the harness; without an underscore, in place of which some of its checkers read a slash."""
+"""The model's name in the harness. It has no underscore, because some checkers read an underscore as a slash."""
 
 
 @dataclass
@@ -20,72 +20,72 @@ class Entry:
     """One test entry of the harness."""
 
     category: str
-    asked: dict[str, Any]
-    """As it is put to the model."""
-    checked: dict[str, Any]
-    """As the checker reads it."""
+    for_model: dict[str, Any]
+    """The entry in the form that the model gets."""
+    for_checker: dict[str, Any]
+    """The entry in the form that the checker reads."""
     answer: dict[str, Any] | None
-    """The possible answers; None in the categories that have none."""
+    """The possible answers. None in the categories that have none."""
 
 
 class BFCLWorker:
-    """Leads conversations and checks them with the harness's own handler and checkers."""
+    """Runs conversations with the harness's own handler, and checks them with its own checkers."""
 
     def __init__(self, entries: Iterable[Entry], backends: ModuleType) -> None:
-        self._entries = {entry.asked["id"]: entry for entry in entries}
+        self._entries = {entry.for_model["id"]: entry for entry in entries}
         self._backends = backends
         self._numbers = itertools.count()
 
     @contextmanager
     def own_model_name(self) -> Iterator[str]:
-        """A model's name for one conversation or one check.
+        """A new model name for one conversation or one check.
 
-        The harness keeps the file systems, accounts and so on of an entry in the globals of its module `backends`,
-        under the model's name, and for the length of the process: under one name, a second conversation about an entry
-        would continue where the first one ended.
+        The harness stores the state of an entry, such as file systems and accounts, in the globals of its module
+        `backends` under the model's name, as long as the process runs. With the same name, a second conversation about
+        an entry would start from the state that the first one left.
         """
         name = f"rstar2_model_{next(self._numbers)}"
         try:
             yield name
         finally:
-            held = vars(self._backends)
-            for key in [key for key in list(held) if key.startswith(f"{name}_")]:
-                del held[key]
+            module_globals = vars(self._backends)
+            for key in [key for key in list(module_globals) if key.startswith(f"{name}_")]:
+                del module_globals[key]
 
     def entries(self) -> list[dict[str, str]]:
-        """Every entry, in turn from each category."""
+        """All entries, taken in turn from each category."""
         place: dict[str, int] = {}
         ordered = []
         for name, entry in self._entries.items():
             place[entry.category] = number = place.get(entry.category, -1) + 1
             answer = json.dumps(entry.answer["ground_truth"]) if entry.answer else entry.category
             ordered.append(
-                (number, {"id": name, "question": _text(entry.asked["question"]), "answer": answer})
+                (number, {"id": name, "question": _text(entry.for_model["question"]), "answer": answer})
             )
-        return [shown for _, shown in sorted(ordered, key=lambda pair: pair[0])]
+        return [row for _, row in sorted(ordered, key=lambda pair: pair[0])]
 
     def run(self, id: str, url: str, url_before: str) -> dict[str, Any]:
-        """Lead the conversation of one entry with the model at `url`; what the harness would write as its result.
+        """Run the conversation of one entry with the model at `url`. Returns the result as the harness stores it.
 
-        Conversations that have to be led before are led at `url_before`.
+        Conversations that the entry presupposes are first run at `url_before`.
         """
         self.prepare(id, url_before)
-        return self.lead(self._entries[id].asked, url)
+        return self.converse(self._entries[id].for_model, url)
 
     def prepare(self, id: str, url: str) -> None:
-        """Lead with the model at `url` what an entry presupposes; nothing in most categories."""
+        """Run the conversations that an entry presupposes with the model at `url`. Most categories have none."""
 
-    def lead(self, asked: dict[str, Any], url: str) -> dict[str, Any]:
-        """Lead one conversation with the model at `url`."""
+    def converse(self, entry: dict[str, Any], url: str) -> dict[str, Any]:
+        """Run one conversation with the model at `url`."""
         with self.own_model_name() as model:
             handler = self.handler(url)
             handler.model_name_underline_replaced = model
-            result, more = handler.inference(deepcopy(asked), False, True)
-        kept = {key: value for key, value in more.items() if "log" not in key}
-        return {"id": asked["id"], "result": result, **kept}
+            result, more = handler.inference(deepcopy(entry), False, True)
+        without_logs = {key: value for key, value in more.items() if "log" not in key}
+        return {"id": entry["id"], "result": result, **without_logs}
 
     def check(self, id: str, made: dict[str, Any]) -> dict[str, Any]:
-        """What the harness's checker says of one result."""
+        """The verdict of the harness's checker on one result."""
         entry = self._entries[id]
         with tempfile.TemporaryDirectory() as folder, self.own_model_name() as model:
             accuracy, _ = self.run_checker(entry.category, [entry], [made], Path(folder), model)
@@ -95,7 +95,7 @@ class BFCLWorker:
         return {"valid": accuracy == 1.0, "category": entry.category, "error": errors[0] if errors else ""}
 
     def check_all(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """The accuracy that the harness's checker gives each category, in one go."""
+        """The accuracy of each category when the harness's checker gets all its results in one call."""
         of_category: dict[str, list[dict[str, Any]]] = {}
         for made in results:
             of_category.setdefault(self._entries[made["id"]].category, []).append(made)
@@ -113,9 +113,12 @@ class BFCLWorker:
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        """The harness's runner of a category: accuracy and count; it writes its score file into `folder`.
+        """Run the harness's checker of a category, which writes a score file into `folder`.
 
-        `model` is the name under which it keeps what calls change.
+        `model` is the name under which the checker stores the state that calls change.
+
+        Returns:
+            The accuracy, and the number of entries.
         """
         raise NotImplementedError
 
@@ -128,5 +131,5 @@ def _text(question: Any) -> str:
 def _reason(line: dict[str, Any]) -> str:
     error = line.get("error")
     kind = line.get("error_type") or (error.get("error_type") if isinstance(error, dict) else "")
-    said = error.get("error_message") if isinstance(error, dict) else error
-    return f"{kind}: {said}"[:500] if kind else str(said)[:500]
+    message = error.get("error_message") if isinstance(error, dict) else error
+    return f"{kind}: {message}"[:500] if kind else str(message)[:500]

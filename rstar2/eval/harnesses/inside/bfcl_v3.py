@@ -1,4 +1,4 @@
-"""BFCL v3 by the package nvidia-bfcl: every category but the executable ones, which need keys of other services."""
+"""BFCL v3 by the package nvidia-bfcl: all categories except the executable ones, which need keys of other services."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -7,9 +7,9 @@ from typing import Any
 
 from left_out import leave_out
 
-# Its table of handlers imports those of every model that it knows, with what they need; ours is given to its runners.
+# The table imports the handlers of all models, with their dependencies. Our handler is passed to the runners directly.
 leave_out("bfcl.model_handler.handler_map", HANDLER_MAP={}, local_inference_handler_map={})
-# For its leaderboard.
+# Only the harness's leaderboard uses pandas.
 leave_out("pandas")
 
 from bfcl import utils
@@ -22,7 +22,12 @@ from bfcl_common import MODEL, BFCLWorker, Entry
 
 
 class Worker(BFCLWorker):
-    """`native_calls`: functions go into the request's `tools`, else into the prompt."""
+    """The worker of BFCL v3.
+
+    Args:
+        native_calls: whether functions go into the request's `tools`. If not, they go into the prompt.
+        temperature: sampling temperature.
+    """
 
     def __init__(self, native_calls: bool, temperature: float) -> None:
         super().__init__(_entries(), multi_turn_utils)
@@ -36,20 +41,20 @@ class Worker(BFCLWorker):
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        handler, prompts = self.handler(""), [deepcopy(entry.checked) for entry in entries]
+        handler, prompts = self.handler(""), [deepcopy(entry.for_checker) for entry in entries]
         if utils.is_relevance_or_irrelevance(category):
-            found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
+            score = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
         elif utils.is_multi_turn(category):
             answers = [entry.answer for entry in entries]
-            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, model, category, folder)
+            score = eval_runner.multi_turn_runner(handler, results, prompts, answers, model, category, folder)
         else:
             java, javascript = utils.is_java(category), utils.is_js(category)
             language = "JavaScript" if javascript else "Java" if java else "Python"
             answers = [entry.answer for entry in entries]
-            found = eval_runner.ast_file_runner(
+            score = eval_runner.ast_file_runner(
                 handler, results, prompts, answers, language, category, MODEL, folder
             )
-        accuracy, count = found
+        accuracy, count = score
         return float(accuracy), int(count)
 
 
@@ -58,8 +63,9 @@ def _entries() -> Iterator[Entry]:
         file = TEST_FILE_MAPPING[category]
         prompts = utils.load_file(PROMPT_PATH / file, sort_by_id=True)
         answers = utils.load_file(POSSIBLE_ANSWER_PATH / file, sort_by_id=True)
-        asked = process_multi_turn_test_case(deepcopy(prompts))
-        # By number, as the harness pairs them: the last of live_multiple is 1052-79-0, and 1052-279-0 in its answers.
-        known = {answer["id"].partition("-")[0]: answer for answer in answers}
-        for one, prompt in zip(asked, prompts, strict=True):
-            yield Entry(category, one, prompt, known.get(prompt["id"].partition("-")[0]))
+        for_model = process_multi_turn_test_case(deepcopy(prompts))
+        # The harness pairs entries and answers by the first number of the id, since the rest may differ: the last entry
+        # of live_multiple is 1052-79-0, and its answer is 1052-279-0.
+        by_number = {answer["id"].partition("-")[0]: answer for answer in answers}
+        for entry, prompt in zip(for_model, prompts, strict=True):
+            yield Entry(category, entry, prompt, by_number.get(prompt["id"].partition("-")[0]))

@@ -1,4 +1,4 @@
-"""BFCL v4 by the package bfcl-eval: the categories of one turn, of several, and of two kinds of memory."""
+"""BFCL v4 by the package bfcl-eval: the single-turn and multi-turn categories, and two kinds of memory."""
 
 import os
 import shutil
@@ -10,16 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# It makes empty folders there when it is imported, in the environment of the harness; results go through the pipe.
+# When the package is imported, it makes empty folders here. No results are written there: they go through the pipe.
 os.environ["BFCL_PROJECT_ROOT"] = str(Path(sys.prefix) / "project")
 os.environ.setdefault("OPENAI_API_KEY", "none")
 
 from left_out import leave_out
 
-# Its table of models imports the handlers of every one, with a dozen companies' clients; ours is the only one in it.
+# The package's table of models imports all handlers, with the clients of a dozen companies. This table has only ours.
 MODELS: dict[str, SimpleNamespace] = {}
 leave_out("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=MODELS)
-# For its leaderboard.
+# Only the harness's leaderboard uses pandas.
 leave_out("pandas")
 
 from bfcl_common import MODEL, BFCLWorker, Entry
@@ -31,18 +31,23 @@ from bfcl_eval.model_handler.api_inference.openai_completion import OpenAIComple
 from openai import OpenAI
 
 _REQUEST_S = 86400.0
-"""The gateway has the bounds; a client that gave up earlier would only ask twice."""
+"""The gateway sets the time limits. A client that gave up earlier would only repeat the request."""
 
 
 MEMORY = ("memory_kv", "memory_rec_sum")
-"""The third kind, memory_vector, needs a model that would be downloaded."""
+"""The categories of memory. The third kind, memory_vector, is left out because it downloads a model."""
 
 
 class Worker(BFCLWorker):
-    """`native_calls`: functions go into the request's `tools`, else into the prompt; `memory`: where memories are kept.
+    """The worker of BFCL v4.
 
-    A question of a memory category is about conversations that were led before, in which the model wrote down what it
-    wanted to remember. They are led once for all questions of a scenario.
+    A question of a memory category is about earlier conversations, in which the model stored what it wanted to
+    remember. These conversations are run once for all questions of a scenario.
+
+    Args:
+        native_calls: whether functions go into the request's `tools`. If not, they go into the prompt.
+        temperature: sampling temperature.
+        memory: folder in which memories are stored.
     """
 
     def __init__(self, native_calls: bool, temperature: float, memory: str = "") -> None:
@@ -64,7 +69,7 @@ class Worker(BFCLWorker):
         category = utils.extract_test_category_from_id(id)
         if category not in MEMORY:
             return
-        scenario = (category, self._entries[id].asked["scenario"])
+        scenario = (category, self._entries[id].for_model["scenario"])
         with self._locks[scenario]:
             if scenario in self._prepared:
                 return
@@ -72,51 +77,51 @@ class Worker(BFCLWorker):
                 folder = self._memory / utils.get_directory_structure_by_id(id) / "memory_snapshot"
                 written = folder / "prereq_checkpoints" / f"{conversation['id']}.json"
                 if written.exists():
-                    # By an earlier start, which may have been killed before it wrote the other file.
+                    # An earlier start wrote it, and may have been killed before it wrote the other file.
                     shutil.copy(written, folder / f"{scenario[1]}_final.json")
                 else:
-                    self.lead(conversation, url)
+                    self.converse(conversation, url)
             self._prepared.add(scenario)
 
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        handler, prompts = self.handler("http://none"), [deepcopy(entry.checked) for entry in entries]
+        handler, prompts = self.handler("http://none"), [deepcopy(entry.for_checker) for entry in entries]
         answers = [entry.answer for entry in entries]
         if utils.is_relevance_or_irrelevance(category):
-            found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
+            score = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
         elif utils.is_memory(category):
-            found = eval_runner.agentic_runner(handler, results, prompts, answers, model, category, folder)
+            score = eval_runner.agentic_runner(handler, results, prompts, answers, model, category, folder)
         elif utils.is_multi_turn(category):
-            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, model, category, folder)
+            score = eval_runner.multi_turn_runner(handler, results, prompts, answers, model, category, folder)
         else:
-            found = eval_runner.ast_file_runner(handler, results, prompts, answers, category, MODEL, folder)
-        accuracy, count = found
+            score = eval_runner.ast_file_runner(handler, results, prompts, answers, category, MODEL, folder)
+        accuracy, count = score
         return float(accuracy), int(count)
 
 
 def _entries(memory: Path) -> Iterator[Entry]:
     for category in [*SINGLE_TURN_CATEGORY, *MULTI_TURN_CATEGORY, *MEMORY]:
-        asked = utils.load_dataset_entry(category, include_prereq=False)
-        asked = utils.populate_initial_settings_for_memory_test_cases(asked, memory)
-        checked = utils.load_dataset_entry(
+        for_model = utils.load_dataset_entry(category, include_prereq=False)
+        for_model = utils.populate_initial_settings_for_memory_test_cases(for_model, memory)
+        for_checker = utils.load_dataset_entry(
             category, include_prereq=False, include_language_specific_hint=False
         )
-        answers: list[Any] = [None] * len(asked)
+        answers: list[Any] = [None] * len(for_model)
         if not utils.is_relevance_or_irrelevance(category):
             answers = utils.load_ground_truth_entry(category)
-        for one, prompt, answer in zip(asked, checked, answers, strict=True):
-            yield Entry(category, one, prompt, answer)
+        for entry, prompt, answer in zip(for_model, for_checker, answers, strict=True):
+            yield Entry(category, entry, prompt, answer)
 
 
 def _earlier_conversations(memory: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """What the model is told before the questions of a memory category and a scenario, in order."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """The conversations that come before the questions of each memory category and scenario, in order."""
+    conversations: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for category in MEMORY:
         entries = utils.populate_initial_settings_for_memory_test_cases(
             utils.load_dataset_entry(category), memory
         )
         for entry in entries:
             if utils.is_memory_prereq(entry["id"]):
-                found.setdefault((category, entry["scenario"]), []).append(entry)
-    return found
+                conversations.setdefault((category, entry["scenario"]), []).append(entry)
+    return conversations

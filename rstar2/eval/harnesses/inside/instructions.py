@@ -1,4 +1,4 @@
-"""Scores replies by IFEval's and IFBench's own checkers, as the package if-verifiable carries them."""
+"""Scores replies by IFEval's and IFBench's own checkers, which the package if-verifiable contains."""
 
 import importlib.util
 import json
@@ -12,30 +12,30 @@ from left_out import leave_out
 
 
 def _package_folder(name: str) -> Path:
-    """Where a package is, without importing it."""
-    found = importlib.util.find_spec(name)
-    assert found is not None
-    assert found.submodule_search_locations
-    return Path(next(iter(found.submodule_search_locations)))
+    """The folder of a package, without importing the package."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 NLTK = _package_folder("llama_index") / "core" / "_static" / "nltk_cache"
-"""NLTK's sentence splitter and stop words, which this package carries; else they would be downloaded."""
+"""Folder with NLTK's sentence splitter and stop words. Without it, they would be downloaded."""
 os.environ["NLTK_DATA"] = os.pathsep.join(filter(None, [os.environ.get("NLTK_DATA"), str(NLTK)]))
 
-# For benchmarks that the package would load; here its checkers are given the prompts.
+# The package uses `datasets` only to load benchmarks. Here, its checkers get the prompts from us.
 leave_out("datasets", load_dataset=None)
 
 import langdetect
 from if_verifiable.api import evaluate_output_for_sample
 
-# Its detector draws at random otherwise.
+# Without a seed, the detector's results are random.
 langdetect.DetectorFactory.seed = 0
 
 
 @dataclass
 class Sample:
-    """What the checkers read of a prompt."""
+    """A prompt with the fields that the checkers read."""
 
     key: str
     prompt: str
@@ -44,12 +44,12 @@ class Sample:
 
 
 class Worker:
-    """For one benchmark, `ifeval` or `ifbench`."""
+    """The worker of one benchmark, `ifeval` or `ifbench`."""
 
     def __init__(self, benchmark: str) -> None:
         self._benchmark: Any = benchmark
-        self._one = threading.Lock()
-        """The checkers keep state in their modules."""
+        self._lock = threading.Lock()
+        """Lets one thread check at a time, because the checkers have state in their modules."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """IFBench's test set."""
@@ -59,9 +59,9 @@ class Worker:
     def score(self, row: dict[str, Any], response: str) -> list[dict[str, Any]]:
         """For each instruction of a prompt, whether the reply follows it, strictly and loosely."""
         sample: Any = Sample(row["key"], row["prompt"], row["instruction_id_list"], row["kwargs"])
-        with self._one:
+        with self._lock:
             results, _ = evaluate_output_for_sample(self._benchmark, sample, response)
-        if not results:  # an empty reply follows none
+        if not results:  # an empty reply follows no instruction
             return [{"id": name, "strict": False, "loose": False} for name in row["instruction_id_list"]]
         return [
             {"id": each.instruction_id, "strict": each.strict_pass, "loose": each.loose_pass}

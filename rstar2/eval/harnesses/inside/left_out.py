@@ -1,4 +1,4 @@
-"""Puts empty modules in the place of packages that a harness imports, and that nothing which is run here uses."""
+"""Replaces packages that a harness imports but does not use here by empty modules."""
 
 import sys
 from types import ModuleType
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def leave_out(name: str, **values: Any) -> None:
-    """Let `import NAME` find a module that has these values and nothing else."""
+    """Make `import NAME` return a module that has only these values."""
     module = ModuleType(name)
     vars(module).update(values)
     sys.modules[name] = module

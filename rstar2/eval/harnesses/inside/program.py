@@ -1,7 +1,8 @@
-"""Runs the `Worker` of a module beside it, by lines of JSON: requests come on standard input, results go out.
+"""Runs the `Worker` of a module in this folder: `python program.py MODULE`.
 
-`python program.py MODULE`. The first request, `start`, gives the settings that the worker is made of; every other one
-names a method of it. What the harness prints goes to standard error.
+Requests are lines of JSON on standard input, and results are lines of JSON on standard output. The first request,
+`start`, has the worker's settings. Every other request names a method of the worker. The harness's own output goes to
+standard error.
 """
 
 import importlib

@@ -14,11 +14,11 @@ function summaryCards(summary, quoted) {
       ? card(
         formatShare(largestK[1]),
         `pass@${largestK[0]}`,
-        "the unbiased chance that one of so many samples is right",
+        "an unbiased estimate of the chance that at least one of these samples is correct",
       )
       : null,
     summary.n > 1
-      ? share("maj@n", `maj@${summary.n}`, "the share of problems whose most frequent answer is right")
+      ? share("maj@n", `maj@${summary.n}`, "the share of problems whose most frequent answer is correct")
       : null,
     card(formatCount(summary.mean_tokens), "mean tokens"),
     card(formatCount(summary.p95_tokens), "95th percentile tokens"),
@@ -26,11 +26,11 @@ function summaryCards(summary, quoted) {
     share("failed_call_ratio", "failed calls"),
     share("failed_call_ratio_correct", "failed calls in correct traces"),
     share("repaired_share", "failed turns repaired by a later call"),
-    share("answered_after_failure_share", "failed turns with a correct answer in the end"),
+    share("answered_after_failure_share", "failed turns in traces with a correct answer"),
     share(
       "paper_accuracy",
       "by the paper's reading rule",
-      "the average where only a box in the <answer> of a finished turn is an answer",
+      "the average if only a box in the <answer> of a finished turn counts as an answer",
     ),
     ...Object.entries(summary.read_by ?? {}).map(([rule, count]) =>
       card(formatCount(count), `answers read by the rule ${rule}`)
@@ -40,7 +40,7 @@ function summaryCards(summary, quoted) {
     share(
       "could_not_verify_share",
       "could not verify",
-      "an answer that the grader could not decide; it is not counted as correct, and not as known to be wrong",
+      "answers that the grader could not decide; they count neither as correct nor as wrong",
     ),
     ...Object.entries(summary.could_not_verify ?? {}).map(([cause, count]) =>
       card(formatCount(count), `could not verify: ${cause.replaceAll("_", " ")}`)
@@ -53,12 +53,12 @@ function summaryCards(summary, quoted) {
       )
       : null,
     summary.content_filtered
-      ? card(formatCount(summary.content_filtered), "ended by a content filter", "of the model's server")
+      ? card(formatCount(summary.content_filtered), "ended by a content filter", "the filter of the model's server")
       : null,
     summary.refusals
-      ? card(formatCount(summary.refusals), "refusals", "answers that the model's server calls a refusal")
+      ? card(formatCount(summary.refusals), "refusals", "replies that the model's server marks as refusals")
       : null,
-    summary.lost_calls ? card(formatCount(summary.lost_calls), "calls the judge lost") : null,
+    summary.lost_calls ? card(formatCount(summary.lost_calls), "calls that the judge lost") : null,
   );
 }
 
@@ -67,7 +67,7 @@ function card(value, label, hint) {
   return hint ? withTooltip(node, hint) : node;
 }
 
-/** The score that a benchmark is quoted by, where that is not the average of its verdicts. */
+/** The score that people quote for a benchmark, if it is not the average of the verdicts. */
 function quotedCard({ label, value, interval }) {
   const number = (100 * value).toFixed(1);
   return element(

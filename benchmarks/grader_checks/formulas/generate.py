@@ -1,4 +1,4 @@
-"""Random formulas of each kind of letters, of the size that answers have."""
+"""Generates random formulas of each kind of letters, in the size of usual answers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Maker = Callable[[Random], Tree]
 
 
 def formula(kind: Kind, random: Random) -> Tree:
-    """A random formula with letters, neither tiny nor long."""
+    """Return a random formula with letters that is neither tiny nor long."""
     while True:
-        made = _MAKERS[kind](random)
-        if LEAST_SIZE <= size(made) <= MOST_SIZE and letters_of(made):
-            return made
+        result = _MAKERS[kind](random)
+        if LEAST_SIZE <= size(result) <= MOST_SIZE and letters_of(result):
+            return result
 
 
 def _letters(random: Random, names: tuple[str, ...], most: int = 3) -> list[Tree]:
@@ -53,7 +53,7 @@ def _coefficient(random: Random) -> Tree:
 
 
 def _linear(random: Random, letters: list[Tree]) -> Tree:
-    """2n - k + 3, n + 1, a - b."""
+    """Return a linear formula, such as 2n - k + 3, n + 1 or a - b."""
     chosen = random.sample(letters, random.randint(1, min(2, len(letters))))
     terms = [mul(random.choice((1, 1, 1, 2, 3, 5)), letter) for letter in chosen]
     if len(terms) == 1 or random.random() < 0.4:
@@ -96,8 +96,8 @@ def _algebra(random: Random, letters: list[Tree]) -> Tree:
 
 
 def _power_of_sum(random: Random, letters: list[Tree]) -> Tree:
-    made = power(_linear(random, letters), random.choice((2, 2, 3)))
-    return add(made, _signed(random, _monomial(random, letters))) if random.random() < 0.5 else made
+    result = power(_linear(random, letters), random.choice((2, 2, 3)))
+    return add(result, _signed(random, _monomial(random, letters))) if random.random() < 0.5 else result
 
 
 def _whole(random: Random) -> Tree:
@@ -144,21 +144,21 @@ def _sizes(random: Random) -> Tree:
 
 def _real(random: Random) -> Tree:
     letters = _letters(random, REAL)
-    made = _algebra(random, letters)
+    result = _algebra(random, letters)
     inner = _linear(random, letters)
     positive = add(power(random.choice(letters), 2), random.randint(1, 9))
     others: list[Callable[[], Tree]] = [
-        lambda: made,
-        lambda: made,
-        lambda: made,
+        lambda: result,
+        lambda: result,
+        lambda: result,
         lambda: mul(_coefficient(random), call("sqrt", random.choice((positive, inner)))),
-        lambda: div(made, call("sqrt", positive)),
+        lambda: div(result, call("sqrt", positive)),
         lambda: mul(random.choice(letters), call("exp", _signed(random, inner))),
-        lambda: add(call("exp", mul(random.randint(2, 4), random.choice(letters))), made),
-        lambda: add(made, mul(_coefficient(random), call("ln", random.choice((positive, inner))))),
+        lambda: add(call("exp", mul(random.randint(2, 4), random.choice(letters))), result),
+        lambda: add(result, mul(_coefficient(random), call("ln", random.choice((positive, inner))))),
         lambda: mul(random.choice(letters), call("ln", random.choice(letters))),
         lambda: mul(number(random.choice((2, 3, 4))), PI, power(random.choice(letters), 2)),
-        lambda: add(made, mul(call("sqrt", random.choice((2, 3, 5))), random.choice(letters))),
+        lambda: add(result, mul(call("sqrt", random.choice((2, 3, 5))), random.choice(letters))),
         lambda: div(call("arctan", inner), random.randint(2, 5)),
         lambda: add(call("cbrt", inner), random.choice(letters)),
     ]
@@ -167,8 +167,8 @@ def _real(random: Random) -> Tree:
 
 def _trigonometric(random: Random, angle: Tree) -> Tree:
     name = random.choice(("sin", "cos", "sin", "cos", "tan", "sec", "cot"))
-    made = call(name, random.choice((angle, angle, mul(random.randint(2, 4), angle))))
-    return power(made, 2) if random.random() < 0.3 else made
+    result = call(name, random.choice((angle, angle, mul(random.randint(2, 4), angle))))
+    return power(result, 2) if random.random() < 0.3 else result
 
 
 def _angles(random: Random) -> Tree:
@@ -194,7 +194,7 @@ def _angles(random: Random) -> Tree:
 
 
 def _exponential(random: Random) -> Tree:
-    """A power with a whole number in the exponent."""
+    """Return a power with a whole number in the exponent."""
     n = Letter(random.choice(("n", "n", "k", "m")))
     exponent = random.choice((n, n, add(n, random.randint(1, 3)), sub(n, 1), mul(2, n), add(mul(2, n), 1)))
     base = random.choice((number(2), number(2), number(3), number(-1), number(5), Letter("x"), Letter("a")))
@@ -224,7 +224,7 @@ def _exponents(random: Random) -> Tree:
 
 
 def _mixed(random: Random) -> Tree:
-    """Two kinds of letters in one formula."""
+    """Return a formula with letters of two kinds."""
     first, second = random.sample((_real, _angles, _exponents, _whole, _sizes), 2)
     one, two = first(random), second(random)
     return random.choice((mul, add, sub, div))(one, two)
