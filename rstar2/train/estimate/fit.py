@@ -195,7 +195,7 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
     yield (
         f"groups are rolled out in rounds of {rounds.size}, so a step makes {prompts * rounds.size:,} to "
         f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the "
-        "share of them that the run of --like made; without --like it uses the maximum"
+        "share of rollouts that the run of --like made; without --like it uses the maximum"
     )
     if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
         yield (

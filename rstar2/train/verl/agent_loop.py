@@ -31,7 +31,7 @@ from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
-from rstar2.train.recover import Beginning, may_recover, recovery_of
+from rstar2.train.recover import Beginning, Recovery, may_recover, recovery_of
 from rstar2.train.reward import Penalty, PenaltySettings, Reward, reading_rule, text_to_grade
 from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
 from rstar2.train.verl.engines.router import GROUP_ENDS
@@ -242,7 +242,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         beginning: Beginning | None = None,
         replay: bool = False,
     ) -> AgentLoopOutput:
-        begun = (
+        first_turns = (
             Trace.begun(self._codec.prompt(list(kwargs["raw_prompt"])))
             if beginning is None
             else beginning.trace.beginning(beginning.turns)
@@ -252,11 +252,11 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         try:
             async with self._tools.opened() as tools:
                 stopping_tools = _StopAfterLostCall(tools)
-                for call in begun.calls if replay else ():
+                for call in first_turns.calls if replay else ():
                     if call.arguments is not None:
                         await stopping_tools.run(call.name, call.arguments)
                 trace = await continue_rollout(
-                    begun,
+                    first_turns,
                     engine=engine,
                     tools=stopping_tools,
                     codec=self._codec,
@@ -283,6 +283,25 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             engine.ended(tokens)
         trace = await self._rewarded(_with_problem(trace, kwargs))
         recovery = None if beginning is None else recovery_of(trace, beginning.turns)
+        return self._output(trace, engine, recovery, keep_state, bool(sampling_params.get("logprobs")))
+
+    def _output(
+        self,
+        trace: Trace,
+        engine: _ServerEngine,
+        recovery: Recovery | None,
+        keep_state: bool,
+        with_logprobs: bool,
+    ) -> AgentLoopOutput:
+        """Returns a rollout in VERL's form.
+
+        Args:
+            trace: the rollout, with its reward.
+            engine: the engine that generated it.
+            recovery: the result of a recovery; None if the rollout began with the problem.
+            keep_state: whether the tools keep state from one call to the next.
+            with_logprobs: whether VERL uses the log-probabilities.
+        """
         # Traces of recoveries are not saved, because readers of traces take each for a whole rollout of the problem.
         with_trace = recovery is None and may_be_kept(trace, self._trace_share, self._seed)
         recoverable = self._recover and recovery is None and may_recover(trace)
@@ -290,7 +309,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             prompt_ids=trace.prompt_ids,
             response_ids=trace.response_ids,
             response_mask=trace.response_mask,
-            response_logprobs=trace.logprobs if sampling_params.get("logprobs") else None,
+            response_logprobs=trace.logprobs if with_logprobs else None,
             reward_score=trace.reward,
             num_turns=2 * len(trace.turns),
             metrics=AgentLoopMetrics(),

@@ -61,8 +61,8 @@ FIXED_AT_IMPORT = {
 }
 """Environment variables that libraries read when they are imported. A fork cannot change them any more.
 
-RAY_RAYLET_PID is set too, to this process. A worker of Ray ends with the process of that id. Here it ends with this
-process, and `fork_client` ends with Ray's raylet.
+RAY_RAYLET_PID is also set, to the id of this process. A worker of Ray ends with the process of that id. Here it ends
+with this process, and `fork_client` ends with Ray's raylet.
 """
 REQUEST_S = 10.0
 """Limit for the seconds from a client's connection until its request is complete."""

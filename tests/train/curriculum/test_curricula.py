@@ -1,4 +1,4 @@
-"""Curricula: which problems they ask by what is known of them, and that `posterior` asks those that teach something."""
+"""Curricula choose problems by their outcomes, and `posterior` chooses those that give a gradient."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def simulation() -> ModuleType:
 
 
 def test_posterior_draws_groups_with_both_outcomes_more_often_than_uniform(simulation: ModuleType) -> None:
-    """With pass rates that drift, and for each of several populations."""
+    """The pass rates drift, and there are several populations of problems."""
     for size in (
         simulation.Size(240, 16, 8, 10),
         simulation.Size(240, 16, 8, 40),

@@ -1,4 +1,4 @@
-"""The plan beside another trainer's measurements on GPUs, and the table of them in the docs."""
+"""The estimate compared with another trainer's measurements on GPUs, and the table in the docs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def comparison() -> ModuleType:
 
 
 def test_the_docs_have_the_table_as_it_is_calculated_today(comparison: ModuleType) -> None:
-    """After a change of the estimate: python benchmarks/train/plan_beside_prime_rl.py."""
+    """If the estimate has changed, run python benchmarks/train/plan_beside_prime_rl.py."""
     page = ROOT / "docs" / "results" / "memory.md"
     assert comparison.table() in page.read_text(encoding="utf-8")
 
@@ -40,7 +40,7 @@ def test_memory_agrees_where_the_trainer_keeps_what_the_plan_counts(comparison: 
 
 
 def test_no_row_is_planned_much_faster_than_it_was(comparison: ModuleType) -> None:
-    """At 64K most of the work is attention: without it the plan was up to four times too fast."""
+    """At 64K tokens most of the work is attention. Without it, the estimate was up to four times too fast."""
     measured = [row for row in comparison.rows() if row.tokens_per_s]
     assert len(measured) == 18
     assert max(row.planned_tokens_per_s / row.tokens_per_s for row in measured) < 1.25

@@ -1,4 +1,4 @@
-"""Numbers that two parts of a training know are compared before it starts: one warning each, ended by its advice."""
+"""Limits that do not fit the durations of other parts of training: each yields one warning, whose advice works."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_count_that_does_not_fit_is_told(changes: list[str], said: str, better
 
 
 def test_a_judge_that_cannot_run_all_calls_in_time_is_told() -> None:
-    """The mean of a step's calls keeps few workers busy; all rollouts in flight may call at once."""
+    """The mean number of calls keeps few workers busy, but all rollouts in flight may call at once."""
     [warning] = warned("64xh100", "judge.wait_s=20", judge_workers=26)
     assert "4,096 rollouts are in flight" in warning
     assert "the last waits 47 s for one of 26 workers" in warning

@@ -1,4 +1,4 @@
-"""The lengths of a run that was trained, in place of assumptions."""
+"""Values of an earlier run replace assumptions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tm
     write_steps(tmp_path / "stage1", 40.0, 50.0)
     assumed = measured_assumptions(tmp_path)
     small = ["rollout.prompts=30", "rollout.rollouts=8", "groups.keep=4"]
-    # 60 tokens of half of the groups are fewer than 50 of two thirds.
+    # 60 tokens in half of the groups are fewer than 50 tokens in two thirds.
     write_steps(tmp_path / "stage2", 60.0, 50.0)
     assert measured_assumptions(tmp_path).update(stage_recipe(1, "laptop", small)).mean_tokens == 31 + 50
     kept = assumed.update(stage_recipe(1, "laptop", small))

@@ -1,4 +1,4 @@
-"""The memory that is calculated is what PyTorch takes: counted on the CPU, and on its meta device at full size."""
+"""The estimated memory is what PyTorch uses, counted on the CPU, and at full size on its meta device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shape(name: str) -> ModelShape:
 
 
 def planned(model: ModelShape, recipe: StageRecipe) -> Memory:
-    """Of rollouts that are all as long as the budget allows."""
+    """Returns the memory if all rollouts have their full length."""
     return stage_memory(model, recipe, Assumptions(mean_tokens=1e9, mean_prompt_tokens=1e9).update(recipe))
 
 
@@ -90,17 +90,17 @@ def test_on_a_cpu_the_process_itself_counts_too() -> None:
     memory = planned(model, stage_recipe(1, "laptop", []))
     tensors = memory.weights + memory.gradients + memory.optimizer + memory.activations
     assert memory.update_total == tensors + memory.process
-    # SFT has no engine that weights are sent to.
+    # SFT has no engine, so no weights are sent.
     sft = sft_memory(model, sft_recipe("laptop", []), [])
     assert memory.process - sft.process == 4 * model.parameters
-    # While rollouts run, the trainer's process and the engine's are both there, and nothing is offloaded.
+    # While rollouts run, the processes of the trainer and of the engine both exist, and nothing is offloaded.
     assert memory.kept_by_trainer == memory.weights + memory.optimizer + memory.process
     assert memory.engine_workspace == sft.process
     assert memory.host_offload == 0
 
 
 def test_on_a_cpu_blocks_that_the_backward_pass_frees_count_where_it_takes_most() -> None:
-    """The loss of a large vocabulary takes more, when nothing was freed yet."""
+    """With a large vocabulary the peak is at the loss, when nothing has been freed yet. This one is small."""
     values = {**PUBLISHED["Qwen3-0.6B"][0], "vocab_size": 512}
     few, many = shape_of(values, ""), shape("Qwen3-0.6B")
     whole, fragmented = (
@@ -123,7 +123,7 @@ def test_sft_counts_conversations_where_verl_does() -> None:
 
 
 def test_a_gpus_micro_batches_are_as_few_as_hold_the_tokens_and_alike() -> None:
-    """Of 32 rollouts, two pairs of GPUs have 16 each; a pair may hold 2 × 4,608 tokens, and splits them."""
+    """Two pairs of GPUs have 16 of 32 rollouts each. A pair may have 2 × 4,608 tokens, and divides them."""
     four = Hardware(gpus_per_node=4, sequence_parallel=2, attention="flash_attn")
     assert micro_batch_tokens(four, [600] * 32, limit=4608) == 16 * 600 / 2 / 2
     assert micro_batch_tokens(four, [500] * 32, limit=4608) == 16 * 500 / 2
@@ -135,9 +135,9 @@ def test_a_cpus_micro_batches_are_those_that_are_made_there() -> None:
     assert micro_batch_tokens(one, [288] * 32, limit=5000) == 17 * 288
     assert micro_batch_tokens(two, [288] * 32, limit=5000) == 16 * 288
     assert micro_batch_tokens(one, [288] * 8, limit=5000) == 8 * 288
-    # Four short ones are filled up to the ten long ones; one more would be too much padding.
+    # Four short rollouts are padded to the length of the ten long ones. One more would be too much padding.
     assert micro_batch_tokens(one, [100] * 10 + [20] * 80, limit=5000) == 76 * 20
-    # The longest that may be are seldom there: others fill the limit.
+    # Rollouts of full length are rare. Other rollouts fill the limit.
     shorter = Update(2000, 100.0).lengths(longest=10_240)
     assert 16_000 < micro_batch_tokens(one, shorter, limit=16_384) <= 16_384
     assert micro_batch_tokens(one, [], limit=5000) == 0
@@ -189,7 +189,7 @@ ROWS = 16
 
 @pytest.fixture
 def counted_attention() -> Iterator[str]:
-    """An attention that allocates and keeps what flash attention does, on any device; the numbers are not computed."""
+    """An attention that stores the same tensors as flash attention, on any device. It computes no values."""
     torch = pytest.importorskip("torch")
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -223,7 +223,7 @@ def counted_bytes(
     device: str,
     attention: str,
 ) -> int:
-    """What a forward and a backward pass over tokens take at most, beyond weights and their gradients."""
+    """Returns the peak memory of a forward and a backward pass, beyond weights and gradients."""
     import torch
     from support.train.tensor_memory import TensorMemory
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -241,7 +241,7 @@ def counted_bytes(
     given = [*parameters, *(parameter.grad for parameter in parameters), *model.buffers(), ids]
 
     def loss() -> Any:
-        """As in VERL, nobody holds the logits but the graph when the backward pass begins."""
+        """As in VERL, only the graph has a reference to the logits when the backward pass begins."""
         logits = model(input_ids=ids, position_ids=ids, use_cache=False).logits.squeeze(0)
         return torch.nn.functional.cross_entropy(logits, ids[0], reduction="none").sum()
 
@@ -306,7 +306,7 @@ def test_what_a_cpu_takes_for_a_small_model_is_within_a_tenth(
 @pytest.mark.slow
 @needs("verl")
 def test_verl_still_offloads_shards_and_computes_as_is_assumed() -> None:
-    """The constants of the calculation, where VERL has them."""
+    """The constants of the estimate are the same as in VERL."""
     from verl.workers.config import FSDPEngineConfig, RolloutConfig
 
     assert RolloutConfig(name="vllm").max_num_batched_tokens == 8192

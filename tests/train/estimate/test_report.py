@@ -28,7 +28,7 @@ def estimated(
 
 
 def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[str]:
-    """The warnings but for that of a long run, which most of these take."""
+    """Returns the warnings without the one about a long run, which most of these runs get."""
     estimate = estimated(name, profile, *changes, **given)
     return [said for said in estimate.warnings if said not in estimate.run_warnings]
 
@@ -125,7 +125,7 @@ def test_the_recipe_that_is_named_for_eight_gpus_takes_less_than_two_weeks() -> 
 
 
 def test_a_step_is_never_shorter_than_its_longest_rollout() -> None:
-    """Four problems do not keep 64 GPUs busy: a rollout of 8K tokens takes its time nevertheless."""
+    """Four problems do not keep 64 GPUs busy, but a rollout of 8K tokens takes as long as always."""
     few = estimated("Qwen3-14B", "64xh100", "rollout.prompts=4").stages[1].step
     assert few.generate_s > 60
 
@@ -276,7 +276,7 @@ def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_anot
 
 
 def test_what_a_warning_advises_ends_it() -> None:
-    """The share that is named when engine and trainer do not fit together is one at which they do."""
+    """If engine and trainer do not fit together, the warning names a share at which they fit."""
     (warning,) = warned("Qwen3-14B", "8xh100", "hardware.offload=none")
     share = warning.split("hardware.engine_memory_share=")[1]
     assert (

@@ -1,4 +1,4 @@
-"""The filter before a stage: all engines sample, verdicts are kept, and what is done is not done again."""
+"""The filter before a stage: all engines sample, verdicts are saved, and finished samples are not repeated."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SETTINGS = EvalSettings(samples=4, max_tokens=400, max_turns=2, in_flight=8, wai
 
 
 def answering(codec: ChatCodec, wrong: str = "p1", silent: str = "p2") -> Callable[[list[int]], list[int]]:
-    """A model that answers every problem right, but for one that it gets wrong and one to which it says nothing."""
+    """A model that solves every problem except two: it answers one wrongly, and does not answer the other."""
 
     def model(prompt_ids: list[int]) -> list[int]:
         text = codec.decode(prompt_ids)

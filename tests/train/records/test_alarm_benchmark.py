@@ -1,4 +1,4 @@
-"""The benchmark of the alarms counts what it says: collapses by the pass rate alone, and alarms before them."""
+"""The benchmark of the alarms counts collapses by the pass rate alone, and the alarms before them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
         folder = tmp_path / f"seed{seed}"
         write_run(folder, benchmark, "demo", steady, [1.0] * 20)
         write_run(folder, benchmark, "hackable-reward", falls, slow)
-    # Too late to count.
+    # This alarm is too late to count.
     write_run(tmp_path / "seed2", benchmark, "lr-x10", falls, [1.0] * 15 + [0.6] * 5)
     # A false alarm at every threshold that sees a collapse: on seed 2 the choice is one that never sees any.
     write_run(tmp_path / "seed2", benchmark, "half-lr", steady, slow)

@@ -1,4 +1,4 @@
-"""Signs of collapse are told once, at the step at which they begin, and a healthy course raises none."""
+"""An alarm is reported once, at the step at which its sign begins. A healthy stage has no alarm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTINGS = AlarmSettings(window=2, length_over=6)
 
 
 def course(steps: int, **ends: float) -> list[dict[str, float]]:
-    """Steps of a healthy stage; a metric of `ends` moves evenly from what is usual to that value."""
+    """Steps of a healthy stage. Each metric in `ends` moves linearly from its usual value to the value there."""
     usual = {
         "entropy": 0.4, "tokens": 4000.0, "truncated": 0.05, "pass_rate": 0.6, "information": 1.5, "calls": 2.0,
         "unsolved_groups": 0.05, "k3_kl": 0.002,
@@ -30,7 +30,7 @@ def course(steps: int, **ends: float) -> list[dict[str, float]]:
 
 
 def test_a_healthy_stage_raises_no_alarm() -> None:
-    """It learns, its rollouts grow as in the paper from 1K to 4K tokens over 300 steps, its entropy halves.
+    """The stage learns, its rollouts grow from 1K to 4K tokens over 300 steps as in the paper, and its entropy halves.
 
     It saves a third of its calls, and leaves fewer problems unsolved.
     """
@@ -106,7 +106,7 @@ def test_a_measurement_that_is_not_a_number_is_told_at_once_and_the_other_steps_
 
 
 def test_dependence_and_unsolved_problems_are_compared_with_the_best_of_the_stage() -> None:
-    """Both get better at first, so that the stage's first steps would hide half of the fall."""
+    """Both metrics improve at first, so a comparison with the first steps would miss half of the fall."""
     settings = AlarmSettings(window=1, information_fall=0.2, unsolved_rise=0.1)
     steps = [
         {"rstar2/information": nats, "rstar2/unsolved_groups": unsolved}

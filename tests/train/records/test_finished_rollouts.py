@@ -1,4 +1,4 @@
-"""Finished rollouts on disk: which are used again after a kill, and which never."""
+"""Finished rollouts on disk: which are reused after a kill, and which are not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture
 def stage(tmp_path: Path, model: str) -> Path:
-    """A stage that has a checkpoint of step 4."""
+    """A stage with a checkpoint of step 4."""
     folder = tmp_path / "stage1"
     write_text(folder / "agent_loop.yaml", json.dumps([{"judge_url": "http://a", "max_turns": 10}]))
     for name in ("train.parquet", "rstar2_format.json"):
@@ -56,7 +56,7 @@ def save_checkpoint(stage: Path, step: int, weights: str = "weights") -> None:
 
 
 def begin_step(stage: Path, model: str, step: int = 5) -> RolloutStore:
-    """A worker's store, with the folder that the process which hands out rollouts has chosen."""
+    """A worker's store, with the folder that one process has chosen for all workers."""
     store = RolloutStore()
     store.turn_to(step, folder_or_none(stage, step, model))
     return store
@@ -141,7 +141,7 @@ def test_a_torn_end_is_ignored_at_every_byte(stage: Path, model: str) -> None:
     second = whole.index(b'["sum", 0, 1') - finished_rollouts._HEAD.size
     for end in range(second, len(whole)):
         file.write_bytes(whole[:end])
-        # Once it is known that the second was begun, and nothing more, it is one that did not finish.
+        # A record that the second rollout began, without a record of its end, means that it did not finish.
         assert prepare(stage, model) == 1
         assert taken(stage, model) == KEYS[:1]
         (file.parent / finished_rollouts.REUSABLE).unlink()

@@ -1,4 +1,4 @@
-"""Which rollouts of training are kept as traces, and that what is kept can be read."""
+"""Training saves the right rollouts as traces, and the files can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage's outcomes on disk: what counts as one, what a step logs of them, and what a restart keeps."""
+"""A stage's outcomes on disk: what counts, what a step logs, and what remains after a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rstar2.train.records.steps import run_steps
 
 
 def rollouts(problem: str, verdicts: str) -> list[Rollout]:
-    """1 correct, 0 wrong, x lost a call, u undecided by the grader."""
+    """Rollouts by letter. 1: correct. 0: wrong. x: lost a call. u: undecided by the grader."""
     return [
         Rollout(
             reward=float(verdict == "1"),

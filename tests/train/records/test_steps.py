@@ -1,4 +1,4 @@
-"""The table of steps: names that say what they are, a step's time split into parts, kept and dropped by reason."""
+"""The table of steps: names of columns, a step's time by part, and rollouts by reason."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_answers_that_earn_nothing_are_counted_by_their_reason(tmp_path: Path) -
 
 
 def test_what_covers_kept_rollouts_alone_is_labelled_so() -> None:
-    """VERL computes these over the batch that it trains on."""
+    """VERL computes these metrics over the batch that it trains on."""
     of_the_update = ("entropy", "mismatch_kl", "grad_norm", "kept_reward", "staleness", "off_policy_tokens")
     meanings = {column.name: column.meaning for column in COLUMNS}
     assert [name for name in of_the_update if not re.search("kept|trained on", meanings[name])] == []
@@ -190,7 +190,7 @@ def test_steps_keep_their_numbers_where_a_kill_left_one_without_its_line(tmp_pat
         (tmp_path / f"stage{stage}").mkdir()
         (tmp_path / f"stage{stage}" / "metrics-1.jsonl").write_text(lines)
     assert [(step.number, step.stage_step) for step in run_steps(tmp_path)] == [(1, 1), (3, 3), (5, 2)]
-    # Step 4 was stage 1's last, which its lines do not tell.
+    # Step 4 was the last of stage 1, but its metrics do not show this.
     write_steps_before(tmp_path / "stage2", 4)
     assert [(step.number, step.stage_step) for step in run_steps(tmp_path)] == [(1, 1), (3, 3), (6, 2)]
     drawn = curve(tmp_path)
@@ -223,7 +223,7 @@ def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None
 
 
 def test_a_line_that_was_torn_ends_no_later_start_wherever_it_is(tmp_path: Path) -> None:
-    """A full disk tears one, and the logger of the same start writes on once there is room."""
+    """A full disk truncates a line, and the logger of the same start continues when there is room."""
     torn = line(2)[:-20]
     (tmp_path / "metrics-1.jsonl").write_text(line(1) + torn + line(3) + "7\n" + line(4) + torn)
     assert list(step_metrics(tmp_path)) == [1, 4]

@@ -1,4 +1,4 @@
-"""Where the time went: parts add up to the whole, over all starts of a phase."""
+"""The parts of a phase's time add up to the whole, over all its starts."""
 
 from __future__ import annotations
 

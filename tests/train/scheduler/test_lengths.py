@@ -1,4 +1,4 @@
-"""What is learned of rollouts' lengths."""
+"""The model of rollouts' lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_nothing_is_known_until_those_that_started_first_have_ended() -> None:
 
 
 def test_short_ones_that_end_first_do_not_mislead() -> None:
-    """1,000 rollouts of 50 ticks run side by side; those whose length is 0.1 end after a tenth of the others' time."""
+    """1,000 rollouts of 50 ticks run at the same time. Those of length 0.1 end after a tenth of the others' time."""
     draw = random.Random(1)
     lengths = LengthModel()
     running: list[tuple[int, int, float]] = []

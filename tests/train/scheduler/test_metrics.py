@@ -1,4 +1,4 @@
-"""What is read from vLLM's metrics."""
+"""The state of the KV cache is read from vLLM's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout scheduler never gives an engine more than it holds, lets nobody starve, and forgets nothing too soon."""
+"""The rollout scheduler never overfills an engine, lets no session starve, and removes none too early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL_LENGTH = SchedulerSettings(in_flight=8, quiet_s=100.0, window=0)
 
 @dataclass
 class Log:
-    """What the scheduler decided, in order."""
+    """Records the scheduler's decisions in order."""
 
     placed_: list[tuple[str, str]] = field(default_factory=list)
     refused_: dict[str, str] = field(default_factory=dict)
@@ -225,7 +225,7 @@ def test_the_capacity_is_what_the_engine_reports() -> None:
 
 
 class World:
-    """Rollouts that take turns, end and are lost on engines that die, in any order; checks the books after each."""
+    """Runs turns, ends and dying engines in any order, and checks the scheduler's state after each."""
 
     def __init__(self, capacities: list[int], window: int) -> None:
         self.now = 0.0
@@ -287,7 +287,7 @@ class World:
         assert set(self.scheduler.sessions) == self.busy.keys() | self.idle | self.waiting
 
     def finish(self, draw: random.Random) -> None:
-        """Let every rollout come to its end; there is always one that can move."""
+        """Runs every rollout to its end. There is always one that can continue."""
         for _ in range(10_000):
             self.now += 1.0
             if self.busy:

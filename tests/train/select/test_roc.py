@@ -1,4 +1,4 @@
-"""RoC keeps what the paper, and the released code, say that it keeps; its rivals draw at random."""
+"""Resampling on Correct (RoC) chooses rollouts as in the paper and the released code. Others draw at random."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -
 @pytest.mark.parametrize(
     ("turns", "finish", "released", "paper"),
     [
-        # What the released functions say of the same texts.
+        # The values of the released functions for the same texts.
         ([("a", ["ok"]), (ANSWER, [])], "answer", 0.0, 0.0),
         ([("a", ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 0.0),  # no later turn was ended
         ([("a", ["ok"]), (ANSWER, ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 1 / 3),
@@ -158,7 +158,7 @@ def test_g_distinct_rollouts_of_any_group_are_kept(
 
 
 def test_correct_traces_are_drawn_in_proportion_to_one_over_the_penalty() -> None:
-    # Of two wrong ones one is kept, and so one of the correct.
+    # One of two wrong rollouts is chosen, and therefore one correct one.
     group = [rollout(1, calls=4, failed=1), rollout(1, calls=4, failed=3), rollout(0), rollout(0)]
     rng = np.random.default_rng(0)
     first = sum(choose("roc", group, 2, rng)[0] == 0 for _ in range(4000)) / 4000
@@ -210,7 +210,7 @@ def test_release_lifts_either_side_to_its_minimum(
 
 def test_a_group_that_gives_no_gradient_is_dropped() -> None:
     assert trained("roc", [rollout(1)] * 16, 8) == []
-    # One wrong of sixteen: half of it, rounded down, is none.
+    # There is one wrong rollout of sixteen. Half of it, rounded down, is 0.
     assert trained("roc", [*[rollout(1)] * 15, rollout(0)], 8) == []
     assert len(trained("roc", [*[rollout(1)] * 14, rollout(0), rollout(0)], 8)) == 8
     assert gives_gradient([rollout(1)] * 8, drop_equal_rewards=False)

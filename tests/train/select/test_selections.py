@@ -1,4 +1,4 @@
-"""Selections by name: the same rollouts as before they had names, settings, own functions, and replaced keys."""
+"""Selections by name: the same rollouts as in earlier versions, settings, users' functions, and replaced keys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def recipe_of(name: str) -> StageRecipe:
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [
-        # Drawn by version 0.1.0 before selections had names.
+        # These were drawn by version 0.1.0, before selections had names.
         (
             "stage1",
             [1, 2, 3, 5, 6, 8, 10, 12, 14, 19, 20, 21, 22, 23, 26, 30],
@@ -113,7 +113,7 @@ def test_each_recipe_selects_the_same_rollouts_as_before_selections_had_names(
     selection = Selection(recipe.select)
     for step, expected in ((1, first), (2, second)):
         group = made_group(step, recipe.rollout.rollouts)
-        # As the sampler seeds it.
+        # The same seed as in the sampler.
         seed = sample_seed(recipe.seed, f"roc {step} {group[0].problem_id}", 0)
         assert selection.choose(group, recipe.groups.keep, np.random.default_rng(seed)) == expected
 
@@ -133,7 +133,7 @@ def test_rollouts_of_which_every_call_failed_are_left_out_but_not_those_without_
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_all_but_roc_draw_at_random_whatever_the_failed_calls(name: str) -> None:
-    """Under RoC a correct rollout with failed calls is hardly ever kept beside clean ones."""
+    """Under RoC a correct rollout with failed calls is rarely chosen if there are clean ones."""
     group = [made(1, calls=4, failed=3)] * 8 + [made(1, calls=4)] * 8 + [made(0)] * 16
     drawn = [choose(name, group, 16, seed) for seed in range(40)]
     flawed = sum(i < 8 for kept in drawn for i in kept) / sum(i < 16 for kept in drawn for i in kept)
@@ -276,7 +276,7 @@ def broken(group, rng):
 
 @pytest.fixture
 def own(tmp_path: Path, users_modules: None) -> Path:
-    """A recipe in a folder with a module of the user's; the current folder is another one."""
+    """A recipe in a folder with a user's module. The current folder is another one."""
     (tmp_path / "users_selections.py").write_text(OWN)
     recipe = tmp_path / "own.toml"
     recipe.write_text('steps = 1\nselect = "users_selections:shortest"\n')
@@ -333,7 +333,7 @@ def test_a_users_selection_that_fails_ends_training_with_the_cause(
 
 
 def trace_of(*turns: tuple[str, list[str]]) -> Trace:
-    """A trace of turns, each its text and the statuses of its calls."""
+    """Returns a trace. Each turn is its text and the statuses of its calls."""
     written = [
         Turn(text=text, start=i, end=i + 1, calls=[ToolCall(status=status, output="") for status in statuses])
         for i, (text, statuses) in enumerate(turns)

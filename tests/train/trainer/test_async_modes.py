@@ -1,4 +1,4 @@
-"""The asynchronous modes: which combinations there are, what VERL is told, and turns that an update interrupts."""
+"""The asynchronous modes: valid combinations, VERL's keys, and turns that an update interrupts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_verls_own_trainer_of_the_mode_takes_the_recipe(profile: str, mode: str,
 
 
 class Handle:
-    """An actor's handle, without the actor."""
+    """Replaces an actor's handle."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -106,7 +106,7 @@ class Handle:
 
 
 class OneServer:
-    """A router of VERL's with one server."""
+    """VERL's router with one server."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -127,7 +127,7 @@ class OneServer:
 @pytest.mark.slow
 @needs("verl")
 async def test_a_turn_that_an_update_interrupts_is_continued_by_the_new_weights(tmp_path: Path) -> None:
-    """By VERL's own client; the tokens before the update are the old weights' and stay as they are."""
+    """Uses VERL's own client. Tokens from before the update were written by the old weights, and do not change."""
     from omegaconf import OmegaConf
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
@@ -168,7 +168,7 @@ async def test_a_turn_that_an_update_interrupts_is_continued_by_the_new_weights(
     said = await asyncio.wait_for(turn, BOUND_S)
     assert (said.extra_fields["min_global_steps"], said.extra_fields["max_global_steps"]) == (1, 2)
     assert (len(said.token_ids), len(said.log_probs)) == (60, 60)
-    # The step that was held was finished: 21 tokens are the old weights'.
+    # The engine's current step was finished, so the old weights wrote 21 tokens.
     rest = await server._engine.generate([*prompt, *said.token_ids[:21]], Sampling(0.0, max_tokens=39))
     assert rest.token_ids == said.token_ids[21:]
     await server.load_weights(old, 3)

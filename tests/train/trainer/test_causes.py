@@ -1,4 +1,4 @@
-"""Of all that a log says, the root cause is shown, and what helps against it."""
+"""The root cause of a failure is found in a log, together with a remedy."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_rollouts_that_fail_are_the_cause_though_each_left_its_own_error(tmp_pat
         f"{said}\nthe last lines of all\n"
     )
     assert find_cause(log).line == said
-    assert "same command continues" in find_cause(log).remedy
+    assert "same command then continues" in find_cause(log).remedy
 
 
 def test_a_trainer_that_was_killed_and_could_not_say_so_is_told_as_that(tmp_path: Path) -> None:

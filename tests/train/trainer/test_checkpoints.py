@@ -1,4 +1,4 @@
-"""A stage resumes from the last checkpoint that is whole, and old ones do not pile up."""
+"""A stage resumes from its last complete checkpoint, and old checkpoints are removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rstar2.train.trainer.checkpoints import POINTER, choose_checkpoint, fault, 
 
 
 def save(checkpoints: Path, step: int, ranks: int = 2) -> Path:
-    """A checkpoint as VERL leaves it, of files that torch would call whole."""
+    """Creates a checkpoint like VERL's, with files that torch accepts as complete."""
     checkpoint = checkpoints / f"global_step_{step}"
     actor = checkpoint / "actor"
     actor.mkdir(parents=True)
@@ -34,7 +34,7 @@ def save(checkpoints: Path, step: int, ranks: int = 2) -> Path:
 
 
 def save_queue(checkpoint: Path) -> Path:
-    """VERL's queue as an asynchronous mode saves it."""
+    """Creates VERL's queue as an asynchronous mode saves it."""
     queue = checkpoint / "transfer_queue"
     (queue / "simple_storage").mkdir(parents=True)
     for name in ("controller_state.pkl", "simple_storage/su_0_TQ_STORAGE_UNIT_1.pkl"):
@@ -51,7 +51,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def chosen(checkpoints: Path) -> tuple[str, list[str]]:
-    """The step that VERL resumes from, and the warnings."""
+    """Returns the step that VERL resumes from, and the warnings."""
     said: list[str] = []
     choose_checkpoint(checkpoints, said.append)
     return (checkpoints / POINTER).read_text(), said
@@ -124,7 +124,7 @@ def test_where_all_are_damaged_the_user_decides(saved: Path) -> None:
     with pytest.raises(Failure, match=r"every checkpoint in .* is damaged") as caught:
         chosen(saved)
     assert f"remove {saved}" in caught.value.hint
-    # A stage that continues another one's optimizer begins with that.
+    # A stage that continues the optimizer of another stage begins with that checkpoint.
     (saved / "global_step_0" / "actor").mkdir(parents=True)
     assert chosen(saved)[0] == "0"
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_did_not_fit_the_disk_is_not_resumed_from(tmp_path: Pa
 
 
 def test_sfts_checkpoints_are_looked_at_likewise(tmp_path: Path) -> None:
-    """They have no folder `actor`, and one file of data per rank."""
+    """Checkpoints of SFT have no folder `actor`, and one file of data per rank."""
     for step in (10, 20):
         checkpoint = save(tmp_path, step)
         for file in (checkpoint / "actor").iterdir():

@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit on the disk is not begun, and a warning comes while there is time to free space."""
+"""A checkpoint that does not fit on the disk is not begun, and the user is warned in time to free space."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_next_checkpoint_is_as_large_as_the_last(disk: Path) -> None:
 
 
 def test_what_is_removed_or_unfinished_counts_as_space_for_the_next_checkpoint(disk: Path) -> None:
-    """In steady state a disk of 100 MiB holds two checkpoints of 40 MiB, since VERL removes one before it writes."""
+    """A disk of 100 MiB is enough for two checkpoints of 40 MiB, because VERL removes one before it writes the next."""
     checkpoints = disk / "checkpoints"
     for step in (10, 20):
         fill(checkpoints / f"global_step_{step}" / "actor" / "model.pt", 40 << 20)

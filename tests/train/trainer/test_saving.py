@@ -1,4 +1,4 @@
-"""When a step is saved although its number does not ask for it."""
+"""Checkpoints that are saved in addition to the regular steps."""
 
 from __future__ import annotations
 

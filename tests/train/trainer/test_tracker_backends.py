@@ -75,7 +75,7 @@ def traces(tmp_path: Path) -> Path:
 
 
 def run(script: str, stage: Path, tracker: str, *words: str, **more: str) -> str:
-    """The standard output of a process with the environment of a phase that comes after 300 steps."""
+    """Returns the standard output of a process with the environment of a phase that begins after 300 steps."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     env = environ | more
     env |= tracker_environment([tracker], stage, env, first_step=300)
@@ -197,7 +197,7 @@ def test_trackio_gets_traces_as_messages(stage: Path, traces: Path) -> None:
 
 
 class _WeaveServer(BaseHTTPRequestHandler):
-    """Answers what Weave's client asks at its start, and keeps what it sends."""
+    """A server that answers the first requests of Weave's client, and records what it sends."""
 
     received: list[tuple[str, bytes]]
 
@@ -225,7 +225,7 @@ class _WeaveServer(BaseHTTPRequestHandler):
 
 
 def test_weave_sends_calls(stage: Path, traces: Path) -> None:
-    """Weave's client is real, its server is not: it has none that can be installed."""
+    """Weave's client is real. Its server is not, because there is none that can be installed."""
     handler = type("Handler", (_WeaveServer,), {"received": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Trackers: what runs are called, where they write, and that what cannot work is refused before a run begins."""
+"""Trackers: names of runs, folders, and checks before a run begins."""
 
 from __future__ import annotations
 

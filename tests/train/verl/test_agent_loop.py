@@ -1,4 +1,4 @@
-"""What becomes of a rollout that VERL's rollout server cannot finish."""
+"""The agent loop in VERL: failures of its engine, the judge and the grader, and the fields of its output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BrokenServer:
 
 
 def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
-    """A loop without VERL's own set-up, which needs a running trainer."""
+    """An agent loop without VERL's set-up, which would need a running trainer."""
     from rstar2.train.verl.agent_loop import RStarAgentLoop
 
     made: RStarAgentLoop = RStarAgentLoop.__new__(RStarAgentLoop)
@@ -110,7 +110,7 @@ async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_c
                 return verdict
 
         monkeypatch.setattr(agent_loop, "_grader", Grader)
-        # A share at which no trace is drawn: these are kept for what they are.
+        # At this share no trace is drawn. These traces are saved because of their status.
         made: Any = loop(codec, tmp_path / "traces", 1e-12)
         made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
         output = await made.run({"temperature": 1.0}, **ROW)
@@ -227,7 +227,7 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
 
 
 class Router:
-    """What the agent loop tells our router; a second engine takes over."""
+    """Records the calls of our router. A second engine takes over."""
 
     def __init__(self, dead: bool) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -241,7 +241,7 @@ class Router:
 
 
 class DyingServer:
-    """The first engine dies under a turn; what comes next answers."""
+    """A client whose first engine dies during a turn. Later requests succeed."""
 
     def __init__(self, codec: ChatCodec, dead: bool) -> None:
         self._load_balancer = Router(dead)
@@ -283,7 +283,7 @@ async def test_a_turn_fails_where_the_engine_still_lives_and_the_session_ends_al
 
 
 class CallingServer:
-    """Writes a turn with a call."""
+    """An engine that writes a turn with a call."""
 
     def __init__(self, codec: ChatCodec) -> None:
         call = '{"name": "python_code_with_standard_io", "arguments": {"code": "print(1)"}}'
@@ -311,7 +311,7 @@ async def test_a_judge_that_refuses_the_token_ends_training_and_loses_no_call(
 
 
 class ScriptedServer:
-    """Writes these turns one after another."""
+    """An engine that writes these turns one after another."""
 
     def __init__(self, codec: ChatCodec, *turns: str) -> None:
         self._turns = [[*codec.tokenizer.encode(turn), codec.end_id] for turn in turns]
@@ -326,7 +326,7 @@ class ScriptedServer:
 
 
 class FailingOnce(SharedTools):
-    """The first call of all fails."""
+    """Tools whose first call fails."""
 
     def __init__(self, keep_state: bool) -> None:
         self.keep_state = keep_state

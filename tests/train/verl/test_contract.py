@@ -1,4 +1,4 @@
-"""What we rely on in VERL 0.9.1, public and private. A failure here says which touch point moved."""
+"""The public and private parts of VERL 0.9.1 that we use. A failure here shows which part has changed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
 
 
 def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
-    """An update, log-probabilities, weights on their way and checkpoints are shown by `rstar2.train.verl.activity`."""
+    """The methods that `rstar2.train.verl.activity` wraps: update, log-probabilities, sending weights, checkpoints."""
     from verl.workers import engine_workers
     from verl.workers.engine.fsdp import transformer_impl
 
@@ -82,7 +82,7 @@ def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
 
 
 def test_the_trainer_decides_on_saving_and_on_its_end_after_the_update() -> None:
-    """Where `rstar2.train.verl.saving` and `sft_trainer` change what VERL decides by."""
+    """The values that `rstar2.train.verl.saving` and `sft_trainer` set to make VERL save and stop."""
     from verl.trainer import sft_trainer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -143,7 +143,7 @@ def test_the_data_loaders_sampler_is_made_by_a_function_that_can_be_replaced_and
     made = inspect.getsource(PPOTrainer._init_dataloader)
     assert "sampler=create_rl_sampler(self.config.data, self.train_dataset)" in made
     assert "self.train_dataloader.state_dict()" in inspect.getsource(PPOTrainer._save_checkpoint)
-    # Groups that no step takes leave the queue by one method.
+    # One method removes groups that no step takes from the queue.
     assert list(inspect.signature(ReplayBuffer._clear_groups).parameters) == ["self", "partition_id", "uids"]
     for removes in (ReplayBuffer._evict_terminal_groups, ReplayBuffer.sample):
         assert "self._clear_groups(partition_id, " in inspect.getsource(removes)
@@ -286,7 +286,7 @@ def test_worker_groups_get_ports_that_the_kernel_gives_to_nothing_else(
 
 
 def test_trackers_are_opened_and_finished_where_ours_come_in() -> None:
-    """What `rstar2.train.verl.output.trackers` replaces."""
+    """The methods that `rstar2.train.verl.output.trackers` replaces."""
     from verl.trainer import main_ppo
     from verl.utils import tracking
 

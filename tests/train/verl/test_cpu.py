@@ -1,4 +1,4 @@
-"""What VERL's platform and training engine for a CPU do that torch does not do by itself."""
+"""VERL's platform and training engine for a CPU: the parts that torch does not have."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _worth_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of what is worth it in a training."""
+    """Sets `WORTH_FREEING` to a quarter, so that a test can reach it."""
     from rstar2.train.verl.cpu import platform
 
     monkeypatch.setattr(platform, "WORTH_FREEING", platform.WORTH_FREEING // 4)
 
 
 def in_memory() -> int:
-    """Bytes of this process that are in memory."""
+    """Returns the bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def freed_by(ask: Callable[[], object]) -> int:
-    """Bytes by which this process is smaller once `ask` was called, of 112 MiB that were freed but are still held."""
+    """Returns by how many bytes this process shrinks when `ask` is called. It has 112 MiB of freed blocks."""
     import torch
 
     # From the first block that was freed on, glibc keeps blocks of its size.

@@ -1,4 +1,4 @@
-"""A process of the fork server is like one of its own: arguments, environment, output, signals, exit code, end."""
+"""A process of the fork server behaves like a new process: arguments, environment, output, signals, exit code, end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rstar2.train.verl.fork_client import SOCKET_VARIABLE
 
 pytestmark = [pytest.mark.slow, needs("ray")]
 CLIENT = [sys.executable, "-I", "-S", fork_client.__file__]
-# What VERL's processes import is tried by the demo; here it is the process that counts.
+# The demo tests the imports of VERL's processes. Here only the process matters.
 LIGHT_SERVER = (
     "from rstar2.train.verl import fork_server\nfork_server.PRELOADED = ('numpy', 'ray')\nfork_server.main()"
 )
@@ -80,7 +80,7 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
 
 
 def test_what_verl_loads_by_the_clients_environment_is_loaded(server: dict[str, str], tmp_path: Path) -> None:
-    """VERL itself would not: it was imported before, without the client's environment."""
+    """VERL alone would not load them, because it was imported before, without the client's environment."""
     code = "import sys\nprint('colorsys' in sys.modules)"
     for named, said in (("colorsys", "True"), ("", "False")):
         ran = subprocess.run(

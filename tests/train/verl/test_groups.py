@@ -1,4 +1,4 @@
-"""A worker's groups in rounds: what counts as an outcome, what they leave in VERL's queue, and a resumed worker."""
+"""A worker's groups in rounds: the outcomes that count, the tags in VERL's queue, and a resumed worker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def groups(rounds: Rounds | None, select: str = "roc") -> Groups:
 
 
 def rollout(outcome: str) -> Rollout | None:
-    """1: correct, 0: wrong, x: a call was lost, v: correct with a void turn, -: failed."""
+    """Rollouts by letter. 1: correct. 0: wrong. x: lost a call. v: correct with a void turn. -: failed."""
     if outcome == "-":
         return None
     correct = outcome in "1v"
@@ -49,7 +49,7 @@ def rollout(outcome: str) -> Rollout | None:
 
 
 async def made_of(of: Groups, outcomes: str, uid: str = "a") -> list[int]:
-    """The rollouts of a group that are made, if VERL starts one for each outcome."""
+    """Returns the rollouts of a group that run, if VERL starts one for each outcome."""
     made: list[int] = []
 
     def make(number: int) -> Callable[[], Awaitable[Rollout | None]]:
@@ -76,11 +76,11 @@ def left_in(queue: Any) -> dict[str, RoundsOfGroup | None]:
         ("110000", "roc", RoundsOfGroup(2, 1, "solved")),
         ("100000", "roc", RoundsOfGroup(6, 3, None)),
         ("100100", "roc", RoundsOfGroup(4, 2, "mixed")),
-        # Failed rollouts and those that lost a call are no outcomes, right or wrong.
+        # Rollouts that failed or lost a call have no outcome.
         ("1-1000", "roc", RoundsOfGroup(6, 3, None)),
         ("1x1100", "roc", RoundsOfGroup(4, 2, "solved")),
         ("------", "roc", RoundsOfGroup(6, 3, None)),
-        # One that the selection never trains on decides nothing.
+        # A rollout that the selection never trains on does not count.
         ("vv1100", "roc", RoundsOfGroup(2, 1, "solved")),
         ("vv1100", "void_turn", RoundsOfGroup(4, 2, "solved")),
     ],
@@ -122,7 +122,7 @@ async def test_an_error_that_ends_a_rollout_ends_neither_its_round_nor_its_group
 
 
 async def test_rollouts_that_never_have_to_wait_leave_the_group_as_it_is(queue: Any) -> None:
-    """A rollout of an earlier start is there at once, maybe before VERL has started the others of its group."""
+    """A reused rollout ends at once, possibly before VERL has started the others of its group."""
     of = groups(TWOS)
 
     async def at_once() -> Rollout | None:
@@ -142,7 +142,7 @@ async def test_rollouts_that_never_have_to_wait_leave_the_group_as_it_is(queue: 
 
 
 class Loop:
-    """Rollouts of a problem with a failed call each, as the agent loop makes them; recoveries are all right."""
+    """Rollouts of a problem that each have a failed call, as the agent loop makes them. All recoveries are correct."""
 
     def __init__(self, fails: str = "") -> None:
         self.begun: list[str] = []
@@ -180,7 +180,7 @@ class Loop:
 
 
 def worker(loop: Loop, recover: dict[str, int], rounds: Rounds | None, rollouts: int) -> Any:
-    """VERL's worker without what it needs a trainer for; what it puts into the queue is a tag alone."""
+    """VERL's worker without the parts that need a trainer. It puts only tags into the queue."""
     from rstar2.train.verl import agent_loop_manager
 
     made: Any = agent_loop_manager.AgentLoopWorker.__new__(agent_loop_manager.AgentLoopWorker)

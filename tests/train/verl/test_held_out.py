@@ -1,4 +1,4 @@
-"""What VERL measures on held-out problems when some of their rollouts fail or lose a tool call."""
+"""The measurement on held-out problems if some of their rollouts fail or lose a tool call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trace_of(outcome: str) -> Trace:
 
 
 class ScriptedLoop:
-    """Stands in for our agent loop: each problem's text is what becomes of its rollouts; f is one that fails."""
+    """Replaces our agent loop. Each problem's text has a letter for the result of each rollout; f is one that fails."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -81,7 +81,7 @@ def worker(config: Any) -> Any:
             self.background_tasks: set[asyncio.Task[None]] = set()
 
         async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
-            """There is no teacher."""
+            """Does nothing, because there is no teacher model."""
 
         async def run_all(self, batch: Any) -> None:
             await self.generate_sequences(batch)
@@ -91,7 +91,7 @@ def worker(config: Any) -> Any:
 
 
 def validated(folder: Path, problems: dict[str, list[str]]) -> dict[str, Any]:
-    """What VERL's trainer reports of held-out problems, by source, in step 3."""
+    """Returns the metrics that VERL's trainer reports in step 3, for held-out problems by source."""
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
     changes = ["held_out.data=somewhere", f"held_out.samples={SAMPLES}", "rollout.max_failed_share=0.3"]
@@ -136,9 +136,9 @@ def queue(verls_queue: Any) -> Any:
 
 @pytest.mark.usefixtures("queue")
 def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> None:
-    """VERL alone would report 4 correct of 12 for aime: those that failed and those that lost a call as wrong."""
+    """VERL alone would report 4 correct rollouts of 12 for aime, because failed and lost ones would count as wrong."""
     found = validated(tmp_path, {"aime": ["11f0", "0x01", "1ff1"], "math": ["1111", "00d0"]})
-    # Problem by problem: 2 of 3, 1 of 3, 2 of 2.
+    # The problems have 2 of 3, 1 of 3, and 2 of 2 correct rollouts.
     assert found["val-core/aime/acc/mean@4"] == pytest.approx((2 / 3 + 1 / 3 + 1) / 3)
     assert found["val-core/math/acc/mean@4"] == 0.5
     assert [name for name in found if "/acc/mean@" in name] == [

@@ -1,4 +1,4 @@
-"""A run that is killed asks the problems that an uninterrupted one asks; VERL's trainer is real."""
+"""A run that is killed and resumed uses the same problems as an uninterrupted one. VERL's trainer is real."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANGES = (
 
 
 def words(root: Path, run: Path, curriculum: str) -> list[str]:
-    """A training command. The model is random: every outcome is wrong, and so the same in every run."""
+    """A training command. The model is random, so every outcome is wrong, in every run."""
     settings = [word for change in (*CHANGES, f"curriculum={curriculum}") for word in ("--set", change)]
     stage = [
         "--stage",
@@ -49,7 +49,7 @@ def trained(root: Path, run: Path, curriculum: str) -> None:
 
 
 def asked(stage: Path) -> list[tuple[int, list[str]]]:
-    """By step, the problems that were asked."""
+    """Returns the problems of each step."""
     reader = OutcomeReader(stage)
     reader.read()
     return [(each.step, sorted(each.counts)) for each in reader.steps]

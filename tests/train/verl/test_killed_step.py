@@ -1,4 +1,4 @@
-"""A run that is killed in the middle of a step uses the step's finished rollouts again; VERL's trainer is real."""
+"""A run that is killed in the middle of a step reuses the step's finished rollouts. VERL's trainer is real."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def late(problem: Problem, trace: Trace) -> float:
     time.sleep(3)
     return reward(problem, trace)
 """
-"""A random model's rollouts earn this reward one time in four, so that groups stop after one round or two."""
+"""A random model earns this reward one time in four, so that groups stop after one or two rounds."""
 RECOVER = ("recover.failures=2", "recover.rollouts=3", "rollout.max_turns=4", "reward=by_tokens:late")
 """Recoveries of a group begin when its last rollout has its reward. Late rewards leave time for the kill."""
 
@@ -55,7 +55,7 @@ def make_model(folder: Path, calls: bool) -> None:
 
 
 def words(root: Path, run: Path, changes: tuple[str, ...]) -> list[str]:
-    """A training command; the model is random, so that each rollout has another length."""
+    """A training command. The model is random, so that rollouts have different lengths."""
     data, model = root / "rl" / "data.parquet", root / "model"
     settings = [word for change in (*CHANGES, *changes) for word in ("--set", change)]
     stage = ["--stage", "1", "--profile", "laptop", "--model", str(model), "--data", str(data)]
@@ -69,7 +69,7 @@ def trained(root: Path, run: Path, changes: tuple[str, ...]) -> None:
 
 
 def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
-    """A step's rollouts by problem and number."""
+    """Returns a step's rollouts by problem and number."""
     found = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
     return {(each.problem_id, each.sample): each for each in found}
 
@@ -143,5 +143,5 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
         assert recoveries[0]["rstar2/recover/failed"] == recoveries[0]["rstar2/recover/lost"] == 0
         assert recoveries[0]["rstar2/recover/rollouts"] == 3 * recoveries[0]["rstar2/recover/groups"] > 6
         assert recoveries[0]["rstar2/recover/kept"] > 0
-    # The weights that the trainer resumed with give the rollouts the probabilities that are on disk.
+    # With the weights of the resumed trainer, the rollouts have the same probabilities as on disk.
     assert resumed["training/rollout_probs_diff_max"] < 1e-5

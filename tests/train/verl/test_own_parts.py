@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_tool(model: Path, reference: str) -> None:
-    """Give the format of a model a user's tool."""
+    """Adds a user's tool to the format of a model."""
     record = json.loads((model / FORMAT_FILE).read_text())
     parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
     schema = {"type": "function", "function": {"name": "double", "parameters": parameters}}
@@ -100,7 +100,7 @@ def with_tool(model: Path, reference: str) -> None:
 def train(
     folder: Path, run: str, judge: JudgeHandle, *changes: str, model: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `rstar2 train` in another folder than that of the recipe and its module."""
+    """Runs `rstar2 train` in a folder other than that of the recipe and its module."""
     words = ["--recipe", folder / "own.toml", "--profile", "laptop", "--model", model or folder / "model"]
     words += ["--data", folder / "problems.parquet", "--judge", judge.url, "--run", folder / run]
     settings = [word for change in changes for word in ("--set", change)]
@@ -115,7 +115,7 @@ def train(
 
 
 def test_a_step_is_rewarded_and_selected_by_a_users_functions(folder: Path, judge: JudgeHandle) -> None:
-    """Each process that rolls out has loaded the tool of the model's format, or it would have ended."""
+    """Each process that runs rollouts has loaded the tool; otherwise it would have ended."""
     ran = train(folder, "run", judge)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     traces = list(training_traces(folder / "run" / "stage1"))

@@ -1,4 +1,4 @@
-"""Problems that VERL's data loader hands out under a curriculum: by the newest outcomes, and the same on resuming."""
+"""Problems of VERL's data loader under a curriculum: by the newest outcomes, and the same ones after resuming."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sampler(stage: Path, curriculum: str = "posterior", **more: Any) -> ProblemS
 
 
 def loader(stage: Path, batch: int = PROMPTS) -> StatefulDataLoader:
-    """As VERL makes it; a problem is its index."""
+    """Creates VERL's data loader with our sampler. A problem is its index."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(
@@ -70,7 +70,7 @@ def loader(stage: Path, batch: int = PROMPTS) -> StatefulDataLoader:
 
 
 def rolled_out(problems: Sequence[int]) -> list[Rollout]:
-    """Of problem i about i of 24 rollouts are correct."""
+    """Outcomes in which about i of 24 rollouts of problem i are correct."""
     return [
         Rollout(float(3 * k < i), 0, 0, 1, 1, correct=3 * k < i, problem_id=IDS[i])
         for i in problems
@@ -85,7 +85,7 @@ def begun(stage: Path) -> Path:
 
 
 def test_every_step_knows_the_outcomes_of_all_before(tmp_path: Path) -> None:
-    """Problems 10 to 14 have pass rates near one half; after two passes over the data they are asked most."""
+    """Problems 10 to 14 have pass rates near one half. After two passes over the data they are used most."""
     stage = begun(tmp_path / "stage")
     asked = iter(sampler(stage, unseen=1.0, explore=0.0))
     recorder = OutcomeRecorder(stage, 8, discount=0.97)
@@ -102,7 +102,7 @@ def test_every_step_knows_the_outcomes_of_all_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [PROMPTS, 1])
 def test_a_resumed_run_asks_the_problems_of_an_uninterrupted_one(tmp_path: Path, batch: int) -> None:
-    """Batches of one are those of `groups.refill_batches`, of which a step fetches a different number every time."""
+    """Replacements (`groups.refill_batches`) are fetched one by one, and each step fetches another number of them."""
 
     def step_of(batches: Any, step: int) -> list[int]:
         fetched = PROMPTS if batch > 1 else PROMPTS + step % 3
@@ -117,7 +117,7 @@ def test_a_resumed_run_asks_the_problems_of_an_uninterrupted_one(tmp_path: Path,
         recorder.record(step, rolled_out(asked[-1]))
         saved[step] = data.state_dict()
     for killed_after in (1, 5, 8):
-        # The step that is under way at the kill has asked and even recorded its problems.
+        # The step that runs at the kill has fetched its problems, and has even recorded their outcomes.
         stage = begun(tmp_path / f"killed-{batch}-{killed_after}")
         recorder = OutcomeRecorder(stage, 8, discount=0.97)
         for step in range(1, killed_after + 2):
@@ -132,7 +132,7 @@ def test_a_resumed_run_asks_the_problems_of_an_uninterrupted_one(tmp_path: Path,
 
 
 def test_a_problem_under_way_is_not_handed_out_again_until_its_outcome_is_known(tmp_path: Path) -> None:
-    """As in the asynchronous modes, where problems are handed out ahead of the step that trains on them."""
+    """In the asynchronous modes, problems are used before the step that trains on them."""
     stage = begun(tmp_path / "stage")
     asked = iter(sampler(stage, unseen=0.0, explore=0.0))
     recorder = OutcomeRecorder(stage, 8, discount=0.97)

@@ -1,4 +1,4 @@
-"""A worker's rollouts: saved when they finish, and returned as they were by the next start."""
+"""A worker saves its rollouts when they finish, and returns the same rollouts after the next start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 
 class Client:
-    """VERL's client, of which an engine is asked for in each turn; the first rollout has to wait for one."""
+    """VERL's client, which assigns an engine in each turn. The first rollout has to wait for one."""
 
     def __init__(self) -> None:
         self.room = asyncio.Event()
@@ -61,7 +61,7 @@ def trainer_config(stage: Path) -> Any:
 
 
 def handed_out_rows(hands_out: Any, step: int, *problems: str) -> list[dict[str, Any]]:
-    """The `extra_info` of the rows of a batch that VERL hands out."""
+    """Returns the `extra_info` of the rows of VERL's batch."""
     from tensordict import NonTensorData, NonTensorStack, TensorDict
 
     stack = NonTensorStack.from_list([NonTensorData({"id": each}) for each in problems])
@@ -72,7 +72,7 @@ def handed_out_rows(hands_out: Any, step: int, *problems: str) -> list[dict[str,
 
 
 def started(stage: Path, client: Any = None) -> RolloutReuse:
-    """As a worker of a trainer's next start, for rows of `row`."""
+    """Returns the `RolloutReuse` of a worker after the next start, for rows of `row`."""
     from rstar2.train.verl.reuse import ProblemMarker, RolloutReuse
 
     prepare(stage, str(stage / "base"))
@@ -82,7 +82,7 @@ def started(stage: Path, client: Any = None) -> RolloutReuse:
 
 
 kept_in: dict[str, str] = {}
-"""The folder of the present test's rollouts, in `row`."""
+"""The folder for the current test's rollouts, which is in `row`."""
 
 
 def row(session: int, problem: str = "sum", handed_out: int = 0) -> dict[str, Any]:
@@ -214,7 +214,7 @@ async def test_a_problem_that_is_handed_out_again_has_rollouts_of_its_own(stage:
 async def test_the_process_that_hands_out_decides_for_all_workers_whether_a_step_is_kept(
     stage: Path, worker_sees_pointer: bool
 ) -> None:
-    """A network file system may show a worker an older pointer to the last checkpoint than the others see."""
+    """On a network file system, a worker may see an older pointer to the last checkpoint than other workers."""
     from rstar2.train.verl.reuse import ProblemMarker
 
     worker = started(stage)

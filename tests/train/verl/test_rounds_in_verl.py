@@ -1,4 +1,4 @@
-"""Groups in rounds, in VERL's own trainers on the CPU: which rollouts are made, and that they are the same ones."""
+"""Groups in rounds, in VERL's own trainers on the CPU: the right rollouts run, and they equal those of a full step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ran:
     steps: list[dict[str, float]]
 
     def groups(self, step: int = 1) -> dict[str, dict[int, Trace]]:
-        """The rollouts of a step by problem and number."""
+        """Returns the rollouts of a step by problem and number."""
         found: dict[str, dict[int, Trace]] = defaultdict(dict)
         for trace in self.traces:
             if trace.step == step:

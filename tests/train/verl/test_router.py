@@ -31,7 +31,7 @@ vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1.0
 
 @contextmanager
 def metrics_page(blocks: int) -> Iterator[str]:
-    """An engine's address, with a /metrics page that says how many blocks its KV cache has."""
+    """An engine's address, with a page /metrics that has the number of blocks in its KV cache."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -160,7 +160,7 @@ placed = ["g/0", "g/1"]
 first = ray.get([ask(name) for name in placed])
 assert {name for name, _ in first} == set("ab"), first
 waiting = {ask(f"g/{number}"): f"g/{number}" for number in range(2, 1200)}
-# More calls than are under way at once by Ray's default; none keeps out the end of another. Their order is Ray's.
+# There are more calls than Ray's default allows at once. None blocks the end of another. Ray decides their order.
 while waiting:
     router.end_session.remote(placed.pop(0), 350)
     [done], _ = ray.wait(list(waiting), timeout=300)

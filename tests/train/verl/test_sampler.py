@@ -1,4 +1,4 @@
-"""What RoC is told of a rollout, how it gets there, and what a step logs and keeps before RoC selects."""
+"""The sampler: the data of a rollout that reaches it, its metrics and traces, and the selection."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def buffer(
     refill_batches: float = 0,
     rounds: Rounds | None = None,
 ) -> SelectingReplayBuffer:
-    """VERL's asynchronous one where `max_steps` is given."""
+    """Returns a sampler, which is the asynchronous one if `max_steps` is set."""
     from rstar2.train.verl.sampler import SelectingReplayBuffer, SelectingReplayBufferAsync
 
     made: type[SelectingReplayBuffer] = SelectingReplayBufferAsync if max_steps else SelectingReplayBuffer
@@ -176,7 +176,7 @@ def test_a_step_whose_groups_are_all_dropped_trains_on_one_without_advantage(tmp
 
 @pytest.fixture
 def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
-    """Puts a group into the queue, as VERL's agent loops do; `step` is the one that handed its problem out."""
+    """Puts a group into the queue, as VERL's agent loops do. `step` is the step in which its problem was chosen."""
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     def put_rollouts(
@@ -228,7 +228,7 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
 
 
 def group(rewards: str) -> list[Trace]:
-    """Traces with these rewards; `x` is one whose call the judge lost."""
+    """Traces with these rewards. `x` is a trace with a lost call."""
     lost = TRACE.turns[0]
     fine = lost.model_copy(update={"calls": lost.calls[:1]})
     return [
@@ -269,7 +269,7 @@ def test_groups_without_a_gradient_are_replaced_up_to_the_limit(submit: Any, tmp
     submit("a", group("11111111"))
     submit("b", group("11111110"))
     batch, metrics = sampler.sample(1, "train", 2)
-    # Two are replaced, as many as a step has problems; the third without a gradient stays, and VERL pads.
+    # Two groups are replaced, the limit of a step. The third group without a gradient remains, and VERL pads the batch.
     assert {key.split("_")[0] for key in batch.keys} == {"c"}
     assert metrics["rstar2/rollouts"] == 32
     assert metrics["rstar2/pass_rate"] == 1.0, "the verdicts of replaced groups count"
@@ -387,7 +387,7 @@ def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_e
         for name, rewards in islice(groups, count):
             submit(name, group(rewards))
 
-    # Less than one question to the judge takes, so that any second round is past it.
+    # This limit is shorter than one request to the judge, so any second wait would exceed it.
     sampler = buffer(tmp_path, judge={"stop_after_s": 1e-9}, rollouts=4, refill=refill, keep=2)
     submit("a", group("1x10"))
     batch, metrics = sampler.sample(1, "train", 1)
@@ -411,7 +411,7 @@ def test_failed_rollouts_are_counted_by_cause_and_never_reach_the_update(
     sampler = buffer(tmp_path, max_failed_share=0.3, max_steps=max_steps, keep=4)
     grader = FailedRollout("grader", "the grader failed", 10)
     submit("a", group("110010"), failed=[ENGINE_DIED, grader])
-    # Of this one, two left no record at all.
+    # Two rollouts of this group left no record at all.
     submit("b", group("110100"))
     batch, metrics = sampler.sample(1, "train", 2)
     assert len(batch.keys) == 8
@@ -427,7 +427,7 @@ def test_failed_rollouts_are_counted_by_cause_and_never_reach_the_update(
 def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
     submit: Any, verls_queue: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine of ten long rollouts, which are wrong more often, fail: the pass rate of the rest is no measurement."""
+    """Nine of ten long rollouts fail. Long rollouts are wrong more often, so the pass rate of the rest is biased."""
     from rstar2.train.verl import sampler as module
 
     waited: list[float] = []
@@ -464,7 +464,7 @@ def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_dis
     from rstar2.train.verl import sampler as module
 
     monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
-    # Not even one finished.
+    # No rollout finished.
     submit("a", [], failed=[ENGINE_DIED] * 8)
     told: list[str] = []
 
@@ -587,7 +587,7 @@ def test_a_group_that_took_too_many_steps_is_left_out_and_another_problem_handed
 def test_a_resumed_run_forgets_the_rollouts_that_its_checkpoint_was_trained_on(
     submit: Any, verls_queue: Any, tmp_path: Path
 ) -> None:
-    """VERL saves the queue before it clears the step's rollouts, whose groups are gone by then."""
+    """VERL saves the queue before it removes the step's rollouts, but after it has removed their groups."""
     sampler = buffer(tmp_path, max_steps=8, keep=4)
     submit("trained", group("11110000"), None)
     submit("finished", group("11110000"))
@@ -599,7 +599,7 @@ def test_a_resumed_run_forgets_the_rollouts_that_its_checkpoint_was_trained_on(
 
 
 def test_groups_that_fail_without_end_end_the_training(submit: Any, tmp_path: Path) -> None:
-    """VERL would hand out one problem after another."""
+    """VERL alone would start one problem after another."""
     handed: list[str] = []
 
     def refill(count: int) -> None:
@@ -657,7 +657,7 @@ def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_th
 
 
 def graded(problem: str, rewards: str) -> list[Trace]:
-    """Traces of a problem whose verdicts agree with their rewards; `x` is one whose call the judge lost."""
+    """Traces of a problem whose verdicts agree with their rewards. `x` is a trace with a lost call."""
     return [
         trace.model_copy(update={"problem_id": problem, "verdict": "correct" if trace.reward else "wrong"})
         for trace in group(rewards)
@@ -665,7 +665,7 @@ def graded(problem: str, rewards: str) -> list[Trace]:
 
 
 def outcomes(folder: Path) -> list[tuple[int, dict[str, tuple[int, int]]]]:
-    """By step, the correct rollouts of each problem and those with a verdict."""
+    """Returns, by step, the number of correct rollouts of each problem and of those with a verdict."""
     reader = OutcomeReader(folder)
     reader.read()
     return [(each.step, each.counts) for each in reader.steps]
@@ -674,7 +674,7 @@ def outcomes(folder: Path) -> list[tuple[int, dict[str, tuple[int, int]]]]:
 def test_every_rollout_with_a_verdict_is_an_outcome_of_its_problem_and_no_other_is(
     submit: Any, tmp_path: Path
 ) -> None:
-    """Also those that the selection leaves out, and those of dropped groups."""
+    """Rollouts that the selection excludes count too, and those of dropped groups."""
     sampler = buffer(tmp_path, judge={"max_lost_share": 0.5}, max_failed_share=0.5, keep=2)
     submit("a", graded("easy", "11111111"))
     submit("b", graded("mixed", "1x100100"))
@@ -707,7 +707,7 @@ def test_groups_that_took_too_many_steps_are_outcomes_too(submit: Any, tmp_path:
 def test_a_step_that_is_rolled_out_again_leaves_no_outcomes(
     submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of it is biased: a judge that is away loses the rollouts with calls."""
+    """The remaining rollouts are biased, because a judge that is away loses the rollouts with calls."""
     sampler = buffer(
         tmp_path, prompts=1, refill=lambda count: submit("b", graded("again", "11110000")), keep=4
     )
@@ -729,7 +729,7 @@ def test_rollouts_that_rounds_did_not_need_are_neither_missing_nor_failed(
     submit("solved", group("11"), whole=RoundsOfGroup(2, 1, "solved"))
     submit("mixed", group("1010"), whole=RoundsOfGroup(4, 2, "mixed"))
     submit("full", group("0001000"), failed=[ENGINE_DIED], whole=RoundsOfGroup(8, 4, None))
-    # Of this one, one rollout of its two rounds left no record.
+    # One rollout in the two rounds of this group left no record.
     submit("short", group("100"), whole=RoundsOfGroup(4, 2, "mixed"))
     batch, metrics = sampler.sample(1, "train", 4)
     kept = Counter(key.split("_")[0] for key in batch.keys)
@@ -784,7 +784,7 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
     submit("b", graded("hard", "00000000"), recoveries=[graded("hard", "011")])
     batch, metrics = sampler.sample(1, "train", 2)
     kept = Counter(key.rsplit("_", 2)[0] for key in batch.keys)
-    # All of a failed call's recoveries, if their rewards differ, also where those of the problem's own group do not.
+    # All recoveries of a failed call are trained on if their rewards differ, whatever those of the problem are.
     assert kept == {"a": 4, "a_after0": 3, "b_after0": 3}
     assert len(batch.tags) == len(batch.keys)
     assert (metrics["rstar2/rollouts"], metrics["rstar2/kept"], metrics["rstar2/pass_rate"]) == (16, 4, 0.25)
@@ -802,7 +802,7 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
 
 def test_recoveries_without_a_verdict_are_counted_and_not_trained_on(submit: Any, tmp_path: Path) -> None:
     sampler = buffer(tmp_path, keep=4, judge={"max_lost_share": 0.3}, max_failed_share=0.2)
-    # Two of those that were begun left no record.
+    # Two recoveries that began left no record.
     submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned=8)
     batch, metrics = sampler.sample(1, "train", 1)
     kept = {key for key in batch.keys if "after" in key}

@@ -1,4 +1,4 @@
-"""What stands in for flash-attn computes what PyTorch computes for each sequence alone, also sharded and in bf16."""
+"""Our replacement of flash-attn computes the same as PyTorch for each sequence alone, also sharded and in bf16."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = (5, 1, 40, 17)
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, which changes VERL when it is loaded; the change lasts as long as the test."""
+    """The module, which changes VERL when it is imported. The change is undone after the test."""
     from verl.utils import torch_functional
 
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
@@ -89,7 +89,7 @@ def test_packed_attention_refuses_what_it_would_get_wrong(kernels: Any) -> None:
 def test_log_probabilities_are_those_of_an_fp32_softmax(
     kernels: Any, inplace: bool, dtype: str, tolerance: float
 ) -> None:
-    """VERL calls our loss in place of flash-attn's, here with more rows than it takes at a time."""
+    """VERL calls our loss in place of flash-attn's. Here it has more rows than it computes at a time."""
     import torch
     from verl.utils.torch_functional import logprobs_from_logits
 
@@ -121,7 +121,7 @@ def test_where_flash_attn_is_installed_its_own_loss_stays(monkeypatch: pytest.Mo
 
 
 def test_two_ranks_of_fsdp_compute_in_bf16_what_one_computes_in_fp32(tmp_path: Path) -> None:
-    """Sharded as VERL shards, with and without tied embeddings: the head of an untied model is a shard of its own."""
+    """The model is sharded as in VERL. Without tied embeddings, the head of the model is a separate shard."""
     script, result = SUPPORT / "train" / "packed_ranks.py", tmp_path / "result.json"
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What VERL's trainer does with a step's rollouts, on a tiny model: which tokens teach, how much, and at what rate."""
+"""VERL's update of a tiny model: the tokens that are trained on, their weights, and the learning rate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SMALL = [
     "rollout.prompt_tokens=64",
     "traces_per_step=0",
     "steps=4",
-    # Clipped, every gradient would have the same length.
+    # With clipping, every gradient would have the same length.
     "verl.actor_rollout_ref.actor.optim.clip_grad=1e9",
 ]
 SIZE = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
@@ -90,7 +90,7 @@ def trainer() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tiny model is made, and the stages that train it."""
+    """The folder of the tiny model and of the stages that train it."""
     return tmp_path_factory.mktemp("verl")
 
 
@@ -120,7 +120,7 @@ def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Call
 
 
 def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0) -> bool:
-    """Whether the gradients agree, the other's times `scale`, to within a share of each tensor's largest."""
+    """Whether two gradients agree within a share of each tensor's maximum. The second is multiplied by `scale`."""
     return all(
         float((gradient - scale * other.gradient[name]).abs().max())
         <= tolerance * float(gradient.abs().max())
@@ -130,12 +130,12 @@ def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0)
 
 @pytest.fixture(scope="module")
 def plain(train: Train, root: Path) -> Trained:
-    """One step on two mixed groups of 8, of which 4 are kept."""
+    """One step on two mixed groups of 8 rollouts, of which 4 are trained on."""
     return train(recipe(2, "traces_per_step=16"), [MIXED], folder=root / "plain")
 
 
 def test_the_entropy_that_verl_reports_is_that_of_the_analysis(plain: Trained, root: Path) -> None:
-    """Means over the tokens of the rollouts that were trained on; VERL's is of the policy before the update."""
+    """The means are over the tokens that were trained on. VERL's is that of the policy before the update."""
     from rstar2.analysis import forward
 
     kept = [each for each in read_traces(root / "plain" / "traces" / "step-000001.jsonl") if each.kept]
@@ -161,7 +161,7 @@ def test_advantages_are_those_of_the_g_kept(plain: Trained) -> None:
         assert rewards == [float(group.rollouts[int(key.split("_")[1])] == "1") for key in kept]
         assert len(kept) == 4
         mean = sum(rewards) / 4
-        # VERL's: the standard deviation of a sample, and a little in the denominator.
+        # VERL uses the standard deviation of a sample, and adds a small number to the denominator.
         deviation = (sum((reward - mean) ** 2 for reward in rewards) / 3) ** 0.5
         for reward, advantages in kept.values():
             assert advantages.tolist() == pytest.approx(
@@ -187,7 +187,7 @@ def test_each_further_pass_over_a_step_is_an_update_of_its_own_that_is_clipped(
 
 
 def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plain: Trained) -> None:
-    """A rollout of full length fills one; those here are shorter, and of several lengths."""
+    """A rollout of full length fills a micro-batch. The rollouts here are shorter, and of several lengths."""
     [update] = train(recipe(2, "hardware.update_tokens=464", "hardware.log_prob_tokens=464"), [MIXED]).updates
     assert len(plain.updates[0].micro_batches) < len(update.micro_batches)
     assert all(len(rows) * max(rows) <= 464 for rows in update.micro_batches)
@@ -197,7 +197,7 @@ def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plai
 
 
 def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Path) -> None:
-    """The profiles of GPUs pack rollouts into one row; attention and loss are then those of `torch_kernels`."""
+    """The profiles for GPUs pack rollouts into one row. Attention and loss are then those of `torch_kernels`."""
     packed = recipe(2, "hardware.attention=torch")
     modules = stage_command(packed, root, root).env["VERL_USE_EXTERNAL_MODULES"]
     with trainer_process(VERL_USE_EXTERNAL_MODULES=modules) as call:
@@ -210,7 +210,7 @@ def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Pa
 
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
-    # All right, all wrong, and one wrong of eight, of which selection keeps none.
+    # All correct, all wrong, and one wrong of eight, which the selection does not choose.
     rejected = [
         Group("c", "1" * 8),
         Group("dd", "0" * 8),
@@ -219,11 +219,11 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
     ]
     [among] = train(recipe(6), [[*rejected[:2], *MIXED, *rejected[2:]]]).updates
     assert set(among.advantages) == set(alone.advantages)
-    # In the place of the 16 of rejected groups are empty rollouts.
+    # Empty rollouts replace the 16 rollouts of rejected groups.
     assert sorted(chain(*among.micro_batches)) == [2] * 16 + sorted(chain(*alone.micro_batches))
     assert same(alone, among, tolerance=1e-4)
     assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
-    # Kept, they would have no advantage, and their tokens would make the mean over tokens smaller.
+    # If they were trained on, they would have no advantage, and their tokens would reduce the mean over tokens.
     [kept] = train(
         recipe(6, "groups.drop_equal_rewards=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]
     ).updates
@@ -232,7 +232,7 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
 
 
 def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Trained) -> None:
-    """Its gradient is a mean of those of its problems alone, by their tokens or by their number."""
+    """The gradient is the mean of the gradients of single problems, weighted by their tokens or equally."""
     alone = [train(recipe(1), [[group]]).updates[0] for group in MIXED]
     assert alone[0].tokens != alone[1].tokens
     [by_tokens] = plain.updates
@@ -255,22 +255,22 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
     "gmpo": "gspo",
     "sapo": "gspo",
 }
-"""Objectives whose first update of a step is that of another, because they differ in what they do to ratios."""
+"""Objectives whose first update of a step equals that of another, because they differ only in the use of ratios."""
 
 
 UNEVEN = [Group("a", "00001000"), Group("bb", "01111000", output="a longer reply: 123456")]
-"""Of which one right and three wrong, and two right and two wrong rollouts are kept."""
+"""One correct and three wrong rollouts of the first group are trained on, and two of each kind of the second."""
 _LOSS = "verl.actor_rollout_ref.actor.policy_loss"
 EARLIER: dict[ObjectiveName, list[str]] = {
     # A random model's tokens have covariances that are smaller than those which the paper clips.
     "clip-cov": [f"{_LOSS}.clip_cov_lb=0.0", f"{_LOSS}.clip_cov_ratio=0.5"],
 }
-"""With these an objective acts on a model that has not learned anything."""
+"""Settings with which an objective has an effect on an untrained model."""
 
 
 @pytest.fixture(scope="module")
 def by_objective(train: Train) -> Callable[[ObjectiveName], Update]:
-    """The update of the same step under an objective."""
+    """Returns the update of the same step under an objective."""
     made: dict[ObjectiveName, Update] = {}
 
     def update(name: ObjectiveName) -> Update:
@@ -298,7 +298,7 @@ def test_every_objective_updates_the_model(
 def test_every_correction_updates_the_model_and_what_it_leaves_out_is_counted(
     train: Train, name: CorrectionName
 ) -> None:
-    """The scripted engine says a probability of e^-1 of every token, the trainer about e^-6."""
+    """The scripted engine reports a probability of e^-1 for every token, the trainer about e^-6."""
     asked = [f"algorithm.correction={name}", "algorithm.correction_lower=1e-300"]
     [update] = train(recipe(2, *asked), [UNEVEN]).updates
     assert all(gradient.isfinite().all() for gradient in update.gradient.values())
@@ -397,7 +397,7 @@ def test_a_batch_with_failed_rollouts_trains_on_none_of_them(train: Train) -> No
 def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at_once(
     trainer: Callable[..., Any], root: Path, tmp_path: Path
 ) -> None:
-    """Nine of ten long rollouts, which are right less often, fail after their first turn, in every attempt."""
+    """In every attempt, nine of ten long rollouts fail after their first turn. Long rollouts are correct less often."""
     failing = [Group("a", "1110111101ffffffff0f"), Group("bb", "1011111110fffff0ffff")]
     asked = recipe(2, "rollout.rollouts=20", "groups.keep=10")
     made = trainer("train_failing", asked, root / "model", tmp_path / "stage", failing)
@@ -430,7 +430,7 @@ def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tm
     rising = [rate / 4, rate / 2, 3 * rate / 4, rate, rate]
     assert [update.lr for update in uninterrupted.updates] == pytest.approx(rising)
     assert [update.lr for update in stage1.updates + stage2.updates] == pytest.approx(rising)
-    # What VERL logs is the rate of the step to come.
+    # VERL logs the learning rate of the next step.
     logged = [update.metrics["actor/lr"] for update in uninterrupted.updates]
     assert logged == pytest.approx([*rising[1:], rate])
     fresh = train(recipe(2, *whole, "steps=1"), steps[:1], folder=tmp_path / "stage3")
@@ -488,7 +488,7 @@ def test_a_checkpoint_without_space_is_not_begun_and_the_same_command_continues(
         train(recipe(2), [MIXED], folder=stage)
         checkpoint = stage / "checkpoints" / "global_step_1"
         assert fault(checkpoint) is None
-        # What was said to be needed is what it takes, with the space that is kept for small files.
+        # The needed space in the message is the size of the checkpoint, plus the space for small files.
         [needed] = re.findall(r"it needs (\d+) MiB", refused.value.message)
         weights = sum(path.stat().st_size for path in checkpoint.glob("actor/[mo]*.pt"))
         assert weights / (1 << 20) + SMALL_FILES_BYTES / (1 << 20) == pytest.approx(float(needed), abs=1.0)

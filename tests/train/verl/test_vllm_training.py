@@ -57,11 +57,11 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A stage that was killed and continued."""
+    """A stage that was killed and resumed."""
 
     run: Path
     left: list[str]
-    """The names of processes that the kill left behind."""
+    """Names of processes that survived the kill."""
 
     @property
     def stage(self) -> Path:
@@ -76,12 +76,12 @@ def steps(metrics: Path) -> list[int]:
 
 
 def below(pid: int) -> list[tuple[int, str]]:
-    """The processes that came from one: number and time of start."""
+    """The descendants of a process, by id and start time."""
     return [(each, fields[19]) for each in descendants(pid) if (fields := stat(each))]
 
 
 def lives(process: tuple[int, str]) -> bool:
-    """Whether it is the same process, since numbers are used again, and not one that has ended."""
+    """Whether the process still runs. Ids are reused, so the start time is compared too."""
     pid, begun = process
     fields = stat(pid)
     return bool(fields) and fields[19] == begun and fields[0] not in "ZX"
@@ -89,7 +89,7 @@ def lives(process: tuple[int, str]) -> bool:
 
 @pytest.fixture(scope="module")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model after SFT; what the demo does next is not waited for."""
+    """The demo's model after SFT. The rest of the demo is not run."""
     run = tmp_path_factory.mktemp("demo") / "run"
     argv = [
         sys.executable,
@@ -164,7 +164,7 @@ def test_a_killed_run_leaves_nothing_behind_and_repeats_no_saved_step(trained: T
 def test_engines_and_trainer_agree_on_every_token_after_each_change_of_weights(
     trained: Trained, tmp_path: Path
 ) -> None:
-    """Against a forward pass of transformers over the weights that each step's checkpoint holds."""
+    """Compares with a forward pass of transformers over the weights in each step's checkpoint."""
     traces = list(training_traces(trained.stage))
     for step in range(2, STEPS + 1):
         written = [trace for trace in traces if trace.step == step]
@@ -197,13 +197,13 @@ def test_the_rollout_scheduler_places_every_rollout_on_one_of_both_engines(train
     for over, engines in lines:
         turns = [int(count) for count in re.findall(r"(\d+) turns", engines)]
         assert len(turns) == 2
-        # One engine has no place for all that ask at once.
+        # One engine has no room for all requests at once.
         assert min(turns) > 0
         assert sum(turns) >= int(over)
 
 
 def test_the_scheduler_reads_the_size_of_vllms_kv_cache(trained: Trained) -> None:
-    """A GiB by the bytes of a token, in whole blocks of 128 tokens."""
+    """Returns the tokens that fit into a GiB, in whole blocks of 128 tokens."""
     log = (trained.run / "attempts" / "2" / "stage1.log").read_text()
     config = json.loads((trained.stage / "model" / "config.json").read_text())
     token = 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
@@ -212,7 +212,7 @@ def test_the_scheduler_reads_the_size_of_vllms_kv_cache(trained: Trained) -> Non
 
 
 def exported(stage: Path, step: int, folder: Path) -> Path:
-    """The model of a step's checkpoint, by VERL's merger."""
+    """Returns the model of a step's checkpoint, made by VERL's merger."""
     model = folder / f"step-{step}"
     if not model.exists():
         actor = stage / "checkpoints" / f"global_step_{step}" / "actor"
@@ -224,12 +224,12 @@ def exported(stage: Path, step: int, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What engines gave to the tokens that they wrote, beside a forward pass."""
+    """The log-probabilities of the engines, compared with a forward pass."""
 
     difference: float
-    """The largest difference of a log-probability, at temperature 1 and over the tokens of the tokenizer."""
+    """The largest difference of a log-probability, at temperature 1 and over the tokenizer's tokens."""
     unused: float
-    """The largest probability of the rows of the model's vocabulary that no token has, together."""
+    """The largest sum of the probabilities of rows in the model's vocabulary that have no token."""
 
 
 def compare(model: Path, traces: list[Trace]) -> Comparison:

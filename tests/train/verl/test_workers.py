@@ -1,4 +1,4 @@
-"""What reaches workers on other nodes: the environment, keys and tokens out of sight, time-outs, and SFT itself."""
+"""Workers on other nodes get the environment, hidden keys and tokens, and timeouts; and SFT runs there."""
 
 from __future__ import annotations
 
