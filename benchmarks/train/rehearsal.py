@@ -36,7 +36,7 @@ from rstar2.cli.common import out
 from rstar2.engines.oracle import byte_codec
 from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.service.start import running_judge
-from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, default_format, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.group import Rollout, gives_gradient
@@ -184,7 +184,7 @@ def _kind(process: psutil.Process, this: psutil.Process) -> str:
 
 def made_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Path) -> RStarAgentLoop:
     """VERL's agent loop as its worker makes it."""
-    save_format(ours(), folder)
+    save_format(default_format(), folder)
     config = {"actor_rollout_ref": {"rollout": {"name": "vllm", "response_length": 8192}}}
     return RStarAgentLoop(
         trainer_config=DictConfigWrap(OmegaConf.create(config)),

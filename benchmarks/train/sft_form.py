@@ -30,7 +30,7 @@ from rstar2.cli.common import out
 from rstar2.demo.tiny import TinyModel, make_base_model
 from rstar2.eval.intervals import Interval, share
 from rstar2.files import whole_folder
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.loop.trace import Trace, read_traces
 from rstar2.loop.turns.tags import message_text
 from rstar2.train.conversations import read_conversations
@@ -264,7 +264,7 @@ class Study:
             for row in rows
         ]
         with whole_folder(self.model) as part:
-            make_base_model(part, SIZE, texts, ours().template, seed=1)
+            make_base_model(part, SIZE, texts, default_format().template, seed=1)
 
     def train(self, name: str, checkout: Path | None, changes: list[str]) -> None:
         """Prepare the rows and train on them, with this version or that of a checkout."""

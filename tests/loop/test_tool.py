@@ -400,7 +400,9 @@ def test_a_tool_that_got_another_name_is_refused() -> None:
     renamed = fmt.model_copy(
         update={"tools": (schema,), "tool_objects": {"count": "support.own_tools:counts"}}
     )
-    with pytest.raises(UserError, match=r"has a tool count, but the tool support.own_tools:counts has the name counts"):
+    with pytest.raises(
+        UserError, match=r"has a tool count, but the tool support.own_tools:counts has the name counts"
+    ):
         renamed.load_tools()
 
 
