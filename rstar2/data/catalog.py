@@ -19,7 +19,7 @@ class Card:
 
     name: str
     use: str
-    """evaluation, SFT, or the stages of RL."""
+    """The use of the source: evaluation, SFT, or the stages of RL."""
     hub: str
     """Hub id with config and split. Empty if the source is generated or is not on the hub."""
     columns: str

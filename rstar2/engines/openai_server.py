@@ -251,7 +251,7 @@ class OpenAIServer:
                 f"serves {len(cards)} models: {first_few(list(cards))}", f"Choose one of them with {option}."
             )
         model = name or next(iter(cards))
-        # Google lists `models/NAME` and takes NAME.
+        # Google's list of models has `models/NAME`, but requests use NAME.
         card = cards.get(model) or cards.get(f"models/{model}")
         if card is None:
             raise self.error(f"does not serve {model}", f"It serves: {first_few(list(cards))}.")

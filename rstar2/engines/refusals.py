@@ -116,7 +116,7 @@ class MalformedAnswer(EngineUnavailable, UnusableAnswer):
 
 
 def access_refusal(error: EngineError) -> AccessRefused | None:
-    """Returns the AccessRefused that an error is or has as its cause. None for every other error."""
+    """Returns the error itself or its cause, if one of them is an AccessRefused. Otherwise returns None."""
     cause = error.__cause__
     return error if isinstance(error, AccessRefused) else cause if isinstance(cause, AccessRefused) else None
 
