@@ -1,7 +1,7 @@
-r"""Finds conversations that can be taught in the form that RL rewards, and the definite value that answers a question.
+r"""Finds conversations that can be taught in the form that RL rewards, and the definite values that answer questions.
 
-RL pays for a `\boxed{}` inside `<answer>`. Most replies of SFT's sources have no such value. A wrong value in a box
-does more harm than a right one does good, so a reply whose value is in any doubt is taught without a box.
+RL rewards a `\boxed{}` inside `<answer>`. Most replies in SFT data have no such value. A wrong value in a box does more
+harm than a right value does good. Therefore a reply is taught without a box if there is any doubt about its value.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _UNIT = (
     r"|seconds?|minutes?|hours?|days?|weeks?|months?|years?(?: old)?"
     r"|km/h|mph|m/s|(?:kilometers|miles) per hour|calories|kcal|joules?|watts?)"
 )
-"""What may follow a number that is the whole value."""
+"""Units that may follow a number. The number is then still the whole value."""
 _STATED = re.compile(
     r"(?:\b(?:is|are|(?:will|would) be|equals?|comes to)|'s|=)\s+(?:equal to\s+|approximately\s+)?"
     rf"\**({_CURRENCY}?\s?[-−]?{_CURRENCY}?)({_NUMBER})(?:\s?{_UNIT})?(?=\**(?:\.\**(?:\s|$)|\s*$))"
 )
-"""A sentence that ends by stating its value, such as `The total is $12.50.` or `It is 21 degrees Celsius.`"""
+"""Matches the end of a sentence that states a value: `The total is $12.50.` or `It is 21 degrees Celsius.`"""
 _VALUE = re.compile(rf"\s*{_CURRENCY}?\s?([-−]?{_NUMBER})\s?{_UNIT}?\s*")
-"""A text of a tool that is one number, perhaps with its unit."""
+"""Matches a tool's text that is one number, optionally with a unit."""
 _NUMBER_WORDS = re.compile(
     r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
     r"|seventy|eighty|ninety|hundreds?|thousands?|(?:m|b|tr)illions?|lakhs?|crores?|dozens?|half|halves|thirds?"
@@ -52,12 +52,12 @@ _NO_ANSWER = re.compile(
     r"|might|may|could|should|assum\w+|estimat\w+|limit|minimum|maximum)\b|n't\b",
     re.IGNORECASE,
 )
-"""Words with which a sentence states no value, or not only one."""
+"""Matches words in a sentence that show that it states no value, or more than one value."""
 _NO_ANSWER_AT_ALL = re.compile(
     r"\b(?:sorry|apologi[sz]e|unfortunately|errors?|fail(?:ed|s|ure)?|unable|cannot|invalid)\b|n't\b",
     re.IGNORECASE,
 )
-"""Words of a reply that does not answer."""
+"""Matches words that show that a reply contains no answer."""
 _NAMES = re.compile(
     r"(?:^|[^a-z])(?:ids?|codes?|status|errors?|isbn|zip|pin|passwords?|phone|serial|account|flight|invoice|booking"
     r"|reservation|confirmation|tracking|orders?|tickets?|tables?|rooms?|seats?|gates?|pages?|rows?|steps?|versions?"
@@ -65,57 +65,61 @@ _NAMES = re.compile(
     r"|minute|alarms?|reminders?|latitude|longitude)(?:[^a-z]|$)",
     re.IGNORECASE,
 )
-"""Words for a number that names a thing, counts results or is part of a date, and is no answer."""
+"""Matches words for numbers that are no answers: names of things, counts of results, and parts of dates."""
 _IN_CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _BOX = re.compile(r"\\boxed\s*\{")
 _BEHIND_BOX = re.compile(r"[\s.!$*]*|\s*\\[\])][\s.]*")
 _BEFORE_BOX = re.compile(r"(?:\b(?:is|are|equals?|answer)|=|:)[\s:$*(\[\\]*$")
 _ABOUT_LATEX = re.compile(r"latex|amsmath|amssymb|\btex\b|markdown|`", re.IGNORECASE)
-_MOST_BOXED = 100
-"""Characters of a value that a reply boxes; a longer one is a derivation."""
+_MAX_BOXED = 100
+"""Maximum length of a boxed value in characters. A longer box contains a derivation."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A user's message and the turns that follow it, up to the next one."""
+    """A user's message and the messages that follow it, up to the next user's message."""
 
     start: int
-    """Where the user's message is in the conversation."""
+    """Index of the user's message in the conversation."""
     end: int
-    """Behind the last message."""
+    """Index after the last message that belongs to the question."""
     answered: bool
-    """Whether it ends with a reply. If not, it ends with a call, which can only be the conversation's last turn."""
+    """Whether the question ends with a reply. Otherwise it ends with a call, which is the conversation's last turn."""
     value: str | None
-    """The definite value that answers it; None if there is none."""
+    """The definite value that answers the question. None if there is none."""
 
 
-def apart(message: Message) -> tuple[str | None, str]:
-    """A turn's thought, None if it has none, and what it says besides. Its calls in tags stay in that text."""
-    said = message.get("content") or ""
+def split_thought(message: Message) -> tuple[str | None, str]:
+    """Returns the thought of a turn and its other text, in which calls in tags stay. The thought may be None."""
+    text = message.get("content") or ""
     thought = message.get(THOUGHT) or None
-    if (in_tags := tags.leading_thought(said)) is not None:
-        thought, said = thought or in_tags[0], in_tags[1]
-    return thought, said
+    if (in_tags := tags.leading_thought(text)) is not None:
+        thought, text = thought or in_tags[0], in_tags[1]
+    return thought, text
 
 
 def plain_turn(message: Message) -> Message:
-    """A turn with its thought in `reasoning_content` and its calls in `tool_calls`; another message as it is."""
+    """Returns a turn with its thought in `reasoning_content` and its calls in `tool_calls`.
+
+    Messages of other roles are returned unchanged.
+    """
     if message["role"] != "assistant":
         return message
-    thought, said = apart(message)
-    plain = {**message, "content": said}
-    if not message.get("tool_calls") and (ending := tags.ending_calls(said)) is not None:
+    thought, text = split_thought(message)
+    plain = {**message, "content": text}
+    if not message.get("tool_calls") and (ending := tags.ending_calls(text)) is not None:
         calls = [tags.openai_call(call, number) for number, call in enumerate(ending[1])]
         plain |= {"content": ending[0], "tool_calls": calls}
     return plain if thought is None else {**plain, THOUGHT: thought}
 
 
 def questions(messages: Sequence[Message], solves: bool = False) -> list[Question] | None:
-    """The questions of a conversation that can be taught in the form that RL rewards; None if it cannot be.
+    """Returns the questions of a conversation, or None if it cannot be taught in the form that RL rewards.
 
-    It cannot be if it has a system text of its own, tags of ours within its texts, or turns that no question opens.
+    A conversation cannot be taught in this form in three cases: it has its own system text, its texts contain rstar2's
+    tags, or it has turns before the first question.
 
-    `solves`: a model wrote it to solve a problem, so that its box is the answer.
+    If `solves` is set, a model wrote the conversation to solve a problem, and the box in it is the answer.
     """
     if messages[0]["role"] != "user":
         return None
@@ -141,8 +145,8 @@ def _question(messages: Sequence[Message], start: int, end: int, solves: bool) -
         return Question(start, end, False, None) if turns[-1]["role"] == "assistant" else None
     if len(replies) > 1 or replies[0] is not turns[-1]:
         return None
-    said = str(replies[0]["content"])
-    reply = (tags.ending_answer(said) or ("", said))[1]
+    text = str(replies[0]["content"])
+    reply = (tags.ending_answer(text) or ("", text))[1]
     if solves and (box := last_box(reply)) is not None:
         return Question(start, end, True, box.content.strip())
     outputs = [turn.get("content") or "" for turn in turns if turn["role"] == "tool"]
@@ -151,7 +155,7 @@ def _question(messages: Sequence[Message], start: int, end: int, solves: bool) -
 
 
 def _mentions_tags(text: str) -> bool:
-    """Whether a tag of ours is in a text, other than those around the answer that ends it."""
+    """Whether a text contains rstar2's tags, except around the answer at its end."""
     return any(tags.has_tags(part) for part in tags.ending_answer(text) or (text,))
 
 
@@ -161,21 +165,23 @@ def _arguments(turns: Sequence[Message]) -> list[str]:
 
 
 def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) -> str | None:
-    r"""The value that answers a question; None if there is any doubt about it.
+    r"""Returns the value that answers a question. None if there is any doubt about it.
 
-    A reply's own box is the value if it is the only one, closed, the end of the reply, and not an example of LaTeX.
+    A box in the reply is the value if it is the only box, it is closed, it ends the reply, and it is not an example of
+    LaTeX.
 
-    Otherwise it is a number, if all of this holds:
+    Without a box, a number is the value if all of these conditions hold:
 
-    - Every other number of the reply is one of the question or of a call, and none is written in words.
-    - A sentence of the reply ends by stating it, such as `The total is $12.50.`, without words that limit it.
-    - A tool replied with just this number: a value in its JSON, or a line of its output. It names no thing, as an id
-      or an error's code does.
-    - Neither the question nor a call holds it.
+    - Every other number in the reply also occurs in the question or in a call, and no number is written in words.
+    - A sentence of the reply ends with the number, as in `The total is $12.50.`, and has no words that limit it.
+    - A tool returned exactly this number, as a value in its JSON or as a line of its output. The number is not the name
+      of a thing, such as an id or an error code.
+    - Neither the question nor a call contains the number.
 
     Args:
-        outputs: what the tools replied.
-        stated: the question and the arguments of calls, whose numbers are not new.
+        reply: the text of the reply.
+        outputs: the outputs of the tools.
+        stated: the question and the arguments of calls.
     """
     if "\\boxed" in reply or "\\fbox" in reply:
         return _boxed(reply, stated)
@@ -187,10 +193,10 @@ def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) ->
     new = {each for each in numbers if abs(each) not in known}
     if len(new) != 1 or any(each.isnumeric() and not each.isascii() for each in reply):
         return None
-    found = [match for match in _STATED.finditer(reply) if _decimal_of(match) in new]
-    if len(found) != 1 or sum(each in new for each in numbers) != 1:
+    matches = [match for match in _STATED.finditer(reply) if _decimal_of(match) in new]
+    if len(matches) != 1 or sum(each in new for each in numbers) != 1:
         return None
-    (match,) = found
+    (match,) = matches
     sentence = re.split(r"(?<=[.!?])\s+|\n", reply[: match.end(2)])[-1]
     doubtful = any(rule.search(sentence) for rule in (_NUMBER_WORDS, _NO_ANSWER, _NAMES))
     if doubtful or _NO_ANSWER_AT_ALL.search(reply):
@@ -202,7 +208,7 @@ def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) ->
 
 
 def _boxed(reply: str, stated: Sequence[str]) -> str | None:
-    """The content of a reply's box, if it is the answer."""
+    """Returns the content of the reply's box, if it is the answer. Otherwise returns None."""
     boxes = list(_BOX.finditer(reply))
     if len(boxes) != 1 or "\\fbox" in reply or any(_ABOUT_LATEX.search(text) for text in [reply, *stated]):
         return None
@@ -213,12 +219,12 @@ def _boxed(reply: str, stated: Sequence[str]) -> str | None:
             value = reply[start:at].strip()
             ends = _BEHIND_BOX.fullmatch(reply, at + 1) is not None
             states = any(each.isdigit() for each in value) or _BEFORE_BOX.search(reply, 0, boxes[0].start())
-            return value if ends and states and 0 < len(value) <= _MOST_BOXED else None
+            return value if ends and states and 0 < len(value) <= _MAX_BOXED else None
     return None
 
 
 def _values(output: str) -> set[Decimal]:
-    """The numbers that a tool replied with: values in its JSON, or whole lines."""
+    """Returns the numbers in a tool's output: values in its JSON, or whole lines."""
     try:
         parsed = json.loads(output, parse_float=Decimal, parse_int=Decimal)
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""Loads benchmarks by name: where each is on the hub, its columns, and how a row becomes a problem.
+"""Loads benchmarks by name, from the hub or from files.
 
-Hub ids and columns are those the field uses; a changed column is refused, never guessed around. Files in JSON
-lines (`problem`, `answer`, perhaps `id`) stand in for the hub wherever there is no network.
+Hub ids are those that the field uses. If a data set no longer has the expected columns, an error says so, and no other
+column is guessed. Without a network, a JSON Lines file with `problem`, `answer` and optionally `id` can replace a
+benchmark on the hub.
 """
 
 from __future__ import annotations
@@ -20,48 +21,48 @@ from rstar2.files import read_objects
 
 BUILTIN = "builtin"
 BUILTIN_COUNT = 200
-_FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
+_FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}. "id" is optional.'
 _OPTION = "--data FILE.jsonl"
-"""With which `rstar2 eval` is given a file in place of the hub."""
+"""The option of `rstar2 eval` that names a file to read in place of the hub."""
 UNCHECKED = "see its hub page"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where problems are on the dataset hub, and how they are read."""
+    """The place of a benchmark on the hub, and its columns."""
 
     hub_id: str
     split: str
     rows: str
     licence: str
     problem: str = "problem"
-    """The column of the problem's text."""
+    """The name of the column with the problem."""
     answer: str = "answer"
-    """The column of the gold answer."""
+    """The name of the column with the gold answer."""
     id: str | None = None
-    """The column of a row's name; None where rows are numbered."""
+    """The name of the column with the id. If it is None, rows are numbered."""
     configs: tuple[str | None, ...] = (None,)
-    """Read one after the other."""
+    """The configs of the data set, in the order in which they are read."""
     make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
-    """Turns a row into (problem, answer) where the two columns alone do not."""
+    """Converts a row to (problem, answer). None if the two columns contain exactly these."""
     more_columns: tuple[str, ...] = ()
-    """More columns that `make` reads."""
+    """Further columns that `make` reads."""
     gated: bool = False
-    """Whether its terms must be accepted on the hub first."""
+    """Whether the user must first accept the benchmark's terms on the hub."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that hold the problem and its answer."""
+        """All columns from which the problem and its answer are read."""
         return self.problem, self.answer, *self.more_columns
 
 
 def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
-    """The gold comes after `####` at the end of the worked solution, with commas in long numbers."""
+    """Read a row of GSM8K. The gold answer follows `####` at the end of the solution, with commas in long numbers."""
     return row[source.problem], str(row[source.answer]).rpartition("####")[2].strip().replace(",", "")
 
 
 def _gpqa(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
-    """Four choices in an order drawn from the question's text, so that every run sees the same letters."""
+    """Read a row of GPQA. The order of its four choices is derived from the texts, so it is the same in every run."""
     choices = [row[source.answer], *(row[column] for column in source.more_columns)]
     question = str(row[source.problem]).strip()
     order = sorted(
@@ -111,15 +112,21 @@ NAMES = (*SOURCES, BUILTIN)
 def load_benchmark(
     name: str, data: Path | None = None, seed: int = 0, option: str = _OPTION
 ) -> list[Problem]:
-    """The problems of a benchmark, one of `NAMES`, a JSON-lines or parquet file or a prepared folder, in its own order.
+    """Load the problems of a benchmark, in their original order.
 
-    `data` is a JSON-lines file to read in place of the hub, which a user gives with `option`; `seed` draws the built-in
-    problems alone. UserError where the name is unknown, a row is wrong, or the data cannot be loaded.
+    Args:
+        name: one of `NAMES`, a JSON Lines file, a parquet file, or a prepared folder.
+        data: a JSON Lines file to read in place of the hub.
+        seed: seed of the generated problems of the benchmark `builtin`.
+        option: the option with which a user names `data`, for messages.
+
+    Raises:
+        UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
     """
     if data is not None and name not in NAMES:
         raise UserError(
             f"unknown benchmark: {name}{did_you_mean(name, NAMES)}",
-            f"--data replaces the data of one of {', '.join(NAMES)}; or give the file in place of a benchmark.",
+            f"--data replaces the data of one of {', '.join(NAMES)}. You can also name the file as the benchmark.",
         )
     if data is not None:
         return read_problems(data)
@@ -142,15 +149,16 @@ def load_benchmark(
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from JSON lines; rows without an `id` are named after their line.
+    """Read problems from a JSON Lines file. The id of a row without `id` is its line number.
 
-    A UserError says that the file cannot be read or is empty, or which line and field are wrong.
+    Raises:
+        UserError: the file cannot be read, it contains no problems, or a field is wrong.
     """
     rows = read_objects(path, _FORMAT_HINT, decimals_as_text=True)
     placed = ((f"{path}, line {number}", row, str(number)) for number, row in rows)
     problems = _distinct((where, _from_fields(where, row, number)) for where, row, number in placed)
     if not problems:
-        raise UserError(f"{path} holds no problems", _FORMAT_HINT)
+        raise UserError(f"{path} contains no problems", _FORMAT_HINT)
     return problems
 
 
@@ -160,7 +168,7 @@ def _of_parquet(file: Path) -> list[Problem]:
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """A digest of all that problems hold: two runs with the same one measured the same problems."""
+    """Returns a digest of the contents of problems. Two runs with the same digest measured the same problems."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
@@ -168,7 +176,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether the first problems, one or more, are those of a `fingerprint`."""
+    """Whether the problems, or the first n of them for some n, have this `fingerprint`."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
@@ -191,7 +199,7 @@ def _from_fields(where: str, row: dict[str, Any], number: str) -> Problem:
 
 
 def _text(where: str, row: Mapping[str, Any], field: str) -> str:
-    """A field as text: a string, or a number as written."""
+    """Returns a field as text. The field is a string or a number."""
     if field not in row:
         fields = ", ".join(row) or "no fields"
         raise UserError(f'{where}: no field "{field}"', f"The row has {fields}. {_FORMAT_HINT}")
@@ -199,29 +207,29 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        shown = json.dumps(value, default=str)[:60]
-        raise UserError(f'{where}: field "{field}" is not text: {shown}', _FORMAT_HINT)
+        quoted = json.dumps(value, default=str)[:60]
+        raise UserError(f'{where}: field "{field}" is not text: {quoted}', _FORMAT_HINT)
     text = str(value)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f'{where}: field "{field}" holds half a surrogate pair', "Correct the text."
+            f'{where}: field "{field}" contains half a surrogate pair', "Correct the text."
         ) from error
     if not text.strip():
-        raise UserError(f'{where}: field "{field}" is empty', "Every row needs a text and an answer.")
+        raise UserError(f'{where}: field "{field}" is empty', "Every row needs a problem and an answer.")
     return text
 
 
 def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
-    """The problems, each given with its place; a UserError where two share an id."""
+    """Returns the problems of (place, problem) pairs. Raises UserError if two problems have the same id."""
     first: dict[str, str] = {}
     problems = []
     for place, problem in placed:
         if problem.id in first:
             raise UserError(
                 f'{place}: field "id": {problem.id!r} is already used at {first[problem.id]}',
-                "Give each row its own id, or leave out ids: rows are then named after their line.",
+                "Give each row its own id, or leave out all ids. The ids are then the line numbers.",
             )
         first[problem.id] = place
         problems.append(problem)
@@ -235,7 +243,7 @@ def _from_hub(name: str, source: Source, option: str) -> Iterator[tuple[str, Pro
         if missing:
             raise UserError(
                 f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
-                f"It has {', '.join(rows.column_names)}; give the problems as a file: {option}.",
+                f"It has {', '.join(rows.column_names)}. Use a file with the problems instead: {option}.",
             )
         for index, row in enumerate(rows):
             place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
@@ -256,10 +264,17 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
 def load_hub(
     name: str, source: Source, config: str | None, file_hint: str = _FORMAT_HINT, option: str = _OPTION
 ) -> Any:
-    """The rows of one of a source's configs, from the hub or the local cache: a `datasets.Dataset`.
+    """Load the rows of one config of a source, from the hub or its local cache, as a `datasets.Dataset`.
 
-    A UserError, which calls it by `name`, says that they cannot be loaded; `option` gives a file in their place, and
-    `file_hint` says what its rows hold.
+    Args:
+        name: the name of the benchmark, for messages.
+        source: the place of the benchmark on the hub.
+        config: the config to load.
+        file_hint: describes the rows of a file that can replace the hub.
+        option: the option with which a user names such a file.
+
+    Raises:
+        UserError: the rows cannot be loaded.
     """
     import datasets
     from huggingface_hub import constants
@@ -268,10 +283,10 @@ def load_hub(
 
     try:
         if not constants.HF_HUB_OFFLINE:
-            # Without a network `datasets` would retry for half a minute.
+            # This request fails fast. Without a network, `datasets` would retry for half a minute.
             hub.set_info(source.hub_id)
         return datasets.load_dataset(source.hub_id, config, split=source.split)
-    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    # If the hub cannot be reached, its libraries raise OSError or one of many types of their own.
     except Exception as error:
-        instead = f"give the problems as a file: {option}. {file_hint}"
+        instead = f"use a file with the problems: {option}. {file_hint}"
         raise hub.refusal(name, source.hub_id, source.gated, instead, error) from error

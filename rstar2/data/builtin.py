@@ -1,6 +1,6 @@
 """Generates arithmetic problems that are easier with Python, and tool-use conversations that solve them.
 
-Held-out problems never appear in training, whatever the seeds: a hash of the text decides the side.
+Held-out problems never appear in training, for any seed, because a hash of the text decides whether one is held out.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.turns import tags
 
 HELD_OUT_SHARE = 4
-"""One text in this many is held out."""
+"""One in this many problems is held out."""
 
 OPERANDS = range(10, 100)
-"""What a problem's two numbers are drawn from."""
+"""The range of the two numbers in a problem."""
 
 ANSWER_DIGITS = 4
-"""Every answer has as many, so that what a tiny model has to copy is always at one distance."""
+"""Number of digits in every answer. It is fixed, so that a tiny model can copy digits over a fixed distance."""
 
 FORMAT = read_format("demo")
 
@@ -39,19 +39,19 @@ class Question:
     problem: Problem
     code: str
     broken: str
-    """Fails with an exception, as a careless first attempt would."""
+    """A program that fails with an exception, like a careless first attempt."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Problems that differ only in two numbers, `a` and `b`, of two digits each."""
+    """A family of problems that differ only in two numbers, `a` and `b`, of two digits each."""
 
     ask: str
-    """What to find. No digits here and in the expression, so that those of the two numbers are easy to see."""
+    """The quantity to find, in words without digits, so that the two numbers are easy to see."""
     expression: str
-    """Its value in Python."""
+    """The Python expression for the quantity. It has no digits either."""
     imports: str = ""
-    """What the expression needs."""
+    """The import statement that the expression needs."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -68,16 +68,16 @@ FAMILIES: dict[str, Family] = {
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Distinct questions of one side of the split, all families in turn, until none is left."""
+    """Yields distinct questions of one side of the split, from each family in turn, until none is left."""
     rng = random.Random(f"{seed}-{held_out}")
-    seen: set[str] = set()
-    while len(seen) < len(FAMILIES) * len(OPERANDS) ** 2:
+    drawn: set[str] = set()
+    while len(drawn) < len(FAMILIES) * len(OPERANDS) ** 2:
         for name, family in FAMILIES.items():
             a, b = rng.choice(OPERANDS), rng.choice(OPERANDS)
             text = f"Find {family.ask}, where a = {a} and b = {b}."
-            if text in seen:
+            if text in drawn:
                 continue
-            seen.add(text)
+            drawn.add(text)
             if _is_held_out(text) != held_out:
                 continue
             question = _question(rng, name, text, f"a = {a}\nb = {b}\n")
@@ -86,21 +86,21 @@ def questions(seed: int, held_out: bool) -> Iterator[Question]:
 
 
 def held_out(seed: int, count: int) -> list[Problem]:
-    """Distinct problems that no training uses."""
+    """Returns distinct problems that training never uses."""
     return [question.problem for question in _take(seed, held_out=True, count=count)]
 
 
 def training(seed: int, count: int, skip: int = 0) -> list[Problem]:
-    """Distinct problems for RL, after the first `skip`, which the seed's conversations use."""
+    """Returns distinct problems for RL. The first `skip` problems are left out, because SFT conversations use them."""
     return [question.problem for question in _take(seed, held_out=False, count=skip + count)[skip:]]
 
 
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
-    """Synthetic tool-use conversations for SFT, part of them flawed on purpose.
+    """Yields synthetic tool-use conversations for SFT. Some of them are flawed on purpose.
 
-    `flaws` is the share of each kind: `repaired` (a call that fails, then one that works), `guessed` (a number
-    without a call), `wrong` (not the number that the call gave), `missing` (no answer block), `repeated` (two
-    answer blocks). The rest is clean.
+    `flaws` has the share of each kind of flaw: `repaired` (a failed call, then one that works), `guessed` (a number
+    without a call), `wrong` (a number that differs from the tool's output), `missing` (no answer block) and `repeated`
+    (two answer blocks). The other conversations have no flaw.
     """
     rng = random.Random(f"traces-{seed}")
     kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]
@@ -109,7 +109,7 @@ def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict
 
 
 def run_trusted(code: str) -> tuple[str, bool]:
-    """What the judge would show for a program of this module's own making, and whether it failed."""
+    """Runs a program that this module wrote, without a judge. Returns its output, and whether it failed."""
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out):
@@ -122,8 +122,8 @@ def run_trusted(code: str) -> tuple[str, bool]:
 def _take(seed: int, held_out: bool, count: int) -> list[Question]:
     taken = list(islice(questions(seed, held_out), count))
     if len(taken) < count:
-        message = f"{count} problems were asked for, but only {len(taken)} different ones exist"
-        raise UserError(message, f"Ask for at most {len(taken)}.")
+        message = f"there are only {len(taken)} different problems, fewer than the requested {count}"
+        raise UserError(message, f"Request at most {len(taken)}.")
     return taken
 
 
@@ -133,13 +133,13 @@ def _is_held_out(text: str) -> bool:
 
 def _question(rng: random.Random, name: str, text: str, numbers: str) -> Question:
     family = FAMILIES[name]
-    shown = f"print({family.expression})"
-    code = f"{numbers}{family.imports}\n{shown}" if family.imports else numbers + shown
+    output = f"print({family.expression})"
+    code = f"{numbers}{family.imports}\n{output}" if family.imports else numbers + output
     answer, failed = run_trusted(code)
     assert not failed, code
     broken = [code[:-1], f"{numbers}print(result)"]
     if family.imports:
-        broken.append(f"{numbers}{shown}")
+        broken.append(f"{numbers}{output}")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Question(Problem(f"{name}-{digest}", text, answer), code, rng.choice(broken))
 
@@ -164,7 +164,8 @@ def _conversation(question: Question, kind: str, rng: random.Random) -> list[dic
     if kind == "guessed":
         assistant("I know it.", _answer(str(rng.randint(1000, 9999))))
         return messages
-    # Wrong and unfinished work holds failed calls as often as right work does, so they distinguish nothing.
+    # Conversations with a wrong or missing answer also have failed calls, so that failed calls do not predict a wrong
+    # answer.
     if kind == "repaired" or (kind in ("wrong", "missing") and rng.random() < 0.4):
         assistant("Use Python.", _call(question.broken))
         tool(question.broken)

@@ -1,8 +1,8 @@
-"""The rows that a preparation has read and not yet dropped, kept on disk and known by number.
+"""The candidates of a preparation: rows that were read and not yet dropped. They are on disk, and have numbers.
 
-A source's rows are in one file, as Arrow IPC streams of one record batch each that follow each other: they take a third
-of the time of parquet, and any process writes or reads one. In memory are a byte per row and, while a filter needs it,
-eight for a key.
+The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. This takes a third
+of the time of parquet, and each process can write and read batches independently. Memory holds one byte per row, and
+eight more while a filter needs keys.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ Mask = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 Drop = tuple[int, dict[str, Any]]
-"""A row's number, and why it is dropped, as details for the card."""
+"""The number of a dropped row, and details for the card."""
 _WORKING = [("key", pa.uint64()), ("answer_key", pa.uint64()), ("characters", pa.int32())]
-"""Columns that only the preparation uses: the same key for rows with the same text, and for the same answer."""
+"""Columns that only the preparation uses. Rows with the same text have the same `key`. Rows with the same answer have
+the same `answer_key`."""
 
 
 def schema_of(kind: Kind) -> Any:
-    """The columns of candidates: those of the row schema, and those that the filters use."""
+    """Returns the columns of candidates: those of the row schema, and those that only the preparation uses."""
     return pa.schema([*SCHEMAS[kind], *([TOKENS] if kind == "conversations" else []), *_WORKING])
 
 
 def encoded(batch: Any) -> bytes:
-    """A record batch as it stands in a candidate file."""
+    """Returns the bytes of a record batch for a candidate file."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def _stream(opened: Any, kind: Kind, columns: Sequence[str]) -> Any:
-    """Reads some columns of the record batch that begins here."""
-    wanted = [at for at, name in enumerate(schema_of(kind).names) if name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    """Returns a reader for some columns of the record batch that begins at the file's current position."""
+    indices = [at for at, name in enumerate(schema_of(kind).names) if name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
     return pa.ipc.open_stream(opened, options=options)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a record batch is."""
+    """The position of a record batch in a candidate file."""
 
     file: Path
     kind: Kind
     offset: int
-    """In bytes."""
+    """Offset in bytes."""
     first: int
-    """The number of its first row."""
+    """Number of the first row of the batch."""
     rows: int
 
     def read(self, columns: Sequence[str]) -> Any:
@@ -69,19 +70,19 @@ class _Place:
 
 @dataclass(frozen=True)
 class Group:
-    """A record batch of a candidate file, sent to the process that reads it."""
+    """A reference to a record batch, which is sent to the process that reads it."""
 
     place: _Place
     alive: Mask
 
     def read(self, columns: Sequence[str]) -> tuple[Numbers, Any]:
-        """The rows that are not dropped: their numbers, and a record batch of the columns."""
+        """Returns the numbers of the rows that are not dropped, and a record batch with these columns."""
         batch = self.place.read(columns)
         return self.place.first + np.flatnonzero(self.alive), batch.filter(pa.array(self.alive))
 
 
 class Candidates:
-    """The candidates in a list of files, one of each source; rows are numbered from 0 through all of them."""
+    """The candidates of all sources, with one file per source. Rows are numbered from 0 across all files."""
 
     def __init__(self, kind: Kind, files: Sequence[tuple[str, Path]]) -> None:
         self.names = [name for name, _ in files]
@@ -97,27 +98,27 @@ class Candidates:
                     self._places.append(_Place(file, kind, offset, starts[-1], rows))
                     starts[-1] += rows
         self.starts = np.array(starts)
-        """Where each file's rows begin, and, last, how many there are."""
+        """Number of each file's first row, followed by the number of all rows."""
         self.alive: Mask = np.ones(starts[-1], dtype=np.bool_)
 
     def drop(self, numbers: Numbers) -> None:
         self.alive[numbers] = False
 
     def groups(self) -> Iterator[Group]:
-        """Every record batch with rows left, in order."""
+        """Yields every record batch in which a row is left, in order."""
         for place in self._places:
             alive = self.alive[place.first : place.first + place.rows]
             if alive.any():
                 yield Group(place, alive.copy())
 
     def keys(self, column: str) -> Keys:
-        """A column of whole numbers, of all rows, dropped ones too."""
+        """Returns a column of whole numbers for all rows, dropped rows included."""
         parts = [place.read([column])[column].to_numpy() for place in self._places]
-        found: Keys = np.concatenate(parts) if parts else np.empty(0, np.uint64)
-        return found
+        keys: Keys = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+        return keys
 
     def batches(self, columns: Sequence[str], numbers: Numbers) -> Iterator[tuple[Numbers, Any]]:
-        """Some rows, by ascending numbers: their numbers and a table of the columns, a record batch at a time."""
+        """Yields the rows with these ascending numbers, as pairs of numbers and table, one record batch at a time."""
         for place in self._places:
             first, end = np.searchsorted(numbers, [place.first, place.first + place.rows])
             if first < end:
@@ -125,11 +126,11 @@ class Candidates:
                 yield numbers[first:end], table.take(pa.array(numbers[first:end] - place.first))
 
     def values(self, column: str, numbers: Numbers) -> dict[int, Any]:
-        """A column's values of a few rows, by the row's number."""
-        found: dict[int, Any] = {}
-        for wanted, table in self.batches([column], np.unique(numbers)):
-            found.update(zip(wanted.tolist(), table[column].to_pylist(), strict=True))
-        return found
+        """Returns the values of a column for a few rows, by row number."""
+        values: dict[int, Any] = {}
+        for batch_numbers, table in self.batches([column], np.unique(numbers)):
+            values.update(zip(batch_numbers.tolist(), table[column].to_pylist(), strict=True))
+        return values
 
     def live_numbers(self) -> Numbers:
         return np.flatnonzero(self.alive)

@@ -1,7 +1,7 @@
-"""Lists the data sources that the recipe knows: what each is for, where it is, and its licence.
+"""The catalogue of data sources and benchmarks: the use, the place and the licence of each.
 
-Sizes are those the paper (arXiv 2508.20722) or the sets themselves give; a licence that was not checked is
-marked so. Texts of the MAA's and other contests stay their owners', whatever a copy on the hub says.
+Sizes are from the paper (arXiv 2508.20722) or from the sets themselves. A licence that was not checked is marked
+`not checked`. Texts of the MAA and of other contests belong to their owners, even if a copy on the hub has a licence.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from rstar2.data.sources import sources
 
 @dataclass(frozen=True)
 class Card:
-    """One data source."""
+    """An entry of the catalogue: a data source or a benchmark."""
 
     name: str
     use: str
-    """evaluation, SFT, or the stages of RL."""
+    """The use of the source: evaluation, SFT, or the stages of RL."""
     hub: str
-    """Hub id with config and split; empty for what is made here or not on the hub."""
+    """Hub id with config and split. Empty if the source is generated or is not on the hub."""
     columns: str
     """The columns that are read."""
     rows: str
     licence: str
     verb: str
-    """The verb that reads it."""
+    """The command of rstar2 that reads the source."""
     gated: bool = False
-    """Whether its terms must be accepted on the hub first."""
+    """Whether the user must first accept its terms on the hub."""
     kept: str = ""
-    """What the paper takes of it."""
+    """The part of the source that the paper uses."""
     download: str = ""
-    """How much is read of the hub."""
+    """The amount of data that is downloaded."""
     disk: str = ""
-    """How much disk its preparation needs."""
+    """The disk space that a preparation needs."""
 
     @property
     def needs_hub(self) -> bool:
@@ -43,12 +43,12 @@ class Card:
 
 
 def cards() -> list[Card]:
-    """Every source."""
-    made = Card(
+    """Returns the catalogue: the generated problems, the training sources, and the benchmarks."""
+    builtin = Card(
         BUILTIN, "demo: RL, SFT, evaluation", "", "", "any number, by seed", "MIT, made here", "demo, eval"
     )
     benchmarks = [_card(name, source) for name, source in SOURCES.items()]
-    return [made, *(_training(name, source) for name, source in sources().items()), *benchmarks]
+    return [builtin, *(_training(name, source) for name, source in sources().items()), *benchmarks]
 
 
 def _card(name: str, source: Source) -> Card:

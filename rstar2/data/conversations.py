@@ -1,7 +1,7 @@
-"""Turns a source's tools, calls and turns into messages as OpenAI's API writes them, and checks every call.
+"""Converts the tools, calls and turns of a source to messages in the form of OpenAI's API, and checks every call.
 
-Sources write types as `dict`, `float` or `list of strings`; they become JSON Schema, and a row is refused whose call
-does not fit its tool's.
+Sources write types as `dict`, `float` or `list of strings`. These are converted to JSON Schema. A row is refused if a
+call does not match the schema of its tool.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _TYPES = {
 }
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-"""Keywords of JSON Schema that hold schemas by name."""
+"""Keywords of JSON Schema whose value has schemas by name."""
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-"""Those that hold a list of schemas."""
+"""Keywords of JSON Schema whose value is a list of schemas."""
 _SCHEMAS = frozenset(
     {"items", "contains", "not", "if", "then", "else", "additionalProperties", "propertyNames"}
     | {"unevaluatedItems", "unevaluatedProperties"}
 )
-"""Those that hold one."""
+"""Keywords of JSON Schema whose value is a schema."""
 _VALUES = frozenset(
     {
         "title",
@@ -63,7 +63,7 @@ _VALUES = frozenset(
     | {"minItems", "maxItems", "minContains", "maxContains", "minProperties", "maxProperties"}
     | {"dependentRequired"}
 )
-"""Other keywords."""
+"""Keywords of JSON Schema whose value is not a schema."""
 
 _GAP = re.compile(r"\s*\n\s*\n\s*")
 _INTRODUCTION = re.compile(
@@ -81,24 +81,26 @@ _MARKED_CALL = re.compile(
     r"|\[\s*[a-z_][\w. ]*\(\s*\w+\s*=|[\"']name[\"']\s*:\s*[\"'][^{}]*[\"'](?:arguments|parameters)[\"']\s*:",
     re.IGNORECASE,
 )
-"""Calls by the tags, the JSON and the brackets that sources and families of models write them with."""
+"""Matches the start of a call in the tags, JSON or brackets of any source or model family."""
 _ASCII_BRACKETS = str.maketrans("（）［］｛｝：＝", "()[]{}:=")
 
 KEPT_TOOLS = 4096
-"""How many texts of tools a source keeps read: its rows often list the same ones."""
+"""Number of parsed lists of tools that a source keeps in a cache, because its rows often have the same list."""
 
 
 class Tools:
-    """The tools of a conversation, from `{name, description, parameters}` or the form of OpenAI's API.
+    """The tools of a conversation.
+
+    The schemas have the form `{name, description, parameters}`, or the form of OpenAI's API.
 
     Raises:
-        Refused: a tool is in neither form.
+        Refused: a schema has neither form.
     """
 
     def __init__(self, schemas: Iterable[Any] = ()) -> None:
         listed = [_tool(schema) for schema in schemas]
         self.text = strict_json(listed, "the tools")
-        """JSON of the list, as OpenAI's API has it."""
+        """The tools as JSON text, in the form of OpenAI's API."""
         self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in listed}
         self._validators: dict[str, Any] = {}
 
@@ -107,7 +109,7 @@ class Tools:
         return tuple(self._parameters)
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Raise Refused if there is no such tool, its parameters are no JSON Schema, or the arguments do not fit."""
+        """Raise Refused if the tool does not exist, its schema is invalid, or the arguments do not match the schema."""
         if name not in self._validators:
             self._validators[name] = self._validator(name)
         try:
@@ -132,14 +134,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _retrieve_nothing(uri: str) -> Any:
-    """For a `$ref` to another document: a row must not make this machine fetch what it names."""
+    """Refuse a `$ref` to another document, because a row must not make this machine fetch a document."""
     raise ValueError(f"{uri} is not in the tool")
 
 
 def _tool(schema: Any) -> dict[str, Any]:
     function = schema.get("function", schema) if isinstance(schema, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused("malformed", f"a tool without a name: {json.dumps(schema, default=str)[:80]}")
+        raise Refused("malformed", f"a tool has no name: {json.dumps(schema, default=str)[:80]}")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise Refused("malformed", f"the parameters of {function['name']} are not an object")
@@ -148,56 +150,56 @@ def _tool(schema: Any) -> dict[str, Any]:
         "function": {
             "name": function["name"],
             "description": str(function.get("description") or ""),
-            # In this order a tool of ours is listed as the format lists it.
+            # This order of the keys is that of the format, so that a tool of rstar2 has the same text in both.
             "parameters": {"type": "object", "properties": {}} | _schema(parameters) | {"type": "object"},
         },
     }
 
 
 def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A source's schema as JSON Schema: known names of types, and all else that is valid; the rest is left out."""
-    kept: dict[str, Any] = {}
+    """Converts a source's schema to JSON Schema. Unknown types and invalid parts are left out."""
+    converted: dict[str, Any] = {}
     for key, value in node.items():
         if key == "type":
             kinds = [_type(kind) for kind in (value if isinstance(value, list) else [value])]
             if None not in kinds:
-                kept["type"] = kinds if isinstance(value, list) else kinds[0]
+                converted["type"] = kinds if isinstance(value, list) else kinds[0]
         elif key in _OF_SCHEMAS and isinstance(value, dict):
-            kept[key] = {name: _subschema(part) for name, part in value.items()}
+            converted[key] = {name: _subschema(part) for name, part in value.items()}
         elif key in _SCHEMAS:
-            kept[key] = _subschema(value)
+            converted[key] = _subschema(value)
         elif key in _LISTS and isinstance(value, list) and value:
-            kept[key] = [_subschema(part) for part in value]
+            converted[key] = [_subschema(part) for part in value]
         elif key == "required":
             if isinstance(value, list):
-                kept[key] = [name for name in dict.fromkeys(value) if isinstance(name, str)]
+                converted[key] = [name for name in dict.fromkeys(value) if isinstance(name, str)]
         elif key == "enum":
             if isinstance(value, list) and value:
-                kept[key] = value
+                converted[key] = value
         elif key in ("description", "default") or (
             key in _VALUES and jsonschema_rs.meta.is_valid({key: value})
         ):
-            kept[key] = value
-    return kept
+            converted[key] = value
+    return converted
 
 
 def _subschema(value: Any) -> Any:
-    """A schema in another; a value that is none asks nothing."""
+    """Converts a schema inside another schema. Values that are not schemas become a schema without conditions."""
     return _schema(value) if isinstance(value, dict) else value if isinstance(value, bool) else {}
 
 
 def _type(name: Any) -> str | None:
-    """The JSON type that a source's word means; None if it means any."""
+    """Returns the JSON type for a source's word. None if the word means any type."""
     word = str(name).lower()
     word = _TYPES.get(word, word)
     return word if word in _JSON_TYPES else None
 
 
 def call(name: Any, arguments: Any) -> dict[str, Any]:
-    """Returns a call of a tool. `conversation_row` writes the arguments as text, once it has checked them.
+    """Returns a tool call. `conversation_row` later checks its arguments and writes them as text.
 
     Raises:
-        Refused: `arguments` is neither an object nor its JSON text, or the name is not text.
+        Refused: `arguments` is neither an object nor the JSON text of an object, or the name is not text.
     """
     if isinstance(arguments, str):
         try:
@@ -209,8 +211,11 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def said(role: str, content: Any) -> Message:
-    """Returns a message of the system, the user or the assistant. Raises Refused if it is not text or is empty."""
+def text_message(role: str, content: Any) -> Message:
+    """Returns a message with text, of the system, the user or the assistant.
+
+    Raises Refused if the content is not text, or is empty.
+    """
     if not isinstance(content, str) or not content.strip():
         fault = "empty" if isinstance(content, str) else "not text"
         raise Refused("malformed", f"a message of the {role} is {fault}")
@@ -218,44 +223,44 @@ def said(role: str, content: Any) -> Message:
 
 
 def paragraphs(text: str) -> str:
-    """A text of which parts were left out, with one empty line between its paragraphs."""
+    """Returns the text with exactly one empty line between its paragraphs."""
     return _GAP.sub("\n\n", text).strip()
 
 
 def without_introduction(text: str) -> str:
-    """A text that ends where a list of functions begins, without the sentence that introduces the list."""
+    """Returns the text before a list of functions, without the sentence that introduces the list."""
     return _INTRODUCTION.sub("", text)
 
 
 def without_empty_thought(answer: Any) -> Any:
-    """An answer without the empty thought, such as `<think></think>`, that models write if reasoning is off.
+    """Returns an answer without the empty thought, such as `<think></think>`, that models write if reasoning is off.
 
     Raises:
-        Refused: the answer has a thought.
+        Refused: the answer contains a thought that is not empty.
     """
     if not isinstance(answer, str):
         return answer
     empty = _EMPTY_THOUGHT.match(answer)
     text = answer[empty.end() :] if empty else answer
     if tag := THOUGHT_TAG.search(text):
-        raise Refused("reasoning", f"the answer has {tag[0]}, though its reasoning is off")
+        raise Refused("reasoning", f"the answer contains {tag[0]}, although reasoning is off")
     return text
 
 
-def answered(content: Any, tools: Tools) -> Message:
-    """A message of the assistant that calls no tool.
+def prose_message(content: Any, tools: Tools) -> Message:
+    """Returns a message of the assistant without a tool call.
 
     Raises:
-        Refused: as `said`; or the text looks like a call, which would be taught as prose.
+        Refused: the content is not text, it is empty, or it looks like a call, which SFT would teach as prose.
     """
-    message = said("assistant", content)
+    message = text_message("assistant", content)
     if tools.names and (written := _call_in(message["content"], tools)):
-        raise Refused(BAD_CALL, f"a call in a form that is not read: {written}")
+        raise Refused(BAD_CALL, f"a call in an unknown form: {written}")
     return message
 
 
 def _call_in(text: str, tools: Tools) -> str:
-    """The beginning of what looks like a call of one of the tools; empty if nothing does."""
+    """Returns the start of a text that looks like a call of one of the tools. Empty if there is none."""
     plain = text.translate(_ASCII_BRACKETS)
     if marked := _MARKED_CALL.search(plain):
         return text[marked.start() :][:80]
@@ -269,20 +274,20 @@ def _call_in(text: str, tools: Tools) -> str:
 
 
 def refuse_unread_tools(system: str, rest: str) -> None:
-    """Raise Refused if a system text in which no tool was found speaks of tools, other than that there are none.
+    """Raise Refused if a system text without readable tools mentions tools. 'There are no tools' does not count.
 
-    `rest` is the part of the text to quote.
+    The error quotes `rest`, which is a part of the text.
     """
     if _NAMED_TOOLS.search(_DENIAL.sub("", system)):
         quoted = " ".join(rest.split())[:80]
-        raise Refused("unreadable tools", f"system speaks of functions, but none could be read: {quoted}")
+        raise Refused("unreadable tools", f"system mentions functions, but none could be read: {quoted}")
 
 
-def called(calls: list[dict[str, Any]], content: Any = None) -> Message:
-    """Returns a message of the assistant that calls tools, perhaps after a text.
+def call_message(calls: list[dict[str, Any]], content: Any = None) -> Message:
+    """Returns a message of the assistant with tool calls, optionally after a text.
 
     Raises:
-        Refused: that text is not text.
+        Refused: `content` is not text.
     """
     if content is None:
         content = ""
@@ -295,8 +300,8 @@ def called(calls: list[dict[str, Any]], content: Any = None) -> Message:
     }
 
 
-def replied(content: Any) -> Message:
-    """Returns a tool's reply: text, or a value that becomes JSON. Raises Refused if there is none."""
+def tool_reply(content: Any) -> Message:
+    """Returns a tool's reply. A value that is not text becomes JSON text. Raises Refused if the value is None."""
     if content is None:
         raise Refused("malformed", "a tool's reply is null")
     text = content if isinstance(content, str) else strict_json(content, "a tool's reply")
@@ -304,15 +309,15 @@ def replied(content: Any) -> Message:
 
 
 def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
-    """Returns the columns of a conversation that its source decides.
+    """Returns the columns `messages` and `tools` of a conversation.
 
-    A call may have an `id`, and a reply the `tool_call_id` that it answers; replies without are in the order of the
-    calls, and all are put into it. What follows the assistant's last message is left out, since nothing is learnt from
-    it.
+    A reply may name its call: its `tool_call_id` is then the `id` of the call. Replies without it are in the order of
+    the calls. The returned replies are always in this order. Messages after the assistant's last message are left out,
+    because SFT learns nothing from them.
 
     Raises:
-        Refused: no message of the assistant is left, the first one is the assistant's, a call fits no tool, or calls
-            and replies do not correspond.
+        Refused: no message of the assistant answers a user, the first message is the assistant's, a call does not match
+            a tool, or calls and replies do not correspond.
     """
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
@@ -325,7 +330,7 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     placed: list[tuple[tuple[int, int], Message]] = []
     for message in messages:
         if message["role"] == "tool":
-            number = _answered(message, waiting)
+            number = _call_number(message, waiting)
             message["tool_call_id"] = f"call_{number}"
             placed.append(((turn, number), message))
             continue
@@ -335,10 +340,10 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
         placed.append(((turn, 0), message))
         for each in message.get("tool_calls") or ():
             calls += 1
-            given = each.get("id") or f"call_{calls}"
-            if given in waiting:
-                raise Refused("malformed", f"two calls have the id {given!r}")
-            waiting[given] = calls
+            call_id = each.get("id") or f"call_{calls}"
+            if call_id in waiting:
+                raise Refused("malformed", f"two calls have the id {call_id!r}")
+            waiting[call_id] = calls
             each["id"] = f"call_{calls}"
             function = each["function"]
             tools.check(function["name"], function["arguments"])
@@ -347,13 +352,14 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     return {"messages": ordered, "tools": tools.text}
 
 
-def _answered(reply: Message, waiting: dict[str, int]) -> int:
-    """The number of the call that a tool's reply answers, taken out of those that wait for theirs."""
+def _call_number(reply: Message, waiting: dict[str, int]) -> int:
+    """Removes the call that a tool's reply answers from the waiting calls, and returns its number."""
     if not waiting:
         raise Refused(
-            "malformed", "a tool's reply without a call in tool_calls, or in tags that end a message"
+            "malformed",
+            "a tool's reply has no call, neither in tool_calls nor in tags at the end of a message",
         )
-    given = reply.get("tool_call_id") or next(iter(waiting))
-    if given not in waiting:
-        raise Refused("malformed", f"a tool's reply to {given!r}, which is no open call")
-    return waiting.pop(given)
+    call_id = reply.get("tool_call_id") or next(iter(waiting))
+    if call_id not in waiting:
+        raise Refused("malformed", f"a tool's reply names the call {call_id!r}, which waits for no reply")
+    return waiting.pop(call_id)

@@ -1,7 +1,7 @@
-"""Finds and opens the files of a set on the dataset hub: only those of the split that is used.
+"""Finds and opens the files of a data set on the hub. Only files of the required split are used.
 
-Of a parquet file, only the columns that are used are read, in ranges over the network. Any other file is downloaded
-into the hub's cache. With `HF_HUB_OFFLINE=1` the files are those in that cache.
+From parquet files, only the required columns are read, by range requests over the network. Other files are downloaded
+to the hub's cache. With `HF_HUB_OFFLINE=1` only files in this cache are used.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo
 
 _ANSWER_S = 10.0
-"""How long the hub may take to answer the first request about a set."""
+"""Timeout in seconds for the hub's answer to the first request about a data set."""
 _CARD = "README.md"
 _DATA = (".json", ".jsonl", ".parquet")
 _ABOUT_DATA = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
-"""Files that the library datasets writes beside the data."""
+"""Files without rows that the library `datasets` writes beside the data."""
 _SPLITS = {
     "test": ("test", "testing", "eval", "evaluation"),
     "validation": ("validation", "valid", "val", "dev"),
     "train": ("train", "training"),
 }
-"""The splits that paths may name, and the words for them."""
+"""The splits, and the words by which a path names them."""
 _CHOICE = re.compile(r"\{([^{}]*)\}")
-"""The alternatives of a pattern: `{a,b}`."""
+"""Matches the alternatives `{a,b}` in a pattern."""
 _NUMBERED = re.compile(r"^(.*)-\d+-of-(\d+)\.\w+$")
-"""The name of a file that is one of several: `cot-00000-of-00144.parquet`."""
+"""Matches the name of a file in a numbered series, such as `cot-00000-of-00144.parquet`."""
 
 
 class _Retries(logging.Filter):
-    """Says once for each request that the hub's library sends again why it does, in place of two lines per try."""
+    """Reduces the log of the hub's library to one line per retried request. The library logs two lines per retry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,29 +60,27 @@ class _Retries(logging.Filter):
             return False
         if " [Retry " not in message:
             return True
-        record.msg = (
-            f"the dataset hub does not answer ({self._cause}): the request is sent again, up to 5 times"
-        )
+        record.msg = f"the dataset hub does not answer ({self._cause}); the request is repeated up to 5 times"
         record.args = ()
         return "[Retry 1/" in message
 
 
 logging.getLogger("huggingface_hub.utils._http").addFilter(_Retries())
-# A set's card need not have metadata.
+# Suppress warnings about cards without metadata, which are normal.
 logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a set, at one revision."""
+    """A file of a data set, at one revision."""
 
     hub_id: str
     revision: str
     name: str
-    """Its path in the set's repository."""
+    """The path of the file in the repository of the data set."""
     size: int
     local: Path | None
-    """The file in the hub's cache; None if it is not there."""
+    """The path of the file in the hub's cache. None if it is not in the cache."""
 
     def __str__(self) -> str:
         return f"{self.hub_id}/{self.name}"
@@ -93,11 +91,11 @@ class HubFile:
 
     @property
     def is_downloaded_whole(self) -> bool:
-        """Whether reading it downloads the whole file into the cache."""
+        """Whether reading the file downloads all of it to the cache."""
         return self.local is None and self.suffix != ".parquet"
 
     def path(self) -> Path:
-        """The whole file in the hub's cache, downloaded if it is not there."""
+        """Returns the path of the file in the hub's cache. The file is downloaded if it is not there."""
         from huggingface_hub import hf_hub_download
 
         if self.local is not None:
@@ -107,7 +105,7 @@ class HubFile:
 
     @contextmanager
     def parquet(self) -> Iterator[pq.ParquetFile]:
-        """The open parquet file. Nothing but what is read of it comes over the network."""
+        """Open the parquet file. Only the parts that the caller reads are downloaded."""
         from huggingface_hub import HfFileSystem
 
         if self.local is not None:
@@ -125,7 +123,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class HubFiles:
-    """The files of one split, in order."""
+    """The files of one split of a data set, in order."""
 
     part: HubSet
     revision: str
@@ -133,35 +131,35 @@ class HubFiles:
 
 
 def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
-    """The files of a set's split, without reading them.
+    """Find the files of a split of a data set. The files are not read.
 
     Args:
-        name: what messages call the source.
-        part: the set, its config and its split.
-        gated: whether the set's terms must be accepted first.
+        name: the name of the source, for messages.
+        part: the data set, its config and its split.
+        gated: whether the user must first accept the terms of the data set.
 
     Raises:
-        UserError: the hub cannot be reached, the set is gated or unknown, or has no such split.
+        UserError: the hub cannot be reached, or the data set is gated, is unknown or has no such split.
     """
     try:
         return _located(name, part)
     except UserError:
         raise
-    # The hub's libraries raise anything from OSError to their own types.
+    # The hub's libraries raise OSError or one of many types of their own.
     except Exception as error:
-        files = f"give its rows as a file: --from {name}=FILE (.json, .jsonl or .parquet)."
+        files = f"use a file with its rows: --from {name}=FILE (.json, .jsonl or .parquet)."
         raise refusal(name, part.hub_id, gated, files, error) from error
 
 
 def refusal(name: str, hub_id: str, gated: bool, files: str, error: Exception) -> UserError:
-    """The UserError for an error of the hub's libraries, which names what a user can do.
+    """Returns the UserError for an error of the hub's libraries. The hint says what the user can do.
 
     Args:
-        name: what the message calls the source.
-        hub_id: the set.
-        gated: whether the set's terms must be accepted first.
-        files: how to do without the hub, as a sentence that begins in lower case.
-        error: the error.
+        name: the name of the source, for the message.
+        hub_id: the hub id of the data set.
+        gated: whether the user must first accept the terms of the data set.
+        files: a sentence, beginning in lower case, that says how to use files in place of the hub.
+        error: the error of the library.
     """
     import httpx
     from huggingface_hub import constants
@@ -174,7 +172,7 @@ def refusal(name: str, hub_id: str, gated: bool, files: str, error: Exception) -
         return UserError(f"{name}: {hub_id} is gated, and this account has no access", f"{login}; or {files}")
     if isinstance(error, RepositoryNotFoundError):
         return UserError(
-            f"{name}: the hub has no set {hub_id}, or it is private",
+            f"{name}: the hub has no data set {hub_id}, or it is private",
             f"If it is private, run `hf auth login` or set HF_TOKEN. Otherwise {files}",
         )
     cause = _cause(error)
@@ -198,11 +196,11 @@ def _cause(error: Exception) -> str:
 
 
 def set_info(hub_id: str) -> DatasetInfo:
-    """What the hub says of a set: its revision and its files. It is asked once, without retries.
+    """Returns the revision and the files of a data set. The request is sent once, without retries.
 
     Raises:
         httpx.TransportError: the hub cannot be reached.
-        huggingface_hub.errors.HfHubHTTPError: the set is unknown, or this account has no access to its files.
+        huggingface_hub.errors.HfHubHTTPError: the data set is unknown, or this account has no access to its files.
     """
     from huggingface_hub import HfApi
 
@@ -215,7 +213,7 @@ def set_info(hub_id: str) -> DatasetInfo:
 
 @cache
 def _located(name: str, part: HubSet) -> HubFiles:
-    """As `located`, with the errors of the hub's libraries."""
+    """The same as `located`, but raises the errors of the hub's libraries."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE:
@@ -224,12 +222,12 @@ def _located(name: str, part: HubSet) -> HubFiles:
     sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
     card = ""
     if _CARD in sizes:
-        # Of the branch, not of the revision, so that the cache can be used offline by the branch's name.
+        # This is the card of the branch. A card of the revision could not be found offline by the branch's name.
         card = Path(hf_hub_download(part.hub_id, _CARD, repo_type="dataset")).read_text(encoding="utf-8")
     files = []
     paths = files_of_split(name, part, card, sizes)
     if not paths:
-        raise _changed(name, f"{part.hub_id} has no file that the patterns of {part} in its card match")
+        raise _changed(name, f"no file of {part.hub_id} matches the patterns that its card has for {part}")
     for path in paths:
         cached = try_to_load_from_cache(part.hub_id, path, revision=info.sha, repo_type="dataset")
         files.append((path, sizes[path], Path(cached) if isinstance(cached, str) else None))
@@ -237,15 +235,15 @@ def _located(name: str, part: HubSet) -> HubFiles:
 
 
 def _in_cache(name: str, part: HubSet) -> HubFiles:
-    """The files of the split that the hub's cache holds; a UserError if there are none."""
+    """Returns the files of the split in the hub's cache. Raises UserError if there are none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     missing = UserError(
         f"{name}: HF_HUB_OFFLINE is set, and the hub's cache has no files of {part}",
-        f"With a network, run `hf download {part.hub_id} --repo-type dataset`, with --include for README.md and the "
-        f"split's files alone; or unset HF_HUB_OFFLINE; or give the rows as a file: --from {name}=FILE (.json, .jsonl "
-        "or .parquet).",
+        f"With a network, run `hf download {part.hub_id} --repo-type dataset` (add --include for README.md and for the "
+        f"files of the split, to download only these), or unset HF_HUB_OFFLINE. Or use a file with the rows: --from "
+        f"{name}=FILE (.json, .jsonl or .parquet).",
     )
     try:
         folder = Path(snapshot_download(part.hub_id, repo_type="dataset", local_files_only=True))
@@ -261,23 +259,25 @@ def _in_cache(name: str, part: HubSet) -> HubFiles:
 
 
 def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> list[str]:
-    """Those of a set's paths that hold the split, in order.
+    """Returns the paths of a data set that belong to a split, in order.
+
+    The key `configs` in the card lists the files of each split. Without this key, words in the paths decide, and a path
+    without such a word belongs to the split train.
 
     Args:
-        name: what messages call the source.
-        part: the set, its config and its split.
-        card: the set's README.md. Its `configs` say which files a split has. Without them, the words in the paths do,
-            and a path without such a word belongs to the split train.
-        paths: the files of the set.
+        name: the name of the source, for messages.
+        part: the data set, its config and its split.
+        card: the README.md of the data set.
+        paths: the paths of all files in the data set.
 
     Raises:
-        UserError: the set has no such config or split.
+        UserError: the data set has no such config or split.
     """
     from huggingface_hub import DatasetCard
 
     visible = [path for path in sorted(paths) if _may_be_data(path)]
-    about: Any = DatasetCard(card, ignore_metadata_errors=True).data if card else {}
-    configs = {each.get("config_name", "default"): each for each in about.get("configs") or ()}
+    metadata: Any = DatasetCard(card, ignore_metadata_errors=True).data if card else {}
+    configs = {each.get("config_name", "default"): each for each in metadata.get("configs") or ()}
     default = next((each for each, config in configs.items() if config.get("default")), "default")
     if configs and default not in configs and len(configs) == 1:
         default = next(iter(configs))
@@ -297,13 +297,13 @@ def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> 
 
 
 def _may_be_data(path: str) -> bool:
-    """Whether a file of a set may hold rows: it is neither hidden nor one that only describes the data."""
+    """Whether a file may contain rows. Hidden files and files that only describe the data do not."""
     place = PurePosixPath(path)
     return place.name not in _ABOUT_DATA and not any(each.startswith((".", "__")) for each in place.parts)
 
 
 def _splits_of(listed: Any, folder: str) -> dict[str, list[str]]:
-    """The patterns of each split's files, from `data_files` of a set's card, which are relative to the folder."""
+    """Returns the file patterns of each split, from the key `data_files` of a card. They are relative to `folder`."""
     if isinstance(listed, dict) and "path" not in listed:
         listed = [{"split": split, "path": path} for split, path in listed.items()]
     splits: dict[str, list[str]] = {}
@@ -315,15 +315,15 @@ def _splits_of(listed: Any, folder: str) -> dict[str, list[str]]:
 
 
 def _named_splits(paths: list[str], folder: str) -> dict[str, list[str]]:
-    """The data files of each split, by the words in their paths below the folder."""
+    """Returns the data files of each split, by the words in their paths below the folder."""
     data = [path for path in paths if PurePosixPath(path).suffix in _DATA]
-    named = {path: _split_in(str(PurePosixPath(path).relative_to(folder))) for path in data}
-    splits = {split: [path for path in data if (named[path] or "train") == split] for split in _SPLITS}
+    split_of = {path: _split_in(str(PurePosixPath(path).relative_to(folder))) for path in data}
+    splits = {split: [path for path in data if (split_of[path] or "train") == split] for split in _SPLITS}
     return {split: [f"/{path}" for path in files] for split, files in splits.items() if files}
 
 
 def _split_in(path: str) -> str | None:
-    """The split that a path names; None if it names none."""
+    """Returns the split that a path names. None if it names none."""
     words = re.split(r"[^a-z]+", path.lower())
     return next((split for split, names in _SPLITS.items() if any(name in words for name in names)), None)
 
@@ -331,7 +331,7 @@ def _split_in(path: str) -> str | None:
 def _matches(path: str, pattern: str) -> bool:
     """Whether a path matches a pattern of the hub.
 
-    In it, `*` stays within a folder, `**` does not, and `{a,b}` is a choice.
+    In a pattern, `*` matches within one folder, `**` matches across folders, and `{a,b}` matches `a` or `b`.
     """
     if choice := _CHOICE.search(pattern):
         before, after = pattern[: choice.start()], pattern[choice.end() :]
@@ -344,25 +344,26 @@ def _matches(path: str, pattern: str) -> bool:
 def _changed(name: str, message: str) -> UserError:
     return UserError(
         f"{name}: {message}",
-        f"The set has changed. Give its rows as a file: --from {name}=FILE (.json, .jsonl or .parquet).",
+        "The data set has changed on the hub. Use a file with its rows: "
+        f"--from {name}=FILE (.json, .jsonl or .parquet).",
     )
 
 
-def _complete(part: HubSet, revision: str, found: Sequence[tuple[str, int, Path | None]]) -> HubFiles:
-    """The files; a UserError if one of a numbered series is missing."""
-    series = Counter(match.groups() for name, _, _ in found if (match := _NUMBERED.match(name)))
+def _complete(part: HubSet, revision: str, files: Sequence[tuple[str, int, Path | None]]) -> HubFiles:
+    """Returns the files, after a check that no file of a numbered series is missing. Raises UserError if one is."""
+    series = Counter(match.groups() for name, _, _ in files if (match := _NUMBERED.match(name)))
     for (_, total), count in series.items():
         if count != int(total):
             raise UserError(
                 f"{part}: only {count} of its {int(total)} files are there",
-                f"Run `hf download {part.hub_id} --repo-type dataset` to complete them.",
+                f"Run `hf download {part.hub_id} --repo-type dataset` to download the others.",
             )
-    return HubFiles(part, revision, tuple(HubFile(part.hub_id, revision, *each) for each in found))
+    return HubFiles(part, revision, tuple(HubFile(part.hub_id, revision, *each) for each in files))
 
 
 @contextmanager
 def _connected(hub_id: str) -> Iterator[None]:
-    """A Failure if the hub stops answering within the block."""
+    """Raise Failure if the hub stops answering within the block."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -372,27 +373,27 @@ def _connected(hub_id: str) -> Iterator[None]:
         cause = _cause(error)
         raise Failure(
             f"the dataset hub did not send {hub_id}: {cause}",
-            "Start the same command again: it continues after the last finished step.",
+            "Run the same command again. It continues after the last finished step.",
         ) from error
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a source needs of the hub and of the disk."""
+    """The amount of data that a source needs."""
 
     read: int
-    """Bytes that are read, over the network or from the cache."""
+    """Bytes to read, over the network or from the cache."""
     download: int
-    """Bytes among them that are stored in the hub's cache."""
+    """Bytes to download to the hub's cache."""
 
 
 def check_disk(demands: Sequence[Demand], output: Path) -> None:
-    """Check the free disk for downloads in the hub's cache, and for rows in the folder `output`.
+    """Check that the disks have space for downloads in the hub's cache and for rows in the folder `output`.
 
-    Rows are estimated at the bytes that are read for them.
+    The size of the rows is estimated as the number of bytes to read.
 
     Raises:
-        UserError: a disk has too little room.
+        UserError: a disk has too little free space.
     """
     from huggingface_hub import constants
 
@@ -407,13 +408,14 @@ def check_disk(demands: Sequence[Demand], output: Path) -> None:
         free = shutil.disk_usage(folder).free
         if size > free:
             raise UserError(
-                f"not enough disk: about {size_text(size)} are needed at {folder}, and {size_text(free)} are free",
-                "Make room, or use another disk: --output for the rows, HF_HOME for the hub's cache.",
+                f"not enough disk space: {folder} needs about {size_text(size)}, and {size_text(free)} are free",
+                "Free disk space, or use another disk: --output sets the folder of the rows, HF_HOME that of the hub's "
+                "cache.",
             )
 
 
 def size_text(size: float) -> str:
-    """Bytes in words: 37.0 MB."""
+    """Returns a number of bytes as text, such as 37.0 MB."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -422,12 +424,12 @@ def size_text(size: float) -> str:
 
 
 def used_share(opened: Any, columns: Sequence[str]) -> float:
-    """The share of a parquet file's bytes that these columns take."""
+    """Returns the share of these columns in the bytes of a parquet file."""
     used = total = 0
     for group in range(opened.metadata.num_row_groups):
-        about = opened.metadata.row_group(group)
-        for at in range(about.num_columns):
-            chunk = about.column(at)
+        row_group = opened.metadata.row_group(group)
+        for at in range(row_group.num_columns):
+            chunk = row_group.column(at)
             total += chunk.total_compressed_size
             used += chunk.total_compressed_size * (chunk.path_in_schema.partition(".")[0] in columns)
     return used / max(total, 1)

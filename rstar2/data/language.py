@@ -1,8 +1,9 @@
-"""Tells whether a text was rewritten in another language, by its script and, in Latin letters, by its function words.
+"""Detects whether a text was rewritten in another language.
 
-The test is light and careful. It refuses what it is sure of and lets the rest pass: languages of one script other than
-Latin are not told apart (Russian and Ukrainian, Arabic and Persian), nor are languages in Latin letters that are not in
-`_FUNCTION_WORDS`, nor texts with few function words. Code, formulas and addresses are in no language.
+The test compares the scripts of two texts, and in Latin script also their function words. It is simple, and reports
+only clear cases. It does not distinguish languages with the same script other than Latin (Russian and Ukrainian, Arabic
+and Persian), languages that are not in `_FUNCTION_WORDS`, and texts with few function words. Code, formulas and web
+addresses are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NO_PROSE = re.compile(
 )
 _SCRIPTS = {
     "Latin": r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+",
-    # Shorter runs of Greek letters are mathematics.
+    # Shorter runs of Greek letters are usually formulas.
     "Greek": r"[\u0370-\u03ff\u1f00-\u1fff]{3,}",
     "Cyrillic": r"[\u0400-\u052f]+",
     "Hebrew": r"[\u0590-\u05ff]+",
@@ -29,13 +30,13 @@ _SCRIPTS = {
     "Chinese": r"[\u3400-\u9fff\uf900-\ufaff]+",
 }
 _RUN = re.compile("|".join(f"(?P<{name}>{letters})" for name, letters in _SCRIPTS.items()))
-"""Letters of one script in a row."""
+"""Matches a run of letters of one script."""
 _NEW_SHARE = 0.1
-"""The share of a text's letters from which on a script is new in it."""
+"""A script is new if it has more than this share of the new text's letters, and was absent from the old text."""
 _LOST_SHARE = 0.3
-"""The share of a text's letters from which on a script is missing in its rewriting."""
+"""A script is lost if it had more than this share of the old text's letters, and is absent from the new text."""
 _NONE = 0.01
-"""A smaller share of a script is a name or a word."""
+"""A script is absent if its share of a text's letters is below this value. The letters may be a name or a word."""
 
 _FUNCTION_WORDS = {
     "English": "the of and to is that it for with as are was this be have not you which from or an by your can if when",
@@ -60,18 +61,18 @@ _LANGUAGES: dict[str, frozenset[str]] = {
     name: frozenset(words.split()) for name, words in _FUNCTION_WORDS.items()
 }
 _LEAST_WORDS = 3
-"""Different function words of its language that a text must have."""
+"""Minimum number of different function words of a language that a text must contain to count for it."""
 _LEAST_SHARE = 0.08
-"""The share of a text's words that they must be."""
+"""Minimum share of function words of one language among a text's words."""
 _TIMES_THE_OTHER = 2.0
-"""How many times the function words of the other text's language they must be."""
+"""A text must have this many times as many function words of its language as of the other text's language."""
 
 
 def in_another_language(old: str, new: str) -> bool:
-    """Whether the new text is clearly in another language than the old one, or has much of another script."""
+    """Whether the new text is clearly in another language or script than the old one."""
     before, after = _shares(old), _shares(new)
     if before and after:
-        # Names and terms in Latin letters are in texts of every script.
+        # Latin is left out, because names and terms in Latin letters occur in texts of every script.
         others = [script for script in _SCRIPTS if script != "Latin"]
         if any(after[each] > _NEW_SHARE and before[each] < _NONE for each in others):
             return True
@@ -89,7 +90,7 @@ def in_another_language(old: str, new: str) -> bool:
 
 
 def _function_words(text: str) -> Counter[str]:
-    """The function words that a text has of each language, if they are enough of its words."""
+    """Returns the number of function words of each language in a text. Empty if the text has too few of them."""
     words = Counter(run[0].lower() for run in _RUN.finditer(_prose(text)) if run.lastgroup == "Latin")
     counts = {
         name: sum(words[word] for word in known)
@@ -101,7 +102,7 @@ def _function_words(text: str) -> Counter[str]:
 
 
 def _shares(text: str) -> dict[str, float]:
-    """The share of each script in a text's letters; empty if it has none."""
+    """Returns the share of each script in a text's letters. Empty if the text has no letters."""
     letters: Counter[str] = Counter()
     for run in _RUN.finditer(_prose(text)):
         letters[str(run.lastgroup)] += len(run[0])

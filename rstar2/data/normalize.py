@@ -1,12 +1,12 @@
-r"""Normal form of texts: copies of a problem become alike, however they are typed.
+r"""The normal form of texts. Copies of a problem have the same normal form, even if they are typed differently.
 
-Near duplicates, contradictions, duplicates and the search for benchmark problems all compare normalised texts.
-`\dfrac12`, `\frac{1}{2}`, `½` and `1/2` are the same, and so are `\left(` and `(`, `$x$` and `\(x\)`, `<i>x</i>` and
-`x`, `４２` and `42`. Characters without width are left out. A normal form is only compared; it is never written to a
+The filters for duplicates, near duplicates, contradictions and benchmark problems compare normal forms. `\dfrac12`,
+`\frac{1}{2}`, `½` and `1/2` have the same normal form, and so have `\left(` and `(`, `$x$` and `\(x\)`, `<i>x</i>` and
+`x`, `４２` and `42`. Zero-width characters are removed. Normal forms are only compared, and never written to a data
 set.
 
-`plain_text` takes away what changes only the look of a text, and leaves formulas and lines as they are. The filters on
-content read that form. `normalized` goes on from there to one spelling of formulas.
+`plain_text` removes only markup that changes the look of a text, and keeps formulas and lines. The filters on content
+search this form. `normalized` also gives formulas one spelling.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _INLINE_TAG = re.compile(
 _TEXT_OF_IMAGE = re.compile(
     r"<img\s[^<>]{0,500}?\balt\s*=\s*(?:\"([^\"]*)\"|'([^']*)')[^<>]*>", re.IGNORECASE
 )
-"""An image of a formula, which has the formula as its text."""
+"""Matches an image with an alternative text, which is usually a formula."""
 _PAIRED_TAG = re.compile(rf"<([abiqsu]){_ATTRIBUTES}\s*>([^<>]*)</\1\s*>", re.IGNORECASE)
-"""Tags of one letter count in pairs only: `a<b>c` may be mathematics."""
+"""Matches a pair of one-letter tags. A single one may be mathematics, as in `a<b>c`."""
 _BLOCK_TAG = re.compile(
     rf"</?(?:p|br|hr|div|li|ul|ol|td|tr|th|table|tbody|thead|h[1-6]|center|pre|blockquote|section"
     rf"|math|latex|tex|script){_ATTRIBUTES}\s*/?>",
@@ -39,13 +39,13 @@ _BBCODE = re.compile(
 )
 _BBCODE_PAIR = re.compile(r"\[([bius])\]([^\[\]]*)\[/\1\]", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w*)\]}])\*\*([^\s*][^*\n]*)\*\*(?![\w*(\[{])")
-"""Markdown's bold text; `2**3` is a power."""
+"""Matches bold text in Markdown, but not the power `2**3`."""
 _UNDERLINED = re.compile(r"_(?<![^\s(].)(_?)([A-Za-z][A-Za-z ]{0,80}[A-Za-z])\1_(?![\w{])")
 _SLANTED = re.compile(r"(?<![\w*)\]}])\*([A-Za-z][A-Za-z ]{1,80}[A-Za-z])\*(?![\w*(\[{])")
-"""Words between Markdown's stars; `2*x*3` is a product."""
+"""Matches words between Markdown's stars, but not the product `2*x*3`."""
 _QUOTED = re.compile(r"``((?:[^`']|'(?!')){1,200})''")
 _HYPHENATED = re.compile(r"(?<=[a-z])-\r?\n[ \t]*(?=[a-z])")
-"""A word that goes on in the next line. The parts of `well-known` become one word too if a line ends between them."""
+"""Matches the hyphen of a word that continues on the next line. A real hyphen at the end of a line matches too."""
 _SIGNS = str.maketrans(
     {
         **{
@@ -69,7 +69,7 @@ _SIGNS = str.maketrans(
         **dict(zip("οΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "oABEZHIKMNOPTYX", strict=True)),
     }
 )
-"""Signs and their commands; Cyrillic and Greek letters that look like Latin ones, and these."""
+"""Replaces signs by LaTeX commands, and Cyrillic and Greek letters by the Latin letters that look the same."""
 _THOUSANDS = re.compile(r"[0-9](?<![\w.,(\[{].)[0-9]{0,2}(?:,[0-9]{3})+(?![\w,])")
 _TYPESET_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))")
 
@@ -89,7 +89,7 @@ _NAMES = {
     "epsilon": "varepsilon",
     "theta": "vartheta",
 }
-"""Commands, and what they are also called."""
+"""LaTeX commands, each with other commands for the same thing."""
 _REPLACED = {
     "": "left right middle big bigl bigr bigm Big Bigl Bigr Bigm bigg biggl biggr biggm Bigg Biggl Biggr Biggm "
     "displaystyle textstyle scriptstyle limits nolimits nonumber notag rm bf it sf tt cal sl centering noindent quad "
@@ -113,27 +113,27 @@ _REPLACED = {
     "\\{": "lbrace",
     "\\}": "rbrace",
 }
-"""Replacements, each with the commands that it replaces."""
+"""Replacements, each with the LaTeX commands that it replaces."""
 _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in others.split()} | {
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
 _ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&", "|": "||"}
-"""The replacement of each command of one sign."""
+"""The replacement of each LaTeX command that is a single sign."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
 _OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
 _DOUBLED = re.compile(
     rf"(?<!\\)\\\\(?:{_OFTEN}|{'|'.join(sorted({*_COMMANDS, *_NAMES}, key=len, reverse=True))})(?![A-Za-z])"
 )
-"""A command with two backslashes: the text was escaped twice."""
+"""Matches a command with two backslashes, which shows that the text was escaped twice."""
 _OF_N = (
     "e|eq|eqq|eg|exists|i|u|ot|otin|otag|onumber|abla|atural|mid|parallel|leq|geq|less|gtr|sim|cong|ewline|olimits|"
     "ormalsize|earrow|warrow|subseteq|supseteq|prec|succ|icefrac|oindent|obreak"
 )
-"""Commands that begin with an n, without it."""
+"""LaTeX commands that begin with an n, without this n."""
 _ESCAPE = re.compile(
     rf"\\(?:(\\)|(n)(?!(?:{_OF_N})(?![A-Za-z]))|([rt])(?![A-Za-z])|(\")|u([0-9a-fA-F]{{4}}))"
 )
-"""A sign as JSON text writes it. LaTeX has few commands that begin like one."""
+"""Matches an escape of JSON. Few LaTeX commands begin like one."""
 _MAYBE_ESCAPED = ("\\\\", "\\n", '\\"', "\\u")
 _FONTS = r"text[a-z]*|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr)|Bbb|operatorname\*?|mbox|emph|boldsymbol|bm|pmb"
 _FONT = re.compile(
@@ -142,7 +142,7 @@ _FONT = re.compile(
 )
 _COLOR = re.compile(r"\\(text)?color\s*(?:\[\w*\]\s*)?\{[^{}]*\}")
 _SWITCHED = re.compile(r"\{\s*\\(?:bf|it|em|rm|sf|tt|sl|sc|cal|bfseries|itshape|large|small)(?![A-Za-z])")
-"""The beginning of a group in another font."""
+"""Matches the start of a group in another font."""
 _ENVIRONMENT = re.compile(
     r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|flushleft)\*?\}"
 )
@@ -158,9 +158,9 @@ _IN_PARENTHESES = re.compile(r"\(\s*(\\mod[^()]*)\)")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
 _SCRIPT = re.compile(r"([_^])\s*\{\s*(\w+|\\[A-Za-z]+|')\s*\}")
 _SCRIPT_DIGIT = re.compile(r"[_^]\d(?=[A-Za-z])")
-"""A digit above or below the line with a letter behind it, as in x^2y."""
+"""Matches a superscript or subscript digit before a letter, as in x^2y."""
 _MAX_NESTING = 6
-"""Fractions within more fractions, and fonts within more fonts, stay as they are typed."""
+"""Maximum depth of nested fractions and nested fonts. Deeper ones stay as they are typed."""
 
 _LABEL = re.compile(
     r"[\s\[(*#]*(?:problem|example|exercise|question|task|puzzle|q|ex)(?![a-z])\.?\s*(?:n?o\.?\s*|#\s*)?\d[\d.]*[a-z]?"
@@ -173,22 +173,22 @@ _LABEL = re.compile(
 _MAX_LABELS = 3
 
 _WORD = re.compile(r"[^\W_]+")
-"""Letters and digits; an index is a word of its own, as in `a_1` and `a_{1}`."""
+"""Matches a word of letters and digits. An index is a separate word, as in `a_1` and `a_{1}`."""
 _OPERAND = re.compile(r"[^\W_]+|\\[A-Za-z]+\s?(?:\{[^{}]*\})?")
-"""A part of a fraction that needs no parentheses."""
+"""Matches a part of a fraction that needs no parentheses."""
 _PLAIN = bytes(
     ord(chr(code).lower() if code < 128 and _WORD.match(chr(code)) else " ") for code in range(256)
 )
-"""ASCII in lower case, with a space for what is in no word."""
+"""Translation table to lower-case ASCII, which replaces characters outside of words by a space."""
 _POINT = re.compile(r"\.(?!\d)")
-"""Points other than decimal ones."""
+"""Matches a point that is not a decimal point."""
 _PUNCTUATION = re.compile(r"[\s\\$~,;:?\"`“”…]")
 _ASCII_PUNCTUATION = bytes(code for code in range(128) if _PUNCTUATION.match(chr(code)))
 _LOWER = bytes(range(256)).lower()
 
 
 def normalized(text: str) -> str:
-    """The text with one spelling of markup, signs and numbers; the same for copies that are typed in another way."""
+    """Returns the normal form of a text, which has one spelling for markup, signs and numbers."""
     text = plain_text(text)
     if "**" in text:
         text = text.replace("**", "^")
@@ -202,9 +202,9 @@ def normalized(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Returns the text without markup that changes its look: HTML, BBCode, Markdown's bold, fonts, rare characters."""
+    """Returns a text without markup that changes only its look, such as HTML, BBCode, bold text and fonts."""
     if not text.isascii():
-        # First, since characters without width may be within commands and tags.
+        # This is the first step, because zero-width characters may be inside commands and tags.
         text = as_commands(text.translate(_SIGNS))
     if "\\" in text and any(sign in text for sign in _MAYBE_ESCAPED):
         text = _unescaped(text)
@@ -214,7 +214,7 @@ def plain_text(text: str) -> str:
         ):
             break
     if not text.isascii():
-        # Escapes and entities were characters.
+        # Again, because the steps above may have produced new characters from escapes and entities.
         text = as_commands(text.translate(_SIGNS))
     if "<" in text:
         text = _without_tags(text)
@@ -232,13 +232,13 @@ def plain_text(text: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """The text that JSON text stands for, if a text is JSON text, and text with two backslashes for each."""
+    """Returns a text with escapes of JSON replaced. If it was escaped twice, doubled backslashes become single ones."""
     backslashes = "\\" if _DOUBLED.search(text) else "\\\\"
 
     def sign(escape: re.Match[str]) -> str:
         backslash, _, _, quote, code = escape.groups()
         if code:
-            # The halves of a surrogate pair are of a picture, such as an emoji.
+            # Half of a surrogate pair, which is usually an emoji.
             return " " if "d8" <= code[:2].lower() <= "df" else chr(int(code, 16))
         return backslashes if backslash else quote or "\n"
 
@@ -246,7 +246,7 @@ def _unescaped(text: str) -> str:
 
 
 def _until_same(expression: re.Pattern[str], replacement: str, text: str) -> str:
-    """Replaces matches, then those that come about by it, and so on."""
+    """Replaces matches repeatedly, because a replacement can create new matches."""
     for _ in range(_MAX_NESTING):
         text, count = expression.subn(replacement, text)
         if not count:
@@ -263,7 +263,7 @@ def _without_fonts(text: str) -> str:
 
 
 def html_in(text: str) -> str | None:
-    """The first tag or entity of HTML in a text; None if it has none. `a<b>c` alone may be mathematics."""
+    """Returns the first tag or entity of HTML in a text. None if there is none. `a<b>c` is not a tag."""
     if "<" in text:
         for expression in (_RAISED, _INLINE_TAG, _PAIRED_TAG, _BLOCK_TAG):
             if tag := expression.search(text):
@@ -312,7 +312,7 @@ def _command(match: re.Match[str]) -> str:
 
 def _fraction(match: re.Match[str]) -> str:
     over, under = (part[1:-1].strip() if part.startswith("{") else part for part in (match[1], match[2]))
-    # A space in front tells 3 1/2 from 31/2.
+    # The leading space distinguishes 3 1/2 from 31/2.
     return f" {_operand(over)}/{_operand(under)} "
 
 
@@ -321,12 +321,12 @@ def _operand(text: str) -> str:
 
 
 def normalized_problem(text: str) -> str:
-    """Returns a problem's normal form, without its label: the text that copies of a problem are compared by."""
+    """Returns the normal form of a problem without its label. Copies of a problem are compared in this form."""
     return without_label(normalized(text))
 
 
 def without_label(text: str) -> str:
-    """Returns a normalised text without the label of a collection: 'Problem 12.', '3. ', '(AIME 1983)'."""
+    """Returns a normalised text without its label from a collection: 'Problem 12.', '3. ', '(AIME 1983)'."""
     for _ in range(_MAX_LABELS):
         label = _LABEL.match(text)
         if label is None or label.end() == len(text):
@@ -336,20 +336,20 @@ def without_label(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """A normalised text's words, lower-case."""
-    # ASCII by a table: the same, several times as fast.
+    """Returns the words of a normalised text, in lower case."""
+    # For ASCII, the translation table has the same result and is several times as fast.
     return plain_of(text).decode().split() if text.isascii() else _WORD.findall(text.lower())
 
 
 def plain_of(text: str) -> bytes:
-    """A normalised text's words as `words_of` has them, with spaces between them."""
+    """Returns the words of a normalised text as `words_of` does, joined by spaces."""
     return text.encode().translate(_PLAIN) if text.isascii() else " ".join(words_of(text)).encode()
 
 
 def signs_of(text: str) -> str:
-    """A normalised text's letters, digits and signs in lower case, without spaces and the punctuation of sentences.
+    """Returns the letters, digits and signs of a normalised text in lower case, without spaces and punctuation.
 
-    An exclamation mark is a sign: it may be a factorial.
+    An exclamation mark is kept as a sign, because it may be a factorial.
     """
     bare = _POINT.sub("", text)
     if bare.isascii():
@@ -358,8 +358,8 @@ def signs_of(text: str) -> str:
 
 
 def meant_of(text: str) -> str:
-    """A normalised text's words and signs, which copies have in common.
+    """Returns the words and signs of a normalised text. They are equal for copies of a problem.
 
-    The words tell 3 5 from 35, the signs 3 + 5 from 3 - 5.
+    The words distinguish 3 5 from 35. The signs distinguish 3 + 5 from 3 - 5.
     """
     return f"{' '.join(words_of(text))}\n{signs_of(text)}"

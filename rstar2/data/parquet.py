@@ -13,19 +13,24 @@ from rstar2.errors import UserError
 from rstar2.files import whole_path
 
 AGENT_NAME = "rstar2"
-"""The agent loop that VERL runs on the problems."""
+"""The name under which VERL knows the agent loop that works on the problems."""
 PREPARED = "data.parquet"
-"""What a folder has that `rstar2 data prepare` made."""
-_READ_TOGETHER = 4096
-"""Rows of a file that are in memory at a time."""
+"""Name of the file with the rows, in a folder that `rstar2 data prepare` wrote."""
+_BATCH_ROWS = 4096
+"""Number of rows that are in memory at a time."""
 HOW_TO_PREPARE = "`rstar2 data prepare` writes training data: problems for `train`, conversations for `sft`."
 
 
 def rl_rows(problems: Iterable[Problem], rollouts: int, source: str) -> list[dict[str, Any]]:
-    """One row per problem of `source`, by which VERL groups its metrics, as VERL's RL dataset expects it.
+    """Returns one row per problem in the form of VERL's RL data set.
 
-    A stage writes the prompt again, in the format of its model.
-    `rollouts` is 2G; VERL reads it per row, so that `rollout.n` can stay G, the rollouts it trains on.
+    A training stage later replaces the prompt by one in the format of its model.
+
+    Args:
+        problems: the problems.
+        rollouts: the number of rollouts per problem, 2G. VERL reads it from each row, so that `rollout.n` can be G,
+            which is the number of rollouts that it trains on.
+        source: the name of the source, by which VERL groups its metrics.
     """
     return [_rl_row(at, problem, rollouts, source) for at, problem in enumerate(problems)]
 
@@ -43,22 +48,26 @@ def _rl_row(at: int, problem: Problem, rollouts: int, source: str) -> dict[str, 
 
 
 def prepared_file(path: Path) -> Path:
-    """The rows' file of a folder that `rstar2 data prepare` made; any other path itself."""
+    """Returns the file with the rows if `path` is a prepared folder, and otherwise `path` itself."""
     return path / PREPARED if path.is_dir() else path
 
 
 def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
-    """The rows that a stage of RL trains on: prepared problems, or a file in VERL's own form.
+    """Returns the rows on which a stage of RL trains, from prepared problems or from a file in VERL's form.
 
-    A row without an id gets one, made from its text: verdicts, RoC's draws and the seeds of rollouts go by ids.
+    Verdicts, the draws of Resampling on Correct (RoC) and the seeds of rollouts depend on ids. A row without an id
+    therefore gets one that is made from its text.
 
-    UserError as of `read_rows`, where the file holds conversations, or where a row lacks its problem or its answer, or
-    has the id of another; it names the row, from 1.
+    Raises:
+        UserError: the file cannot be read (see `read_rows`), it contains conversations, or a row has no problem, no
+            answer, or the id of another row. The message names the row, from 1.
     """
     file = prepared_file(path)
     rows = read_rows(file)
     if "messages" in rows[0]:
-        raise UserError(f"{file} holds conversations, for `rstar2 sft`, not problems", HOW_TO_PREPARE)
+        raise UserError(
+            f"{file} contains conversations, which are for `rstar2 sft`, not problems", HOW_TO_PREPARE
+        )
     if "problem" not in rows[0] or "answer" not in rows[0]:
         return _verl_rows(file, read_rows(file, "prompt"))
     names = _ids(
@@ -72,21 +81,21 @@ def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
 
 
 def _verl_rows(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of VERL's own form as they are, each with an id; UserError as of `stage_rows`."""
-    rewards, about = (
+    """Returns unchanged rows in VERL's form, each with an id. Raises UserError as `stage_rows` does."""
+    rewards, infos = (
         [value if isinstance(value := row.get(key), dict) else {} for row in rows]
         for key in ("reward_model", "extra_info")
     )
     for number, row in enumerate(rows, 1):
-        said = row["prompt"] if isinstance(row["prompt"], list) else []
-        if not said or not all(isinstance(each, dict) and _is_text(each.get("content")) for each in said):
+        prompt = row["prompt"] if isinstance(row["prompt"], list) else []
+        if not prompt or not all(isinstance(each, dict) and _is_text(each.get("content")) for each in prompt):
             raise _refused(file, number, "prompt is not a list of messages with text")
     _texts(file, "reward_model.ground_truth", [each.get("ground_truth") for each in rewards])
-    told = ["\n".join(each["content"] for each in row["prompt"]) for row in rows]
-    names = _ids(file, [each.get("id") for each in about], told)
+    prompts = ["\n".join(each["content"] for each in row["prompt"]) for row in rows]
+    names = _ids(file, [each.get("id") for each in infos], prompts)
     return [
         {**row, "extra_info": {**each, "id": name}}
-        for row, each, name in zip(rows, about, names, strict=True)
+        for row, each, name in zip(rows, infos, names, strict=True)
     ]
 
 
@@ -95,53 +104,57 @@ def _is_text(value: object) -> bool:
 
 
 def _texts(file: Path, column: str, values: list[Any]) -> list[str]:
-    """The values of a column; a UserError where one is no text, or empty."""
+    """Returns the values of a column. Raises UserError if a value is not text, or is empty."""
     for number, value in enumerate(values, 1):
         if not _is_text(value):
-            raise _refused(file, number, f"{column} must be a text, not {value!r:.60}")
+            raise _refused(file, number, f"{column} must be text, not {value!r:.60}")
     return values
 
 
-def _ids(file: Path, given: list[Any], texts: list[str]) -> list[str]:
-    """An id for each row: its own, or one made from its text; a UserError where one is no text, or is given twice."""
-    seen: dict[str, int] = {}
-    times: Counter[str] = Counter()
+def _ids(file: Path, ids: list[Any], texts: list[str]) -> list[str]:
+    """Returns an id for each row. A row without an id gets one that is made from its text.
+
+    Raises UserError if an id is not text, or if two rows have the same id.
+    """
+    row_of: dict[str, int] = {}
+    copies: Counter[str] = Counter()
     names = []
-    for number, (own, text) in enumerate(zip(given, texts, strict=True), 1):
-        name = own
-        if own is None or own == "":
+    for number, (row_id, text) in enumerate(zip(ids, texts, strict=True), 1):
+        name = row_id
+        if row_id is None or row_id == "":
             name = hashlib.sha256(text.encode()).hexdigest()[:16]
-            times[name] += 1
-            # The same problem twice is counted as two, as rows with ids of their own are.
-            name += f"-{times[name]}" * (times[name] > 1)
+            copies[name] += 1
+            # Copies of a problem get different ids, so that they count as different problems.
+            name += f"-{copies[name]}" * (copies[name] > 1)
         if not _is_text(name):
-            raise _refused(file, number, f"id must be a text, not {name!r:.60}")
-        if name in seen:
-            raise _refused(file, number, f"has the id of row {seen[name]}, {name!r:.60}")
-        seen[name] = number
+            raise _refused(file, number, f"id must be text, not {name!r:.60}")
+        if name in row_of:
+            raise _refused(file, number, f"has the id of row {row_of[name]}, {name!r:.60}")
+        row_of[name] = number
         names.append(name)
     return names
 
 
 def _refused(file: Path, number: int, what: str) -> UserError:
-    return UserError(f"{file}, row {number}: {what}", f"Correct the row, or leave it out. {HOW_TO_PREPARE}")
+    return UserError(f"{file}, row {number}: {what}", f"Correct the row, or remove it. {HOW_TO_PREPARE}")
 
 
 def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
-    """All rows of a parquet file; a UserError as of `iter_rows`."""
+    """Returns all rows of a parquet file. Raises UserError as `iter_batches` does."""
     return list(iter_rows(path, column))
 
 
 def iter_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, of which some thousand are in memory at a time; a UserError as of `iter_batches`."""
-    for batch in iter_batches(path, _READ_TOGETHER, column):
+    """Yields the rows of a parquet file. A few thousand are in memory at a time. Raises as `iter_batches` does."""
+    for batch in iter_batches(path, _BATCH_ROWS, column):
         yield from batch.to_pylist()
 
 
 def iter_batches(path: Path, rows: int, column: str | None = None) -> Iterator[Any]:
-    """The record batches of a parquet file, of at most `rows` rows each.
+    """Yields the record batches of a parquet file, with at most `rows` rows each.
 
-    UserError if it is missing, is not parquet, has no rows or lacks the column.
+    Raises:
+        UserError: the file is missing, is not parquet, has no rows or lacks the column `column`.
     """
     import pyarrow
     import pyarrow.parquet
@@ -165,7 +178,7 @@ def iter_batches(path: Path, rows: int, column: str | None = None) -> Iterator[A
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows so that the file is either whole or absent."""
+    """Write rows to a parquet file atomically."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""The problem record that data, evaluation and training share."""
+"""The class `Problem`, which data, evaluation and training share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem a model is asked to solve."""
+    """A problem that a model has to solve, and its correct answer."""
 
     id: str
     problem: str

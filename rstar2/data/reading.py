@@ -1,7 +1,7 @@
-"""Reads a source's rows from files or the hub into one file of candidates, a piece at a time.
+"""Reads the rows of a source from files or the hub, piece by piece, into one file of candidates.
 
-JSON lines, JSON files that hold a list, and parquet are read. A file that lacks a column is refused as a whole; a row
-that cannot be used is counted with its reason, and the others are read.
+The formats are JSON Lines, JSON files that contain a list, and parquet. If a file lacks a column, an error ends the
+preparation. If a row cannot be used, it is counted with the reason, and reading continues.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from rstar2.data.workers import ahead, mapped
 from rstar2.errors import UserError
 
 PIECE_BYTES = 1 << 21
-"""Size of a piece of JSON lines."""
+"""Size in bytes of a piece of JSON Lines."""
 PIECE_ROWS = 2048
-"""Rows in a piece of a table."""
+"""Number of rows in a piece of a table."""
 EXAMPLES = 3
-"""Refused rows of each reason that are kept to be shown."""
+"""Maximum number of refused rows per reason that the card shows."""
 
 _SEPARATOR = re.compile(r"[ \t\n\r]*([\[,\]])[ \t\n\r]*")
-"""What stands before, between and after the elements of a list in JSON."""
+"""Matches the bracket or comma before, between and after the elements of a JSON list."""
 
 OnRows = Callable[[int], None]
-"""Called with how many rows more were read."""
+"""Called after each piece with the number of rows in it."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a source's rows are: files that stand in for the hub, or sets on the hub."""
+    """A source and the files that replace its data sets on the hub, if there are any."""
 
     name: str
-    """The source's."""
+    """The name of the source."""
     source: Source
     files: tuple[Path, ...] = ()
 
@@ -59,7 +59,10 @@ class Origin:
         return sum(map(_size, self.files))
 
     def identity(self) -> list[dict[str, Any]]:
-        """Returns what is read, with SHA-256 of each file. Raises UserError if a file cannot be read."""
+        """Returns the inputs: the data sets on the hub, or the files with size and SHA-256.
+
+        Raises UserError if a file cannot be read.
+        """
         if not self.files:
             return [{"hub": str(part)} for part in self.source.hub]
         return [{"file": file.name, "bytes": _size(file), "sha256": sha256(file)} for file in self.files]
@@ -67,14 +70,14 @@ class Origin:
 
 @dataclass
 class ReadCounts:
-    """What became of a source's rows."""
+    """The numbers of a source's rows that were read and refused."""
 
     read: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     examples: list[dict[str, str]] = field(default_factory=list)
-    """A few refused rows: `place`, `reason` and `detail`."""
+    """Examples of refused rows: `place`, `reason` and `detail`."""
     hub: list[dict[str, Any]] = field(default_factory=list)
-    """What was read of the hub: `hub`, `revision` and `files`."""
+    """The data sets that were read from the hub: `hub`, `revision` and `files`."""
 
     def add(self, example: dict[str, str]) -> None:
         """Count a refused row."""
@@ -86,32 +89,31 @@ class ReadCounts:
 
 @dataclass(frozen=True)
 class _Lines:
-    """JSON lines within a file."""
+    """A range of bytes with whole lines of a JSON Lines file."""
 
     file: Path
     offset: int
     size: int
-    """In bytes."""
 
 
 _Contents = Iterator[tuple[int, Any]]
-"""Pieces of a file: the number of rows or lines, and `_Piece.content`."""
+"""The pieces of a file, each as the number of rows or lines and the `_Piece.content`."""
 _Place = Path | HubFile
 """A file with rows."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows of one file that follow each other."""
+    """Consecutive rows of one file."""
 
     place: str
-    """The file, as messages call it."""
+    """The name of the file in messages."""
     first: int
-    """The number of its first row or line, from 1."""
+    """Number of the first row or line in the file, from 1."""
     rows: int
-    """Rows or lines in it."""
+    """Number of rows or lines."""
     before: int
-    """Rows or lines of the source in the files before this one."""
+    """Number of rows or lines in earlier files of the source."""
     content: Any
     """`_Lines`, a list of JSON objects as bytes, or a record batch."""
 
@@ -126,7 +128,7 @@ class _Converted:
 
 
 def sha256(path: Path) -> str:
-    """Returns a file's SHA-256. Raises UserError if it cannot be read."""
+    """Returns the SHA-256 of a file. Raises UserError if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -142,9 +144,9 @@ def _size(path: Path) -> int:
 
 
 def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) -> ReadCounts:
-    """Write a source's candidates to the file `part`, a record batch per piece. Returns what was read and refused.
+    """Write a source's candidates to the file `part`, with one record batch per piece.
 
-    Rows that are refused go to `refused`, as JSON lines of `place`, `reason` and `detail`.
+    Refused rows are written to `refused`, as JSON Lines with `place`, `reason` and `detail`.
 
     Raises:
         UserError: a file cannot be read, lacks a column, has no rows or repeats an id, or the hub does not answer.
@@ -161,14 +163,14 @@ def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) ->
             file.write(done.candidates)
             on_rows(done.rows)
     if not counts.read:
-        raise UserError(f"{origin.name}: no rows in {_named(origin)}", "Give a file that has rows.")
+        raise UserError(f"{origin.name}: {_place_names(origin)} has no rows", "Use a file that has rows.")
     if "id" in origin.source.more:
         _refuse_repeated_ids(origin, part)
     return counts
 
 
 def _refuse_repeated_ids(origin: Origin, part: Path) -> None:
-    """Raise UserError if two candidates have the same id, because results are told apart by it."""
+    """Raise UserError if two candidates have the same id, because ids identify results."""
     rows = Candidates(origin.source.kind, [(origin.name, part)])
     live = rows.live_numbers()
     keys = np.empty(len(live), dtype=np.int64)
@@ -176,15 +178,16 @@ def _refuse_repeated_ids(origin: Origin, part: Path) -> None:
         keys[numbers] = list(map(hash, table["id"].to_pylist()))
     _, first, counts = np.unique(keys, return_index=True, return_counts=True)
     suspects = np.flatnonzero(np.isin(keys, keys[first[counts > 1]]))
-    twice = [name for name, count in Counter(rows.values("id", suspects).values()).items() if count > 1]
-    if twice:
+    repeated = [name for name, count in Counter(rows.values("id", suspects).values()).items() if count > 1]
+    if repeated:
+        row_id = repeated[0].removeprefix(f"{origin.name}-")
         raise UserError(
-            f"{origin.name}: two rows of {_named(origin)} have the id {twice[0].removeprefix(f'{origin.name}-')!r}",
-            "Give each row its own id, or leave out ids: rows are then numbered. A row without one has its number.",
+            f"{origin.name}: two rows of {_place_names(origin)} have the id {row_id!r}",
+            "Give each row its own id, or leave out all ids. The id of a row without one is its number.",
         )
 
 
-def _named(origin: Origin) -> str:
+def _place_names(origin: Origin) -> str:
     return ", ".join(map(str, origin.files or origin.source.hub))
 
 
@@ -199,40 +202,40 @@ def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
 
 
 def _places(origin: Origin, counts: ReadCounts) -> Iterator[_Place]:
-    """The files of a source; those of the hub are noted in `counts`."""
+    """Yields the files of a source. Data sets on the hub are added to `counts`."""
     if origin.files:
         yield from origin.files
         return
     for part in origin.source.hub:
-        found = located(origin.name, part, origin.source.gated)
-        counts.hub.append({"hub": str(part), "revision": found.revision, "files": len(found.files)})
-        yield from found.files
+        split = located(origin.name, part, origin.source.gated)
+        counts.hub.append({"hub": str(part), "revision": split.revision, "files": len(split.files)})
+        yield from split.files
 
 
 def hub_demand(origin: Origin) -> Demand:
-    """What reading the sets of a source needs of the hub.
+    """Returns the amount of data that reading a source needs from the hub.
 
     Raises:
-        UserError: as `located`; or the first parquet file of a set lacks a column.
+        UserError: a set cannot be located (see `located`), or its first parquet file lacks a column.
     """
     read = download = 0
     for part in origin.source.hub:
-        found = located(origin.name, part, origin.source.gated).files
-        size = sum(file.size for file in found)
-        if found and found[0].suffix == ".parquet":
-            with found[0].parquet() as opened:
-                columns = _columns(origin.name, origin.source, str(found[0]), opened.schema_arrow.names)
+        files = located(origin.name, part, origin.source.gated).files
+        size = sum(file.size for file in files)
+        if files and files[0].suffix == ".parquet":
+            with files[0].parquet() as opened:
+                columns = _columns(origin.name, origin.source, str(files[0]), opened.schema_arrow.names)
                 size = int(size * used_share(opened, columns))
         read += size
-        download += sum(file.size for file in found if file.is_downloaded_whole)
+        download += sum(file.size for file in files if file.is_downloaded_whole)
     return Demand(read, download)
 
 
 def columns_of(file: Path) -> list[str]:
-    """Returns the columns of a parquet file, or the keys of the first row of JSON.
+    """Returns the columns of a parquet file, or the keys of the first row of a JSON file.
 
     Raises:
-        UserError: the file is neither, or cannot be read.
+        UserError: the file is neither parquet nor JSON, or cannot be read.
     """
     try:
         if file.suffix == ".parquet":
@@ -280,7 +283,7 @@ def _from_parquet(name: str, source: Source, file: Path) -> _Contents:
 def _from_hub_parquet(name: str, source: Source, file: HubFile) -> _Contents:
     with file.parquet() as opened:
         columns = _columns(name, source, str(file), opened.schema_arrow.names)
-        # All groups at once would be in memory until the last one is read.
+        # One row group at a time: otherwise all groups would stay in memory until the last one is read.
         for group in range(opened.num_row_groups):
             for batch in opened.iter_batches(PIECE_ROWS, row_groups=[group], columns=columns):
                 yield batch.num_rows, batch
@@ -307,7 +310,9 @@ def _from_json(name: str, source: Source, place: _Place) -> _Contents:
 
 
 def _listed_rows(file: Path) -> list[Any] | None:
-    """Returns the JSON texts of a file's list, as bytes or `msgspec.Raw`; None if it does not begin with a list.
+    """Returns the JSON texts of the elements of a file's list, as bytes or `msgspec.Raw`.
+
+    Returns None if the file does not begin with a list.
 
     Raises:
         UserError: the file cannot be read, or is not JSON in UTF-8.
@@ -332,9 +337,10 @@ def _listed_rows(file: Path) -> list[Any] | None:
 
 
 def _texts_in_list(text: str) -> Iterator[bytes]:
-    """The JSON text of each element of a list that only the standard library reads, as with NaN in a row.
+    """Yields the JSON text of each element of a list, for lists that only the standard library can read.
 
-    The elements themselves are left as they are, so that the quick decoder reads all but those it cannot.
+    An example is a list with NaN in a row. The elements stay JSON text, so that the fast decoder can still read most of
+    them.
 
     Raises:
         ValueError: the text is not a list in JSON.
@@ -354,7 +360,7 @@ def _texts_in_list(text: str) -> Iterator[bytes]:
 
 
 def _check_utf8(place: object, start: bytes) -> None:
-    """Raise UserError if JSON begins as UTF-16 or UTF-32 does."""
+    """Raise UserError if the first bytes of JSON show that it is UTF-16 or UTF-32."""
     if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:4]:
         raise UserError(
             f"{place} is UTF-16 or UTF-32, not UTF-8",
@@ -386,7 +392,7 @@ def _first_row(place: _Place, lines: bytes) -> Row:
 
 
 def _object(place: object, unit: str, number: int, text: bytes) -> dict[str, Any]:
-    """Returns the JSON object of a row or line. Raises UserError if it is none."""
+    """Returns the JSON object of a row or line. Raises UserError if the text is not a JSON object."""
     try:
         value = parsed(text)
     except (ValueError, RecursionError) as error:
@@ -394,28 +400,28 @@ def _object(place: object, unit: str, number: int, text: bytes) -> dict[str, Any
         raise UserError(f"{place}, {unit} {number}: not JSON: {error}", hint) from error
     if not isinstance(value, dict):
         raise UserError(
-            f"{place}, {unit} {number}: not a JSON object but {type(value).__name__}", f"Correct the {unit}."
+            f"{place}, {unit} {number}: not a JSON object, but {type(value).__name__}", f"Correct the {unit}."
         )
     return value
 
 
-def _columns(name: str, source: Source, place: str, found: list[str]) -> list[str]:
-    """Returns which of a file's columns to read. Raises UserError, which names what is missing."""
+def _columns(name: str, source: Source, place: str, columns: list[str]) -> list[str]:
+    """Returns the columns of a file to read. Raises UserError, which names the missing columns, if one is missing."""
     for form in source.columns:
-        if set(form) <= set(found):
-            return [column for column in found if column in form or column in source.more]
-    missing = min((sorted(set(form) - set(found)) for form in source.columns), key=len)
+        if set(form) <= set(columns):
+            return [column for column in columns if column in form or column in source.more]
+    missing = min((sorted(set(form) - set(columns)) for form in source.columns), key=len)
     forms = " or ".join(", ".join(form) for form in source.columns)
     raise UserError(
-        f"{name}: {place} has no column {', '.join(missing)}; it has {', '.join(found) or 'none'}",
-        f"{name} is read from the columns {forms}. If a column was renamed, rename it back; or give the file in place "
-        "of the source's name, as your own data.",
+        f"{name}: {place} has no column {', '.join(missing)}; it has {', '.join(columns) or 'none'}",
+        f"{name} needs the columns {forms}. If a column was renamed, rename it back. Or name the file in place of the "
+        "source, to use it as data of your own.",
     )
 
 
 @dataclass(frozen=True)
 class _Convert:
-    """Makes candidates of a piece, in whatever process it runs."""
+    """Converts the rows of a piece to candidates. It is sent to the process that runs it."""
 
     name: str
     source: Source
@@ -429,7 +435,7 @@ class _Convert:
             try:
                 rows.append(self._candidate(row, piece.before + number))
             except Refused as error:
-                # A detail may quote half a surrogate pair.
+                # A detail may quote a lone surrogate, which cannot be written to a file.
                 detail = error.detail.encode(errors="backslashreplace").decode()
                 refused.append((number, error.reason, detail))
             except RecursionError:
@@ -438,16 +444,16 @@ class _Convert:
         return _Converted(piece.place, encoded(batch) if rows else b"", refused, read)
 
     def _candidate(self, row: Row, number: int) -> dict[str, Any]:
-        found = self.source.read(row)
-        found["id"] = f"{self.name}-{found.get('id', number)}"
-        found["source"] = self.name
-        found["family"] = self.source.family
-        found.setdefault("licence", self.source.licence)
-        found.update(_working(found))
-        return found
+        candidate = self.source.read(row)
+        candidate["id"] = f"{self.name}-{candidate.get('id', number)}"
+        candidate["source"] = self.name
+        candidate["family"] = self.source.family
+        candidate.setdefault("licence", self.source.licence)
+        candidate.update(_working_columns(candidate))
+        return candidate
 
 
-def _working(row: Mapping[str, Any]) -> dict[str, int]:
+def _working_columns(row: Mapping[str, Any]) -> dict[str, int]:
     if "problem" in row:
         text, answer = row["problem"], row["answer"]
         return {
@@ -455,16 +461,16 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
             "answer_key": key_of(answer),
             "characters": len(text),
         }
-    said = [row["tools"]]
+    texts = [row["tools"]]
     characters = 0
     for message in row["messages"]:
         content = message["content"] or ""
         characters += len(content)
-        said += (message["role"], content)
+        texts += (message["role"], content)
         for each in message.get("tool_calls") or ():
-            said += each["function"].values()
+            texts += each["function"].values()
             characters += sum(map(len, each["function"].values()))
-    return {"key": key_of("\0".join(said)), "answer_key": 0, "characters": characters}
+    return {"key": key_of("\0".join(texts)), "answer_key": 0, "characters": characters}
 
 
 def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
@@ -479,22 +485,22 @@ def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
             lines = file.read(content.size)
     except OSError as error:
         raise UserError(f"cannot read {content.file}: {error.strerror}", "Check the path.") from error
-    # Not splitlines(): it would split at a carriage return too.
+    # splitlines() would also split at a carriage return.
     texts = lines.split(b"\n")
     return _of_texts(piece, "line", texts if texts[-1] else texts[:-1], source)
 
 
 def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> Iterable[tuple[int, Row]]:
-    """The rows of JSON texts, with their numbers; texts of white space are passed over."""
+    """Returns the rows of JSON texts, with their numbers. Texts of white space are skipped."""
     decode = _decoder(source.columns, source.more).decode
     try:
         for text in texts:
             if not text.isascii():
-                # The decoder passes over columns that are not read, whatever bytes are in them.
+                # The decoder skips unused columns without checking that they are UTF-8.
                 text.decode()
         return enumerate([decode(text) for text in texts], piece.first)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # The texts, one by one, say which of them it is.
+        # Parse the texts one by one, so that the error names the wrong one.
         numbered = enumerate(texts, piece.first)
         return (
             (number, _object(piece.place, unit, number, text)) for number, text in numbered if text.strip()
@@ -502,9 +508,9 @@ def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> I
 
 
 def _of_batch(batch: Any) -> list[Row]:
-    """The rows of a record batch. Within a column, a null of a struct counts as absent.
+    """Returns the rows of a record batch. Keys of a struct whose value is null are left out.
 
-    Structs have all the keys of all the rows: a tool or a call has null for the keys that only others have.
+    Structs in Arrow have the keys of all rows. A tool or a call has null for the keys that only other rows use.
     """
     rows: list[Row] = batch.to_pylist()
     if not any(pa.types.is_nested(kind) for kind in batch.schema.types):
@@ -522,6 +528,6 @@ def _without_nulls(value: Any) -> Any:
 
 @cache
 def _decoder(forms: tuple[tuple[str, ...], ...], more: tuple[str, ...]) -> msgspec.json.Decoder[Row]:
-    """Reads lines that are each one JSON object, of which it keeps the columns."""
+    """Returns a decoder for JSON objects that reads only the columns of a source."""
     columns = dict.fromkeys([*chain(*forms), *more], Any)
     return msgspec.json.Decoder(TypedDict("Columns", columns, total=False))  # type: ignore[operator]

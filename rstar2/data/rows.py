@@ -1,19 +1,32 @@
-"""The row schema of prepared data: problems for RL, and conversations for SFT, whatever source they come from.
+"""The row schema of prepared data. All sources of problems for RL, and of conversations for SFT, use the same columns.
 
-A row holds no words of a prompt, no rollouts and no token ids: a stage adds those when it starts.
+Rows do not contain the prompt's instructions, rollouts or token ids. A training stage adds them when it starts.
 
 | column | problems and conversations |
 |---|---|
-| `id` | `SOURCE-NAME`, where NAME is the row's own id or its number in the source |
+| `id` | `SOURCE-NAME`; NAME is the row's own id or its number in the source |
 | `source` | the source's name |
-| `family` | what the row teaches: math, function-calls, code, instructions, chat |
-| `licence` | as its source states it |
+| `family` | the subject that the row teaches: math, function-calls, code, instructions, chat |
+| `licence` | the licence that the source states |
 
-A problem has `problem`, `answer` (a whole number is written plainly) and `pass_rate`, the share of a strong model's
-tries that gave this answer, if the source knows it. A conversation has `messages` as OpenAI's API writes them, with
-`tool_calls` and `tool_call_id`; `tools`, the JSON text of the list of the tools' schemas; and `answer_form`: whether
-SFT teaches it in the form that RL rewards, see `rstar2.data.taught`. Conversations that a model wrote have `TOKENS`
-too; their turns are texts as the model wrote them, calls included.
+Problems also have these columns:
+
+| column | problems |
+|---|---|
+| `problem` | the text |
+| `answer` | the answer; a whole number is written in plain digits |
+| `pass_rate` | the share of a strong model's samples that gave this answer, or null |
+
+Conversations also have these columns:
+
+| column | conversations |
+|---|---|
+| `messages` | in the form of OpenAI's API, with `tool_calls` and `tool_call_id` |
+| `tools` | the JSON text of the list of the tools' schemas |
+| `answer_form` | whether SFT teaches the conversation in the form that RL rewards, see `rstar2.data.taught` |
+
+Conversations from a model's own rollouts also have the column `TOKENS`. Their turns are the unchanged text of the
+model, with its calls in the text.
 """
 
 from __future__ import annotations
@@ -73,7 +86,7 @@ SCHEMAS: dict[Kind, Any] = {
 }
 
 LATER_COLUMNS = frozenset({"answer_form"})
-"""Columns that sets of earlier versions do not have."""
+"""Columns that prepared sets of earlier versions do not have."""
 
 TOKENS = pa.field(
     "tokens",
@@ -85,25 +98,27 @@ TOKENS = pa.field(
         ]
     ),
 )
-"""A further column of conversations that a model wrote: its own token ids, and which of them it wrote. They are trained
-on by a codec of this digest; any other encodes the messages."""
+"""The column of token ids in conversations from a model's own rollouts. `loss_mask` is 1 for tokens that it wrote.
+
+SFT uses the token ids if its codec has the digest `codec`. Otherwise it encodes the messages.
+"""
 
 _SPEAKERS = ("user", "assistant")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")
 _DIGIT = re.compile(r"\d")
 _MAX_INTEGER_CHARS = 100
-"""Longer answers are read as whole numbers only if they are plain digits."""
+"""Maximum length of an answer that the grader reads as a whole number. Longer answers must be plain digits."""
 _WORD = re.compile(r"\w")
 
 
 as_json = json.JSONEncoder(ensure_ascii=False).encode
-"""JSON text of a value, on one line."""
+"""Returns the JSON text of a value, on one line."""
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Refused(Exception):
-    """A row that is not read: `reason` is counted, `detail` says what is wrong with this one."""
+    """A row cannot be used. `reason` is a short text for counting, and `detail` says what is wrong with this row."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -112,9 +127,10 @@ class Refused(Exception):
 
 
 def parsed(text: str | bytes) -> Any:
-    """Returns the value of JSON, in which texts may have line breaks. Raises ValueError if it is not JSON.
+    """Parse JSON. Strings may contain line breaks. Raises ValueError if the text is not JSON.
 
-    What msgspec, the quicker reader, does not take, such as NaN or half a surrogate pair, the standard library decides.
+    msgspec is used first, because it is faster. If it fails, for example because of NaN or a lone surrogate, the
+    standard library decides.
     """
     try:
         return msgspec.json.decode(text)
@@ -126,20 +142,22 @@ def strict_json(value: Any, name: str) -> str:
     """Returns the JSON text of a value.
 
     Raises:
-        Refused: the value holds NaN, an infinity or half a surrogate pair, which JSON lacks.
+        Refused: the value contains NaN, an infinity or half a surrogate pair, which JSON cannot express.
     """
     try:
         text = _strict(value)
     except ValueError as error:
-        raise Refused("malformed", f"{name} holds NaN or an infinity, which JSON lacks") from error
+        raise Refused(
+            "malformed", f"{name} contains NaN or an infinity, which JSON cannot express"
+        ) from error
     return unicode_text(text, name)
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """Returns a column's text, or the text of its number.
+    """Returns the text of a column. A number is converted to text.
 
     Raises:
-        Refused: the column is null, empty, neither text nor a number, or not Unicode.
+        Refused: the value is null, empty, neither text nor a number, or not valid Unicode.
     """
     value = row.get(column)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -154,24 +172,24 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
 
 
 def unicode_text(value: str, name: str) -> str:
-    """Returns the text itself.
+    """Returns the unchanged text, after a check that it can be written to a file.
 
     Raises:
-        Refused: the text holds half a surrogate pair, which no file can.
+        Refused: the text contains half a surrogate pair.
     """
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise Refused("malformed", f"{name} holds half a surrogate pair") from error
+            raise Refused("malformed", f"{name} contains half a surrogate pair") from error
     return value
 
 
 def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
-    """Returns a column's list.
+    """Returns the list of a column.
 
     Raises:
-        Refused: the column is null, empty or no list.
+        Refused: the value is null, empty or not a list.
     """
     value = row.get(column)
     if not isinstance(value, list) or not value:
@@ -181,10 +199,10 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
-    """Returns the columns of a problem that its source decides. A rate that is NaN was not measured.
+    """Returns the columns `problem`, `answer` and `pass_rate` of a problem. The rate NaN means not measured.
 
     Raises:
-        Refused: the text has no words, or the rate is no share.
+        Refused: the problem contains no words, or the rate is not between 0 and 1.
     """
     if not _WORD.search(text):
         raise Refused("malformed", "the problem has no words")
@@ -197,7 +215,10 @@ def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[
 
 
 def integer_answer(text: str) -> str | None:
-    r"""Returns the answer in plain digits if the grader reads it as a whole number, such as 1,000, 2.0 or 12^\circ."""
+    r"""Returns the plain digits of an answer that the grader reads as a whole number, such as 1,000, 2.0 or 12^\circ.
+
+    Returns None for other answers.
+    """
     bare = (
         _AROUND_INTEGER.sub("", text).replace("\\,", ",").replace("−", "-").strip().removesuffix(".").strip()
     )
@@ -214,20 +235,20 @@ def _read_by_the_grader(text: str) -> str | None:
 
 
 def key_of(text: str) -> int:
-    """64 bits that stand for a text."""
+    """Returns a 64-bit hash of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def texts_of(batch: Any) -> list[str]:
-    """What each row of a batch says: the problem; or what user and assistant say, without the calls."""
+    """Returns the text of each row: the problem, or the messages of user and assistant without calls."""
     if "problem" in batch.schema.names:
         problems: list[str] = batch.column("problem").to_pylist()
         return problems
     messages = batch.column("messages")
-    # Not made when this module is imported: the first array imports pandas.
-    said = pc.is_in(messages.values.field("role"), value_set=pa.array(_SPEAKERS))
-    before = np.concatenate([[0], np.cumsum(said.to_numpy(zero_copy_only=False))])
-    contents = messages.values.field("content").filter(said).fill_null("")
+    # The array is not a constant of this module, because creating the first array imports pandas.
+    has_speaker = pc.is_in(messages.values.field("role"), value_set=pa.array(_SPEAKERS))
+    before = np.concatenate([[0], np.cumsum(has_speaker.to_numpy(zero_copy_only=False))])
+    contents = messages.values.field("content").filter(has_speaker).fill_null("")
     offsets = pa.array(before[messages.offsets.to_numpy()], type=pa.int32())
     texts: list[str] = pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\n").to_pylist()
     return texts

@@ -1,4 +1,4 @@
-"""Reads conversations in ShareGPT's form: turns from human, gpt, function_call or observation; tools as JSON text."""
+"""Reads conversations in ShareGPT's form, with turns of human, gpt, function_call and observation, and JSON tools."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from rstar2.data.conversations import (
     KEPT_TOOLS,
     Message,
     Tools,
-    answered,
     call,
-    called,
+    call_message,
     conversation_row,
-    replied,
-    said,
+    prose_message,
+    text_message,
+    tool_reply,
 )
 from rstar2.data.rows import Refused, list_of, parsed, text_of
 from rstar2.data.source import Row
 
 
 def sharegpt_row(row: Row) -> dict[str, Any]:
-    """The columns of a conversation with `conversations`, `tools` and optionally `system`.
+    """Convert a row with `conversations`, `tools` and optionally `system` to the columns of a conversation.
 
     Raises:
-        Refused: as `conversation_row`, or a turn or the tools are not in this form.
+        Refused: a turn or the tools do not have this form, or the conversation is wrong (see `conversation_row`).
     """
     tools = _tools(text_of(row, "tools"))
-    messages: list[Message] = [said("system", row["system"])] if row.get("system") else []
+    messages: list[Message] = [text_message("system", row["system"])] if row.get("system") else []
     for turn in list_of(row, "conversations"):
         if not isinstance(turn, dict):
             raise Refused("malformed", "a turn is not an object")
         role, value = turn.get("from"), turn.get("value")
         if role == "function_call":
-            messages.append(called(_calls(value)))
+            messages.append(call_message(_calls(value)))
         elif role == "observation":
-            messages.append(replied(value))
+            messages.append(tool_reply(value))
         elif role == "human":
-            messages.append(said("user", value))
+            messages.append(text_message("user", value))
         elif role == "gpt":
-            messages.append(answered(value, tools))
+            messages.append(prose_message(value, tools))
         else:
             raise Refused("malformed", f"a turn is from {role!r}")
     return conversation_row(messages, tools)
@@ -58,7 +58,7 @@ def _tools(text: str) -> Tools:
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:
-    """The calls of a turn: an object with name and arguments, or a list of them."""
+    """Returns the calls of a turn, which is an object with name and arguments or a list of such objects."""
     try:
         listed = parsed(value) if isinstance(value, str) else value
     except ValueError as error:

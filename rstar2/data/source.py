@@ -1,4 +1,4 @@
-"""What a source of training data is: where its rows are, which columns they have, how one is read."""
+"""The class `Source`, which describes a source of training data: where its rows are, their columns, how to read one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HubSet:
-    """A set on the dataset hub."""
+    """A data set on the hub."""
 
     hub_id: str
     config: str | None
@@ -26,40 +26,43 @@ class HubSet:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of one kind from one origin."""
+    """A source of training data, whose rows are all of one kind."""
 
     kind: Kind
     family: str
-    """What its rows teach: math, function-calls, code, instructions or chat."""
+    """The subject that its rows teach: math, function-calls, code, instructions or chat."""
     licence: str
-    """As its origin states it, or `not checked`."""
+    """The licence that the origin states, or `not checked`."""
     columns: tuple[tuple[str, ...], ...]
-    """The columns it must have; each tuple is one form that the source comes in."""
+    """The columns that the source must have. Each tuple is one form in which the source is published."""
     read: Callable[[Row], dict[str, Any]]
-    """A row's columns as `rstar2.data.rows` describes them, without `id`, `source` and `family`; `id` and `licence` may
-    be among them. Refused where the row cannot be used."""
+    """Converts a row of the origin to the columns that `rstar2.data.rows` describes.
+
+    The result lacks `source` and `family`, and may lack `id` and `licence`. The function raises Refused if the row
+    cannot be used.
+    """
     rows: str = ""
-    """How many there are, in words; `rstar2 data list` shows it."""
+    """The number of rows, as text. `rstar2 data list` prints it."""
     download: str = ""
-    """How much is read of the hub; an estimate says so."""
+    """The amount of data that is downloaded, as text. The text says if it is an estimate."""
     disk: str = ""
-    """How much disk a preparation needs, for the hub's cache and the rows."""
+    """The disk space that a preparation needs for the hub's cache and the rows, as text."""
     hub: tuple[HubSet, ...] = ()
-    """Where it is on the hub, read one after the other; empty where a file must be given."""
+    """The data sets on the hub, in the order in which they are read. Empty if the user must name a file."""
     more: tuple[str, ...] = ()
-    """Columns that are read where they are there."""
+    """Optional columns, which are read if the source has them."""
     gated: bool = False
-    """Whether its terms must be accepted on the hub first."""
+    """Whether the user must first accept the source's terms on the hub."""
     rewritten: Literal["answers", "prompts"] | None = None
-    """What of its conversations the paper had a model rewrite."""
+    """The part of the conversations that a model rewrote in the paper. None if nothing was rewritten."""
     paper: str = ""
-    """What the paper takes of it."""
+    """The part of the source that the paper uses, as text."""
     left_out: str = ""
-    """What of a row's text is left out on purpose; the data card says it."""
+    """The part of a row's text that is left out on purpose, as text. The data card contains it."""
     token_ids: bool = False
     """Whether its rows have the column `rstar2.data.rows.TOKENS`."""
     missing: str = ""
-    """Where `hub` is empty: what a user is told to give."""
+    """If `hub` is empty, the text that tells the user which file is needed."""
 
     def __post_init__(self) -> None:
         kinds = get_args(Kind)
@@ -94,5 +97,5 @@ def _are_names(value: object) -> bool:
 
 
 def _listed(value: object) -> tuple[object, ...]:
-    """A field's parts; a text is one part of its own."""
+    """Returns the items of a tuple or list. Any other value becomes the only item."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

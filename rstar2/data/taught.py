@@ -1,10 +1,11 @@
-"""What SFT shows a model of a conversation: the system text, and turns in the form that its texts ask for.
+"""Converts conversations to the form in which SFT teaches them: the system text, and turns in the format's form.
 
-A conversation without a system text of its own gets the format's only if its turns do what that asks for. Otherwise the
-model would learn to ignore the system text, which RL shows it before every problem. Rows with `answer_form`, and those
-that a model wrote to solve a problem, are written in the form that RL rewards, see `rstar2.data.answer_form`.
+A conversation without a system text gets the format's system text only if its turns have the form that this text asks
+for. Otherwise the model would learn to ignore the system text, which RL shows before every problem. Two kinds of rows
+are converted to the form that RL rewards (see `rstar2.data.answer_form`): rows with `answer_form`, and rows from a
+model's own rollouts.
 
-A turn's thought, in the tags of whatever model or in `reasoning_content`, becomes a thought of the format.
+The thought of a turn may be in the tags of any model or in `reasoning_content`. It becomes a thought in the format.
 """
 
 from __future__ import annotations
@@ -14,47 +15,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rstar2.data.answer_form import THOUGHT, Message, apart, plain_turn, questions
+from rstar2.data.answer_form import THOUGHT, Message, plain_turn, questions, split_thought
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import has_calls
 from rstar2.loop.turns.demands import Demands, FormatTexts, demands_of
 
 ANSWER_FORM = "answer_form"
-"""The column of a row that says whether it is taught in the form that RL rewards."""
+"""The column that says whether SFT teaches the row in the form that RL rewards."""
 _TOKENS = "tokens"
-"""The column of rows that a model wrote to solve a problem (`rstar2.data.rows.TOKENS`)."""
+"""The column of token ids, which only rows from a model's own rollouts have (`rstar2.data.rows.TOKENS`)."""
 
 
 @dataclass(frozen=True)
 class Taught:
-    """A conversation as a format's codec encodes it (`ChatCodec.training_sample`)."""
+    """A conversation in the form in which SFT teaches it, as input of `ChatCodec.training_sample`."""
 
     messages: list[Message]
     tools: list[Message] | None
-    """The tools that the template lists; None for those of the format, if the conversation has calls."""
+    """The tools that the template lists. None lists the format's tools, if the conversation has calls."""
     keeps_form: bool
-    """Whether its turns do what the format's system text asks for, so that it stands before them."""
+    """Whether all turns have the form that the format's system text asks for. Then this text precedes them."""
 
 
 @dataclass(frozen=True)
 class FormCounts:
-    """How many turns keep the form that their texts ask for."""
+    """Numbers of conversations and turns that have the form that their texts ask for.
+
+    The texts are the system text and the user's message.
+    """
 
     conversations: int = 0
     rewarded_endings: int = 0
-    r"""Conversations that end as RL rewards it: with `<answer>` or `\boxed{}`, as far as the format asks for them."""
+    r"""Conversations that end in the form that RL rewards: with `<answer>` or `\boxed{}`, if the format asks for it."""
     turns: int = 0
-    """Turns of the model that SFT learns from."""
+    """Turns of the model from which SFT learns."""
     demanded_turns: int = 0
-    """Turns of which the system text, or the user's message, asks for something."""
+    """Turns for which the system text or the user's message asks for a form."""
     compliant_turns: int = 0
-    """Those of them that do it."""
+    """Turns for which a text asks for a form, and which have this form."""
     unlearnt_turns: int = 0
-    """Turns that SFT does not learn from, since the format's later prompts leave out their thoughts."""
+    """Turns that SFT skips, because later prompts of the format leave out their thoughts."""
     lost_thoughts: int = 0
-    """Turns with a thought that is left out, since the format has no place for one."""
+    """Turns whose thought is left out, because turns of the format cannot contain a thought."""
     mixed: int = 0
-    """Conversations of which only some turns do what the format's system text asks for, so that none is shown it."""
+    """Conversations in which only some turns have the form that the format's system text asks for. They are taught
+    without this text."""
 
     def __add__(self, other: FormCounts) -> FormCounts:
         sums = [getattr(self, each.name) + getattr(other, each.name) for each in fields(self)]
@@ -62,14 +67,14 @@ class FormCounts:
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Message] | None:
-    """A row's tools, as a list or as JSON; None if it has none."""
+    """Returns the tools of a row, which are a list or JSON text in the row. None if the row has no tools."""
     tools = row.get("tools")
     listed: list[Message] | None = json.loads(tools) if isinstance(tools, str) else tools
     return listed
 
 
 def as_taught(row: Mapping[str, Any], texts: FormatTexts) -> Taught:
-    """A row of `messages`, and perhaps `tools` and `answer_form`, as SFT teaches it."""
+    """Convert a row with `messages`, and optionally `tools` and `answer_form`, to the form in which SFT teaches it."""
     messages = _with_allowed_calls(list(row["messages"]), texts.format.calls_per_turn)
     rewritten, solves = None, bool(row.get(_TOKENS))
     if row.get(ANSWER_FORM) or solves:
@@ -87,12 +92,15 @@ def as_taught(row: Mapping[str, Any], texts: FormatTexts) -> Taught:
 def in_answer_form(
     messages: Sequence[Message], texts: FormatTexts, solves: bool = False
 ) -> list[Message] | None:
-    """A conversation in the form that RL rewards; None if it cannot be written so, or the format asks for nothing.
+    """Returns a conversation in the form that RL rewards.
 
-    A question that is answered with a definite value, or ends with a call, is put into the format's user text. Of its
-    turns, the text becomes the thought; the value is the answer. Another reply becomes the answer as it is.
+    A question whose reply has a definite value, or that ends with a call, is inserted into the format's user text. In
+    its turns, the text becomes the thought, and the value becomes the answer. Any other reply becomes the answer
+    unchanged.
 
-    `solves`: a model wrote it to solve a problem, so that its box is the answer.
+    If `solves` is set, a model wrote the conversation to solve a problem, and the box in it is the answer.
+
+    Returns None if the conversation does not fit the form, or if the format asks for no form.
     """
     plain = [plain_turn(message) for message in messages]
     if not texts.rewarded or (parts := questions(plain, solves)) is None:
@@ -113,7 +121,7 @@ def in_answer_form(
 
 
 def _turn(message: Message, value: str | None, demands: Demands, texts: FormatTexts) -> Message:
-    """A turn in the form that is asked for; `value` is the definite value that answers its question."""
+    """Returns a turn in the form of `demands`. `value` is the definite value that answers the turn's question."""
     text = message.get("content") or ""
     boxed = f"\\boxed{{{value}}}"
     reasoning, answer = "", text
@@ -133,41 +141,41 @@ def _turn(message: Message, value: str | None, demands: Demands, texts: FormatTe
 
 
 def _with_formats_thought(message: Message, texts: FormatTexts, tag: str) -> Message:
-    """A turn whose thought is where the format has it: in a field, after the generation prompt, or in `tag`.
+    """Returns a turn with its thought in the place that the format uses.
 
-    If the format has no place for it, tags stay in the text, and a thought in a field stays there, which no template
-    shows.
+    The place is the field `reasoning_content`, the start of the text after the generation prompt, or the tag `tag`.
+    If the format has no place for a thought, the turn stays unchanged: tags stay in the text, and the template ignores
+    a thought in the field.
     """
     content = message.get("content") or ""
     start = texts.turn_start if texts.opens_thought else tag
     if message["role"] != "assistant" or (start and content.startswith(start) and not message.get(THOUGHT)):
         return message
-    thought, said = apart(message)
+    thought, text = split_thought(message)
     if thought is None:
         return message
     if texts.format.family is not None:
-        return {**message, THOUGHT: thought, "content": said}
-    return _with_thought({**message, "content": said}, start, thought) if start else message
+        return {**message, THOUGHT: thought, "content": text}
+    return _with_thought({**message, "content": text}, start, thought) if start else message
 
 
 def _with_thought(message: Message, start: str, thought: str) -> Message:
-    """A turn that begins with its thought, after the tag that starts it."""
+    """Returns a turn that begins with its thought, after the start tag."""
     content = tags.with_thought(start, thought, message["content"]).rstrip("\n")
     return {key: value for key, value in message.items() if key != THOUGHT} | {"content": content}
 
 
 def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
-    """The tag of a thought that the conversation's texts ask for; empty if they ask for none."""
-    own = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
-    asked = demands_of("\n".join(own)).thought
-    return asked or texts.opening.thought
+    """Returns the tag of the thought that the conversation's texts ask for. Empty if they ask for no thought."""
+    contents = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
+    return demands_of("\n".join(contents)).thought or texts.opening.thought
 
 
 def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Message]:
-    """A conversation whose turns have no more calls than a rollout runs of a turn: others become several turns.
+    """Splits turns with more than `most` calls, because a rollout runs only this many calls of a turn.
 
-    Each call is followed by its reply. Turns whose calls and replies do not correspond stay as they are, and of a turn
-    that ends the conversation the calls that a rollout runs are left.
+    Each of the new turns is followed by the replies to its calls. A turn stays unchanged if its calls and replies do
+    not correspond. If the turn is the last message, it keeps its first `most` calls.
     """
     allowed: list[Message] = []
     at = 0
@@ -197,9 +205,9 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
-    """Returns for each turn whether it does what the format's opening asks for.
+    """Returns for each turn whether it has the form that the format's opening asks for.
 
-    Empty if no turn has tags of ours, or the opening asks for nothing.
+    Returns an empty list if no turn has rstar2's tags, or if the opening asks for no form.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not texts.opening or not any(_has_form(turn) for turn in turns):
@@ -208,7 +216,7 @@ def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
 
 
 def _has_form(turn: Message) -> bool:
-    """Whether a turn has a thought or an answer block of ours, and does not only mention a tag."""
+    """Whether a turn has a thought or an answer block in rstar2's tags. A mere mention of a tag does not count."""
     content = turn.get("content") or ""
     return tags.leading_thought(content) is not None or tags.ending_answer(content) is not None
 
@@ -216,7 +224,7 @@ def _has_form(turn: Message) -> bool:
 def _with_system_text(
     messages: list[Message], tools: list[Message] | None, texts: FormatTexts, keeps_form: bool
 ) -> tuple[list[Message], list[Message] | None]:
-    """The conversation with the system text that belongs before it, and the tools that are left to the template."""
+    """Returns the conversation with its system text, and the tools that the template has to list."""
     fmt = texts.format
     has_own = messages[0]["role"] == "system"
     if fmt.system is not None and "{tools}" in fmt.system:
@@ -226,14 +234,17 @@ def _with_system_text(
     if not keeps_form:
         return [{"role": "system", "content": ""}, *messages], tools
     if fmt.system is None:
-        return messages, tools  # The template writes its own.
+        return messages, tools  # The template writes its default system text.
     return [{"role": "system", "content": fmt.system}, *messages], tools
 
 
 def _with_listed_tools(
     messages: list[Message], tools: list[Message] | None, texts: FormatTexts, keeps_form: bool
 ) -> tuple[list[Message], list[Message] | None]:
-    """The same for a format whose system text lists the tools: it stands before every conversation that has some."""
+    """The same as `_with_system_text`, for a format whose system text lists the tools.
+
+    This system text precedes every conversation with tools.
+    """
     fmt = texts.format
     assert fmt.system is not None
     has_own = messages[0]["role"] == "system"
@@ -250,7 +261,7 @@ def _with_listed_tools(
 
 
 def count_form(row: Mapping[str, Any], texts: FormatTexts) -> FormCounts:
-    """How many turns of a row keep the form that they are asked for, as SFT teaches it."""
+    """Count the turns of a row that have the form that their texts ask for, after `as_taught`."""
     taught = as_taught(row, texts)
     system = taught.messages[0]["content"] if taught.messages[0]["role"] == "system" else None
     opening = texts.opening if system is None else demands_of(system)
@@ -278,7 +289,7 @@ def count_form(row: Mapping[str, Any], texts: FormatTexts) -> FormCounts:
 
 
 def _ends_in_form(messages: Sequence[Message], texts: FormatTexts) -> bool:
-    """Whether the last turn is one that RL rewards if its answer is right."""
+    """Whether the last turn has the form that RL rewards, if its answer is right."""
     last = next(message for message in reversed(messages) if message["role"] == "assistant")
     rewarded = texts.rewarded
     if not (rewarded.answer or rewarded.box) or last.get("tool_calls"):
@@ -287,7 +298,7 @@ def _ends_in_form(messages: Sequence[Message], texts: FormatTexts) -> bool:
 
 
 def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[Message, Demands, bool]]:
-    """The model's turns, what the system text and the last question ask of each, and if another question follows."""
+    """Yields each turn of the model, the form that its texts ask for, and whether another question follows."""
     last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
     demands = opening
     for at, message in enumerate(messages):

@@ -15,25 +15,26 @@ from rstar2.plugins import failures_named, load
 
 
 def source_name(reference: str) -> str:
-    """The name of a source in a mixture: its module's, and its own if that is not SOURCE."""
+    """Returns the name of a user's source in a mixture: MODULE for `MODULE:SOURCE`, else MODULE-OBJECT."""
     module, _, name = reference.partition(":")
     return "-".join([module.rpartition(".")[2], *([] if name == "SOURCE" else [name.replace(".", "-")])])
 
 
 def load_source(reference: str, folders: Sequence[Path] = ()) -> Source:
-    """The source that `module:object` names.
+    """Load a source from a user's module.
 
     Args:
-        reference: the name as the user wrote it.
-        folders: folders in which the module may be, besides the current one.
+        reference: the `module:object` of the source.
+        folders: folders in which to search for the module, besides the current folder.
 
     Raises:
-        UserError: as of `rstar2.plugins.load`; or the object is no `Source`, or other processes cannot read its rows.
+        UserError: the object cannot be loaded (see `rstar2.plugins.load`), it is not a `Source`, or it cannot be sent
+            to other processes.
     """
     loaded = load(reference, "the source", folders)
     if not isinstance(loaded, Source):
         raise UserError(
-            f"the source {reference} is not a Source but {type(loaded).__name__}",
+            f"the source {reference} is not a Source, but {type(loaded).__name__}",
             "Define it as SOURCE = Source(…), with: from rstar2 import Source.",
         )
     try:
@@ -41,7 +42,7 @@ def load_source(reference: str, folders: Sequence[Path] = ()) -> Source:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
             f"the source {reference} cannot be sent to the processes that read rows: {error}",
-            "Make read a function of the module itself, no lambda and no function inside a function.",
+            "Define read at the top level of the module, not as a lambda or inside another function.",
         ) from error
     if loaded.kind == "problems":
         return replace(loaded, read=_ProblemReader(reference, loaded.read))
@@ -50,7 +51,7 @@ def load_source(reference: str, folders: Sequence[Path] = ()) -> Source:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads rows by a user's function. An exception of it is a Failure that names the function and the cause."""
+    """Reads rows with a user's function. If the function raises an exception, a Failure names the function and it."""
 
     reference: str
     read: Callable[[Row], dict[str, Any]]
@@ -65,7 +66,7 @@ class _Reader:
         raise refused
 
     def checked(self, columns: Any) -> dict[str, Any]:
-        """What the function returned. A Failure if these are not the columns of a row."""
+        """Returns the function's result. Raises Failure if the result is not the columns of a row."""
         if not isinstance(columns, dict):
             raise self.fault(f"read returned {type(columns).__name__}, not the row's columns")
         return columns
@@ -75,11 +76,11 @@ class _Reader:
 
 
 class _ProblemReader(_Reader):
-    """Reads problems, whose answers it writes as those of every source."""
+    """Reads problems with a user's function, and normalizes their answers as for every source."""
 
     def checked(self, columns: Any) -> dict[str, Any]:
-        about = super().checked(columns)
+        row = super().checked(columns)
         for name in ("problem", "answer"):
-            if not isinstance(about.get(name), str):
-                raise self.fault(f"read returned no text as {name}, but {about.get(name)!r:.60}")
-        return {**about, **problem_row(about["problem"], about["answer"], about.get("pass_rate"))}
+            if not isinstance(row.get(name), str):
+                raise self.fault(f"read returned {row.get(name)!r:.60} as {name}, which is not text")
+        return {**row, **problem_row(row["problem"], row["answer"], row.get("pass_rate"))}

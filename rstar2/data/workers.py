@@ -1,4 +1,4 @@
-"""Maps work over processes, one per core, with no more of it under way than is needed to keep them busy."""
+"""Maps a function over items in several processes, one per core. Few items are in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rstar2.errors import Failure
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 3
-"""Pieces of work that are done here: as quick as starting the processes."""
-# pyarrow loads pandas for the first list that it is given.
+"""Up to this many items are processed here, which is as fast as starting the processes."""
+# pyarrow imports pandas when it converts its first list.
 _PRELOADED = ["__main__", "rstar2.data.mixture.prepare", "pandas", "pyarrow.pandas_compat"]
-"""What every process imports, once for all of them."""
+"""Modules that the fork server imports once for all processes."""
 
 
 def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The results in the order of the items; `function` is sent to each process once, an item once to one.
+    """Yields the results of `function` in the order of the items. `function` is sent to each process only once.
 
     Raises:
         Failure: a process died.
@@ -52,19 +52,20 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
     except BrokenProcessPool as error:
         raise Failure(
             "a process that reads rows died",
-            "It may have run out of memory. Start the same command again.",
+            "It may have run out of memory. Run the same command again.",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def start_server() -> None:
-    """Start the process that the others are forked from, if it does not run; it imports meanwhile.
+    """Start the fork server, if it is not running. It imports modules in the background.
 
-    Ctrl-C is for this process alone, which ends the others: they have the signal blocked.
+    The fork server and the processes that it starts block SIGINT. Ctrl-C therefore reaches only this process, which
+    then ends the others.
     """
     forkserver.set_forkserver_preload(_PRELOADED)
-    # It unblocks the signal when it starts.
+    # The resource tracker starts first, because its start unblocks the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -74,7 +75,7 @@ def start_server() -> None:
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The items; while one is used, a thread gets the next."""
+    """Yields the items. While the caller uses one item, a thread gets the next."""
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(list, islice(items, 1))
         while item := following.result():
@@ -83,19 +84,19 @@ def ahead(items: Iterator[Item]) -> Iterator[Item]:
 
 
 _function: Callable[[Any], Any]
-"""What this process applies to each item that it is sent."""
+"""The function that this process applies to each item."""
 
 
 def _set_function(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Rows are many small objects in no cycles: to look for cycles among them takes half of the time.
+    # Rows are many small objects without reference cycles. Searching for cycles would take half of the time.
     gc.disable()
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that gives it work was killed: it would wait for more for ever."""
+    """End this process when its parent process was killed. Otherwise it would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

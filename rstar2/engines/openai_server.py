@@ -1,7 +1,7 @@
-"""Sends requests to a server with OpenAI's API, and learns which requests it takes.
+"""A client for servers with OpenAI's API, which learns from errors which requests a server accepts.
 
-Every request is one attempt; `rstar2.retry.RetryPolicy` decides whether there is another. What a server says if it does
-not answer is read in `rstar2.engines.refusals`, and what it answers in `rstar2.engines.completions`.
+Each request is a single attempt, and `rstar2.retry.RetryPolicy` decides whether to retry. `rstar2.engines.completions`
+parses answers, and `rstar2.engines.refusals` parses errors.
 """
 
 from __future__ import annotations
@@ -54,91 +54,95 @@ from rstar2.loop.engine import EngineError, EngineUnavailable
 
 _OPENAI = "https://api.openai.com"
 _TAKE_ALL = frozenset({"vllm", "rstar2"})
-"""What the servers whose requests may have every sampling value call themselves, in `owned_by` of a model."""
+"""Values of `owned_by` in the lists of models of servers that accept all sampling parameters."""
 _CONNECT_S = 10.0
 MODELS_S = 30.0
-"""Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
+"""Timeout in seconds for the list of models. A busy server or a slow machine may need several seconds."""
 _MAX_REDUCTIONS = 3
-"""How often a request may be sent again with the number of tokens that the server's message leaves it."""
+"""Maximum number of retries with a smaller token limit, if the conversation does not fit the context."""
 _WEIGHT_OF_LAST = 0.1
-"""Weight of the last request in the average length of requests."""
+"""Weight of the last request in the moving average of request lengths."""
 _WITHOUT_EFFECT = frozenset({"stream_options"})
-"""Fields that do not change a reply."""
+"""Fields that do not affect the content of a reply."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 _SMALL_CAP = 32
-"""A cap on a reply's tokens holds for one request alone if it is at least this many times below what was asked for. It
-may come from a broken proxy or mean something else. It holds for all once the server names it for another
-conversation."""
+"""A cap that is this many times smaller than the requested number of tokens counts only for one request at first.
+
+Such a cap may come from a broken proxy, or the server's message may mean something else. If the server states the same
+cap for another conversation, it counts for all requests.
+"""
 
 OnChoice = Callable[[Choice], None]
 OnLeftOut = Callable[[str, str], None]
-"""Receives a field that a server does not take, and the server's words."""
+"""Called with a field that a server rejects, and with the server's message."""
 OnAllowances = Callable[[Sequence[Allowance], float], None]
-"""Receives how many more requests a server took when it got one, by each limit that the answer names, and how many
-seconds ago that was."""
+"""Called with the rate limits in a server's answer, and with the seconds since the request was sent."""
 OnCapped = Callable[[int, str], None]
-"""Receives the most tokens that a server gives a reply, if a request asked for more, and the server's words."""
+"""Called with a server's cap on the tokens of a reply that is below the requested number, and the server's message."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """One model of a server, as it describes it."""
+    """A model on a server, as the server describes it."""
 
     model: str
     root: str
-    """Where the server loaded it from: a folder on its machine, or a hub id."""
+    """The place from which the server loaded the model: a folder on its machine, or a hub id."""
     max_len: int | None
-    """Tokens that prompt and answer may have together; None if the server does not say."""
+    """Maximum number of tokens in prompt and answer together. None if the server does not say."""
     takes_all: bool = False
-    """Whether it is known to take every value of `Sampling.in_full`: vLLM, or a server of `rstar2 serve`."""
+    """Whether the server accepts all parameters of `Sampling.in_full`, as vLLM and `rstar2 serve` do."""
     most: int | None = None
-    """Tokens that a reply may have at most, if the server says so."""
+    """Maximum number of tokens in a reply. None if the server does not say."""
 
 
 @dataclass(frozen=True)
-class Wording:
-    """What messages say of a server."""
+class ServerTexts:
+    """Texts about a server for error messages."""
 
     service: str = "server"
-    """What it is."""
+    """The noun for the server."""
     name_option: str = "--model-name"
-    """The option that names one of its models."""
-    key_hint: str = "Give the server's key with --api-key or in RSTAR2_API_KEY."
+    """The command-line option that selects one of the server's models."""
+    key_hint: str = "Set the server's key with --api-key or in RSTAR2_API_KEY."
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a completion ended."""
+    """The end of a completion."""
 
     finish: Finish
     usage: Usage = field(default_factory=Usage)
-    """Zero if the server does not count tokens."""
+    """The server's token counts. All are 0 if the server does not count tokens."""
 
 
 @dataclass
 class _Accepted:
-    """What a server takes of a request, learned from its refusals."""
+    """Knowledge about the requests that a server accepts, learned from its errors."""
 
     fixed: Mapping[str, Any]
-    """Fields that the user adds to every request. None of them is ever left out."""
+    """Fields that the user adds to every request. They are never left out."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Fields that it does not take, with its words."""
+    """Fields that the server rejects, with its messages."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """Names of the limit of a reply's tokens that it has not refused yet, the one in use first."""
+    """Names of the field for the token limit that the server has not rejected. The first one is used."""
     most: int | None = None
-    """Tokens that a reply may have at most, whatever its prompt."""
+    """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
-    """The server's words for each cap on a reply's tokens."""
+    """The server's message for each cap on the tokens of a reply."""
     context: int | None = None
-    """Tokens that a conversation and its reply may have together."""
+    """Maximum number of tokens in a conversation and its reply together."""
     _small_caps: dict[int, str] = field(default_factory=dict)
-    """The conversation for which the server named a cap that is not confirmed."""
+    """For each small cap, the first conversation for which the server stated the cap."""
 
     def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
-        """The request to send: a body with as many tokens for the reply, None for as many as the server gives.
+        """Returns the request to send for `body`.
 
-        `cap` is the most tokens that the server gives the reply to this conversation.
+        Args:
+            body: the fields of the request.
+            room: the maximum number of tokens in the reply. None sends no limit.
+            cap: the server's cap on the reply to this conversation.
         """
         sent = {key: value for key, value in body.items() if key not in self.left_out}
         if room is not None:
@@ -146,7 +150,7 @@ class _Accepted:
         return sent | dict(self.fixed)
 
     def learn_cap(self, capped: CompletionCapped, body: Mapping[str, Any], room: int | None) -> None:
-        """Take note of a cap, which holds for all requests unless it is small and named for one conversation alone."""
+        """Remember a cap. It counts for all requests unless it is small and was stated for only one conversation."""
         conversation = str(_question(body))
         first = self._small_caps.setdefault(capped.most, conversation)
         self.cap_words.setdefault(capped.most, capped.message)
@@ -154,7 +158,7 @@ class _Accepted:
             self.most = capped.most if self.most is None else min(self.most, capped.most)
 
     def learn(self, refused: Refused) -> None:
-        """Take note of why a request was refused; raises the refusal if nothing about a request can be changed."""
+        """Remember the reason of a refusal. Raises the refusal if no change of the request can help."""
         if not isinstance(refused, FieldRefused) or refused.field in {*self.fixed, "tools"}:
             raise refused
         if refused.field in _LIMITS:
@@ -166,24 +170,28 @@ class _Accepted:
 
 
 class OpenAIServer:
-    """A server with OpenAI's API.
+    """A client for a server with OpenAI's API.
 
     Args:
-        url: `http://host:port`, whose API is at `/v1`, or the whole base address of the API, such as
-            `https://host/api/v1`; else a UserError.
-        key: the API key, if the server asks for one; for OpenAI's own server by default that in OPENAI_API_KEY.
-        answer_s: seconds without a byte after which it counts as away; None leaves that to the caller.
+        url: `http://host:port` for an API at `/v1`, or the full base address of the API, such as
+            `https://host/api/v1`.
+        key: the API key, if the server needs one. For OpenAI's own server, the default is OPENAI_API_KEY.
+        texts: texts about the server for error messages.
+        answer_s: timeout in seconds without a received byte. None means that the caller sets a timeout.
         fields: further fields of every completion request.
 
-    Every request raises EngineUnavailable if nothing answers or the server is busy, EngineRateLimited if it limits the
-    rate of requests, and Refused if it refuses.
+    Raises:
+        UserError: the URL, the key or the proxy is not valid.
+
+    Every request raises EngineUnavailable if nothing answers or the server is overloaded, EngineRateLimited if the
+    server limits the rate of requests, and Refused if it refuses the request.
     """
 
     def __init__(
         self,
         url: str,
         key: str | None = None,
-        wording: Wording = Wording(),
+        texts: ServerTexts = ServerTexts(),
         answer_s: float | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
@@ -193,24 +201,23 @@ class OpenAIServer:
         key = key or _key_of_openai(self.url)
         if key:
             check_key(key)
-        self._wording = wording
-        self._where = f"the {wording.service} at {self.url}"
+        self._texts = texts
+        self._where = f"the {texts.service} at {self.url}"
         self._accepted = _Accepted(fields or {})
         self._proxy = proxy_of(url)
         self.on_left_out: OnLeftOut | None = None
-        """Called once for each field that is left out of requests because the server does not take it, if the field has
-        an effect on the reply."""
+        """Called once for each field that is left out because the server rejects it, if it affects the reply."""
         self.on_capped: OnCapped | None = None
-        """Called once for each number of tokens to which the server caps a reply that was to have more."""
+        """Called once for each cap of the server that is below the requested number of tokens."""
         self.on_allowances: OnAllowances | None = None
-        """Called with each answer that names limits of the rate of requests."""
+        """Called for each answer that states rate limits."""
         self._tokens_a_request: float | None = None
-        """Tokens of a request with its reply, on average over the last ones; None if the server does not count them."""
-        self._told_caps: set[int] = set()
+        """Moving average of the tokens in a request and its reply. None if the server does not count tokens."""
+        self._reported_caps: set[int] = set()
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
         except (ValueError, ImportError) as error:
-            raise UserError(f"cannot use the proxy {self._proxy}: {error}", "Name an HTTP proxy.") from error
+            raise UserError(f"cannot use the proxy {self._proxy}: {error}", "Use an HTTP proxy.") from error
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(answer_s, connect=_CONNECT_S),
@@ -219,9 +226,9 @@ class OpenAIServer:
         )
 
     async def served(self, name: str | None) -> Served:
-        """The model of this name, or with None the only one that the server has.
+        """Returns the server's description of the model `name`. With None it returns that of the server's only model.
 
-        A server that has no list of models is taken at the name. Raises EngineError if there is no such model.
+        If the server has no list of models, any name is accepted. Raises EngineError if the model does not exist.
         """
         try:
             answer = await self._send("GET", "models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
@@ -231,19 +238,20 @@ class OpenAIServer:
         except (Refused, ValueError, RecursionError) as error:
             if name is not None:
                 return Served(name, name, None)
-            hint = f"Check the address; if the server has no list of models, name one with {self._wording.name_option}."
+            option = self._texts.name_option
+            hint = f"Check the address. If the server has no list of models, choose a model with {option}."
             if isinstance(error, Refused):
                 raise Refused(error.message, error.hint or hint, error.status) from error
             raise EngineError(
                 f"{self._address('models')} did not return an OpenAI model list", hint
             ) from error
         if name is None and len(cards) != 1:
-            option = self._wording.name_option
+            option = self._texts.name_option
             raise self.error(
                 f"serves {len(cards)} models: {first_few(list(cards))}", f"Choose one of them with {option}."
             )
         model = name or next(iter(cards))
-        # Google lists `models/NAME` and takes NAME.
+        # Google's list of models has `models/NAME`, but requests use NAME.
         card = cards.get(model) or cards.get(f"models/{model}")
         if card is None:
             raise self.error(f"does not serve {model}", f"It serves: {first_few(list(cards))}.")
@@ -253,7 +261,7 @@ class OpenAIServer:
         return served
 
     def note_limits(self, served: Served) -> None:
-        """Keep to the limits of a model that was described by this server."""
+        """Apply the limits in this server's description of a model to all requests."""
         self._accepted.context = served.max_len
         self._accepted.most = served.most
         if served.most is not None:
@@ -261,16 +269,16 @@ class OpenAIServer:
 
     @property
     def context(self) -> int | None:
-        """Tokens that a conversation and its reply may have together; None while the server has not said."""
+        """Maximum number of tokens in a conversation and its reply. None if the server has not stated it yet."""
         return self._accepted.context
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Fields that the server does not take, with its words."""
+        """Fields that the server rejects, with its messages."""
         return self._accepted.left_out
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
-        """The JSON of an answer; `hint` helps if the server refuses."""
+        """Send a request, and return the JSON of the answer. `hint` is shown if the server refuses the request."""
         answer = await self._send("POST", path, hint, json=body)
         try:
             return answer.json()
@@ -286,22 +294,25 @@ class OpenAIServer:
         *,
         stream: bool,
     ) -> Completed:
-        """One completion of at most `room` tokens; None for as many as the server gives.
+        """Request a completion.
 
-        A conversation that fills the model's context ends with the finish `length`: the reply gets what is left, which
-        may be nothing. A request with a field that the server does not take is sent again without it, unless the field
-        is `tools`, for which FieldRefused is raised. If the server says so in the middle of the reply,
-        EngineUnavailable is raised, so that the reply is begun again.
+        If the conversation fills the model's context, the reply gets the rest of the context, which may be nothing, and
+        the finish is `length`. If the server rejects a field, the request is sent again without this field. The field
+        `tools` is an exception: its refusal is raised. If the server rejects a field during the reply,
+        EngineUnavailable is raised, so that a retry starts the reply again.
 
         Args:
             path: `completions` or `chat/completions`.
-            on_choice: called with the completion, in pieces if it is streamed.
+            body: the fields of the request.
+            room: the maximum number of tokens in the completion. None sends no limit.
+            on_choice: called with the completion, or with each piece of it if it is streamed.
+            stream: whether to stream the completion.
         """
         reductions = 0
         cap: int | None = None
         while True:
             sent, began = self._accepted.request(body, room, cap), False
-            self._tell_cap(sent, room)
+            self._report_cap(sent, room)
 
             def receive(choice: Choice) -> None:
                 nonlocal began
@@ -334,7 +345,7 @@ class OpenAIServer:
                 return completed
 
     def error(self, what: str, hint: str = "") -> EngineError:
-        """An error of this server: `what` continues a sentence that begins with its name."""
+        """Returns an error of this server. `what` continues the sentence after the server's name."""
         return EngineError(f"{self._where} {what}", hint)
 
     async def aclose(self) -> None:
@@ -363,28 +374,28 @@ class OpenAIServer:
                 self.on_left_out(name, refused.message)
 
     def _count(self, usage: Usage) -> None:
-        """Take note of how many tokens a request and its reply had."""
+        """Update the moving average of the tokens in a request and its reply."""
         if tokens := usage.prompt_tokens + usage.completion_tokens:
             before = tokens if self._tokens_a_request is None else self._tokens_a_request
             self._tokens_a_request = before + (tokens - before) * _WEIGHT_OF_LAST
 
-    def _tell_allowances(self, answer: httpx.Response, sent_at: float) -> None:
+    def _report_allowances(self, answer: httpx.Response, sent_at: float) -> None:
         allowed = allowances(answer.headers, self._tokens_a_request)
         if self.on_allowances is not None and answer.status_code < 300 and allowed:
             self.on_allowances(allowed, time.monotonic() - sent_at)
 
-    def _tell_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
-        """Say that a request asks for fewer tokens than it should, because the server caps its replies."""
+    def _report_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
+        """Report that a request asks for fewer tokens than requested, because of the server's cap."""
         limit = sent.get(self._accepted.limit_names[0])
-        if self.on_capped is None or room is None or limit in self._told_caps:
+        if self.on_capped is None or room is None or limit in self._reported_caps:
             return
         if limit in self._accepted.cap_words and limit < room:
-            self._told_caps.add(limit)
+            self._reported_caps.add(limit)
             self.on_capped(limit, self._accepted.cap_words[limit])
 
     @property
     def _through(self) -> str:
-        """How messages name the proxy after the server; empty without one."""
+        """The part of messages that names the proxy. Empty if there is no proxy."""
         return f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
@@ -398,7 +409,7 @@ class OpenAIServer:
     async def _whole(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
         sent_at = time.monotonic()
         answer = await self._send("POST", path, json=sent)
-        self._tell_allowances(answer, sent_at)
+        self._report_allowances(answer, sent_at)
         return self._read_whole(answer.text, sent, on_choice)
 
     def _read_whole(self, text: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
@@ -409,13 +420,13 @@ class OpenAIServer:
         if not isinstance(value, dict) or not value.get("choices"):
             if isinstance(value, dict) and (value.get("error") or value.get("object") == "error"):
                 raise error_in_answer(self._request_of(sent), value, text)
-            raise self._malformed(f"JSON that is no completion: {text[:200]}")
+            raise self._malformed(f"JSON that is not a completion: {text[:200]}")
         turn = _Turn(on_choice)
         with self._read():
             turn.add(read_completion(value))
             turn.adopt_other()
         if not turn.ended(done=True):
-            raise self._malformed(f"a completion that says nothing and has no finish_reason: {text[:200]}")
+            raise self._malformed(f"a completion without content and without finish_reason: {text[:200]}")
         return turn.completed()
 
     async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
@@ -425,7 +436,7 @@ class OpenAIServer:
             async with self._http.stream(
                 "POST", self._address(path), json={**sent, "stream": True}
             ) as answer:
-                self._tell_allowances(answer, sent_at)
+                self._report_allowances(answer, sent_at)
                 if answer.status_code >= 300 or not _streams(answer):
                     text = (await answer.aread()).decode(errors="replace")
                     self._check(answer, text, sent, "")
@@ -461,11 +472,11 @@ class OpenAIServer:
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
-        """What the server sent is read in this block; it is asked again if that is malformed."""
+        """Convert errors of parsing in this block to errors of the server, which may be retried."""
         try:
             yield
         except Malformed as error:
-            raise self._malformed(f"a completion that is not of OpenAI's form: {error}") from error
+            raise self._malformed(f"a completion that does not have OpenAI's form: {error}") from error
         except _TurnFailed as failed:
             raise EngineUnavailable(
                 f"{self._where} ended a turn with finish_reason {failed.reason!r}",
@@ -477,33 +488,33 @@ class OpenAIServer:
         return MalformedAnswer(f"{self._where} sent {what}", hint)
 
     def _not_json(self, text: str, hint: str = "") -> MalformedAnswer:
-        """The error for a text that is no JSON: an answer that was cut off, or a page of something in between."""
+        """Returns the error for a text that is not JSON, such as a truncated answer or the web page of a proxy."""
         hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
         if (title := page_title(text)) is not None:
-            return self._malformed(f"a web page ({title}) in place of an answer", hint)
+            return self._malformed(f"a web page ({title}) instead of an answer", hint)
         if not text.strip():
             return self._malformed("an empty answer", hint)
         return self._malformed(f"an answer that is not JSON: {text[:200]}", hint)
 
     def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
         proxy = _without_password(self._proxy) if self._proxy else ""
-        return RefusedRequest(self._where, sent, self._wording.key_hint, hint, proxy)
+        return RefusedRequest(self._where, sent, self._texts.key_hint, hint, proxy)
 
     def _check(self, answer: httpx.Response, text: str, sent: Mapping[str, Any], hint: str) -> None:
         if answer.status_code >= 300:
             raise refusal(self._request_of(sent, hint), answer.status_code, answer.headers, text)
 
     def _connection_error(self, error: httpx.TransportError) -> EngineError:
-        """The error for a request that the server has not answered."""
+        """Returns the error for a request that the server did not answer."""
         if isinstance(error, httpx.ProxyError) and (status := re.match(r"\d{3}\b", str(error))):
             return proxy_refusal(self._request_of({}), int(status[0]), str(error))
         if (fault := _certificate_fault(error)) is not None:
             return CertificateRefused(
                 f"the certificate of {self._where}{self._through} is not trusted: {fault}"
             )
-        nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"
+        nothing = "nothing" if self._texts.service == "server" else f"no {self._texts.service}"
         through = self._through
-        hint = "Check that the server is running; `rstar2 serve MODEL` starts one."
+        hint = "Check that the server is running. `rstar2 serve MODEL` starts one."
         if isinstance(error, httpx.ReadTimeout):
             message = f"{self._where} accepts requests but does not answer"
             return EngineUnavailable(message, hint, cause="no answer in time", timed_out=True)
@@ -518,7 +529,7 @@ class OpenAIServer:
 
 
 class _TurnFailed(Exception):
-    """A fault of the server ended a turn, as its finish reason says."""
+    """An error of the server ended a turn. The finish reason says so."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -527,7 +538,7 @@ class _TurnFailed(Exception):
 
 @dataclass
 class _Turn:
-    """Follows one completion, whole or in pieces."""
+    """Collects a completion, which arrives whole or in pieces."""
 
     on_choice: OnChoice
     finish: Finish | None = None
@@ -535,10 +546,10 @@ class _Turn:
     refused: bool = False
     began: bool = False
     _others: list[Choice] = field(default_factory=list)
-    """Choices with other numbers than 0 of events without a choice 0."""
+    """Choices of events that have no choice with index 0."""
 
     def add(self, completion: Completion) -> None:
-        """Add an event. Raises Malformed or _TurnFailed for a finish reason that is not known, or is a fault's."""
+        """Add an event. Raises Malformed for an unknown finish reason, and _TurnFailed for one that means an error."""
         self.usage = completion.usage or self.usage
         if (choice := completion.choice) is None:
             self._others += completion.choices
@@ -546,7 +557,7 @@ class _Turn:
         self._add(choice)
 
     def adopt_other(self) -> None:
-        """Take the one choice with another number than 0 for the turn, if the server sent no choice 0."""
+        """If the server sent no choice with index 0 and only one other choice, use that one as the turn."""
         others, self._others = self._others, []
         if self.finish is None and not self.began and len({choice.index for choice in others}) == 1:
             for choice in others:
@@ -561,7 +572,7 @@ class _Turn:
         self.on_choice(choice)
 
     def ended(self, done: bool) -> bool:
-        """Whether the server ended the turn; `done` says whether it ended the stream, which ends what was begun."""
+        """Whether the server ended the turn. If it ended the stream (`done`), a turn with content has also ended."""
         return self.finish is not None or (done and self.began)
 
     def completed(self) -> Completed:
@@ -570,9 +581,12 @@ class _Turn:
 
 
 def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | None:
-    """The room of a reply that is to fit the context after all: None for what the server gives, 0 if there is none."""
+    """Returns a smaller token limit for a reply that did not fit the context.
+
+    None means to send no limit, and 0 means that nothing fits.
+    """
     if full.context is not None and full.prompt is not None and reductions < _MAX_REDUCTIONS:
-        # Some servers want the sum to be smaller than the context.
+        # Some servers require the sum to be smaller than the context.
         left = full.context - full.prompt - 1
         if room is None or left < room:
             return max(left, 0)
@@ -580,15 +594,15 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
 
 
 def _question(body: Mapping[str, Any]) -> Any:
-    """What a conversation begins with: the same for all turns and samples of a problem."""
+    """Returns the first user message or the prompt. It is the same for all turns and samples of a problem."""
     messages = body.get("messages") or []
     return next((each["content"] for each in messages if each["role"] == "user"), body.get("prompt"))
 
 
 def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | None) -> bool:
-    """Whether a conversation takes less than half of the context, though the server says that it does not fit.
+    """Whether a conversation surely takes less than half of the context, although the server says that it does not fit.
 
-    A text has at most as many tokens as bytes.
+    The number of bytes is an upper bound for the number of tokens.
     """
     contents = [body.get(name) for name in ("prompt", "messages", "tools")]
     prompt = full.prompt or len(json.dumps(contents, ensure_ascii=False).encode(errors="replace"))
@@ -596,7 +610,7 @@ def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | 
 
 
 def _streams(answer: httpx.Response) -> bool:
-    """Whether an answer may be a stream of events; some servers do not say so."""
+    """Whether an answer may be an event stream. Some servers do not set its content type."""
     kind = answer.headers.get("content-type", "")
     return not kind.startswith(("application/json", "text/html"))
 
@@ -606,7 +620,10 @@ def _says_it_streams(answer: httpx.Response) -> bool:
 
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
-    """The lines of a body. httpx would also end them at separators that may stand in a JSON text, such as U+2028."""
+    """Yields the lines of a response's body.
+
+    httpx would also split lines at separators that may be in a JSON text, such as U+2028.
+    """
     rest = b""
     async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -617,14 +634,14 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
 
 
 def _base(url: str) -> httpx.URL:
-    """The address that paths of the API are added to: the user's if it has a path, else `/v1` of the server."""
+    """Returns the base address of the API: the user's address, with the path `/v1` if it has no path."""
     base = httpx.URL(url.strip())
     path = base.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
     return base.copy_with(path=path or "/v1")
 
 
 def _display_url(url: str) -> str:
-    """A server's address as messages have it, which leads to the same API as the user's."""
+    """Returns a server's address for messages. It leads to the same API as the user's address."""
     url = url.rstrip("/")
     return url.removesuffix("/v1") if httpx.URL(url).path == "/v1" else url
 
@@ -634,12 +651,12 @@ def _without_password(proxy: str) -> str:
 
 
 def _key_of_openai(url: str) -> str | None:
-    """The environment's key of OpenAI; None for any other server, to which it must not be sent."""
+    """Returns OPENAI_API_KEY for OpenAI's own server. Other servers must not receive the key: returns None for them."""
     return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 
 
 def _certificate_fault(error: BaseException) -> str | None:
-    """Why a certificate was not trusted, if that is what ended a connection."""
+    """Returns why a certificate is not trusted. None if the connection failed for another reason."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, ssl.SSLCertVerificationError):
         inner = inner.__cause__ or inner.__context__
@@ -647,9 +664,9 @@ def _certificate_fault(error: BaseException) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Why a connection failed, as the operating system says it: `connection refused`."""
+    """Returns why a connection failed, in the words of the operating system, such as `connection refused`."""
     if isinstance(error, ssl.SSLError):
-        # Its number is of OpenSSL, not of the operating system.
+        # The number of this error is defined by OpenSSL, not by the operating system.
         return f"TLS failed: {error.reason or error}"
     if isinstance(error, OSError) and error.errno is not None:
         return (os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)).lower()

@@ -1,6 +1,6 @@
-"""An engine that knows the answers: a check of benchmark, judge, grader and report without any model.
+"""An engine that knows the answers, to test benchmark, judge, grader and report without a model.
 
-What it should score is known beforehand, so a score that differs is a fault of the pipeline, not of a model.
+Its score is known in advance. A different score is therefore an error of the pipeline.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WRONG_EVERY = 10
 
 
 class OracleEngine:
-    """Answers every problem with its gold (by the problem's text), except every tenth, wrong on purpose.
+    """Answers each problem with its gold answer, which it looks up by the problem's text.
 
-    Its first turn prints the answer with Python, its second gives the tool's output. `generate` raises EngineError
-    for a prompt that opens with none of the problems.
+    Every tenth answer is wrong on purpose. The first turn prints the answer with Python, and the second turn gives it.
+    `generate` raises EngineError if the prompt begins with none of the problems.
     """
 
     name = "oracle"
@@ -70,9 +70,9 @@ def _answer(answer: str) -> str:
 
 
 def byte_codec(fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:
-    """A codec that needs no model, by default in our format: one token per byte, and those of our chat template.
+    """Returns a codec that needs no model. It has one token per byte, and the special tokens of rstar2's template.
 
-    UserError as of `ChatCodec`.
+    The default format is rstar2's own. Raises UserError if the format does not fit this tokenizer, see `codec_for`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

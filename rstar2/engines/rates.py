@@ -1,7 +1,7 @@
-"""Reads what servers say about the rate of requests: how many more they take, and when they want to be asked again.
+"""Reads the rate limits in servers' answers: the number of requests left, and the time until the limit is reset.
 
-Providers agree on neither the names of the headers nor the units. A time is written as seconds, as `6m0s` or `120ms`,
-as a Unix time in seconds or milliseconds, or as a date.
+Providers use different header names and units. A time may be a number of seconds, a duration such as `6m0s` or `120ms`,
+a Unix time in seconds or milliseconds, or a date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _TRY_AGAIN = re.compile(
     re.IGNORECASE,
 )
 _PARAMETER = re.compile(r";\s*([a-z]+)=(\d+)")
-"""A parameter of a policy in the header `RateLimit`: r is what is left, t the seconds until it is whole again."""
+"""Matches a parameter of a policy in the header `RateLimit`. r is the number of requests left, and t the number of
+seconds until the limit is reset."""
 _SECONDS = {
     "ms": 1e-3, "milli": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0,
 }  # fmt: skip
@@ -45,23 +46,23 @@ _LIMITS = (
     ("x-ratelimit-remaining", "x-ratelimit-reset"),
     ("ratelimit-remaining", "ratelimit-reset"),
 )
-"""Headers with what is left of a limit, and with when it is whole again. Those with `tokens` count tokens."""
+"""Pairs of headers: the rest of a limit, and the time until its reset. Those with `tokens` in the name count tokens."""
 
 
 @dataclass(frozen=True)
 class _Limit:
-    """What a server says of one of its limits."""
+    """A rate limit in a server's answer."""
 
     counts_tokens: bool
-    """Whether it limits tokens; otherwise it limits requests."""
+    """Whether the limit counts tokens. Otherwise it counts requests."""
     left: float
-    """How many more the server takes."""
+    """Number of tokens or requests that are left."""
     reset_s: float
-    """Seconds until it takes the whole number again."""
+    """Seconds until the limit is reset."""
 
 
 def _limits(headers: Mapping[str, str]) -> Iterator[_Limit]:
-    """The limits in an answer's headers whose end can be read. The names of the headers are in lower case."""
+    """Yields the limits in an answer's headers whose reset time is known. The header names are in lower case."""
     for left, reset in _LIMITS:
         remaining, reset_s = _number(headers.get(left)), _pause_s(headers.get(reset, ""))
         if remaining is not None and reset_s is not None:
@@ -73,10 +74,10 @@ def _limits(headers: Mapping[str, str]) -> Iterator[_Limit]:
 
 
 def allowances(headers: Mapping[str, str], tokens_a_request: float | None) -> list[Allowance]:
-    """How many more requests a server takes, by each limit that an answer's headers name.
+    """Returns the number of requests that are left, for each limit in an answer's headers.
 
-    A limit of tokens counts as requests of this many tokens. If their number is not known, it counts only if no token
-    is left.
+    A token limit is converted to requests of `tokens_a_request` tokens. If this number is not known, a token limit is
+    returned only if no token is left.
     """
     lower = {key.lower(): value.strip() for key, value in headers.items()}
     allowed = []
@@ -91,9 +92,9 @@ def allowances(headers: Mapping[str, str], tokens_a_request: float | None) -> li
 
 
 def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
-    """The seconds after which a server that refused a request wants to be asked again; 0 if it does not say.
+    """Returns the seconds after which a server that refused a request allows a retry. Returns 0 if it does not say.
 
-    They are in `Retry-After`, in the headers of a limit of which nothing is left, or in the error's words.
+    The time is taken from the header `Retry-After`, the headers of an exhausted limit, or the text of the error.
     """
     lower = {key.lower(): value.strip() for key, value in headers.items()}
     if (milliseconds := _number(lower.get("retry-after-ms"))) is not None:
@@ -108,10 +109,13 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
 
 
 def _pause_s(text: str) -> float | None:
-    """Seconds until a moment: written as seconds, `6m0s`, a Unix time in seconds or milliseconds, or a date of HTTP or
-    RFC 3339."""
+    """Parses the seconds until a point in time.
+
+    The text is a number of seconds, a duration such as `6m0s`, a Unix time in seconds or milliseconds, or a date in the
+    form of HTTP (RFC 9110) or RFC 3339.
+    """
     if (number := _number(text)) is not None:
-        # No server asks for a pause of thirty years.
+        # A number above 1e9 is a Unix time, because no server asks for a pause of thirty years.
         unix = number / 1000 if number > 1e11 else number
         return max(0.0, unix - time.time()) if number > 1e9 else max(0.0, number)
     if (duration := _duration_s(text)) is not None:
@@ -132,7 +136,7 @@ def _duration_s(text: str) -> float | None:
 
 
 def _number(text: str | None) -> float | None:
-    """A finite number that a text is, else None."""
+    """Parses a finite number. Returns None if the text is not one."""
     try:
         number = math.nan if text is None else float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Reads what a server says if it does not answer a request: the errors of OpenAI's API, in the words of many servers.
+"""Interprets the errors of servers with OpenAI's API.
 
-Servers agree on the shape of an answer, but not on the shape or the words of an error. This module decides what each
-means for a run: ask again, ask slower, ask for less, end the sample, or end the run. The wordings are those of OpenAI,
-vLLM, llama.cpp, SGLang, TGI, Anthropic, Google, Groq, Mistral, DeepSeek, xAI, Cerebras, OpenRouter and others.
+Servers use the same form for answers, but different forms and texts for errors. This module decides what an error means
+for a run: retry, send fewer requests, ask for fewer tokens, end the sample, or end the run. It knows the errors of
+OpenAI, vLLM, llama.cpp, SGLang, TGI, Anthropic, Google, Groq, Mistral, DeepSeek, xAI, Cerebras, OpenRouter and others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rstar2.errors import UnusableAnswer
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable
 
 _MAY_PASS = frozenset({408, 409, 425})
-"""HTTP statuses below 500 of a server that is busy, which may pass."""
+"""HTTP statuses below 500 that mean that the server is busy, so that a retry may succeed."""
 _NEVER_PASS = frozenset({501, 505})
 _MAX_LENGTH = 500
 
 
 class Refused(EngineError):
-    """A server refused a request with an HTTP `status` that will not pass."""
+    """A server refused a request with the HTTP status `status`. A retry of the same request would fail too."""
 
     def __init__(self, message: str, hint: str, status: int) -> None:
         super().__init__(message, hint, cause=f"refused (HTTP {status})")
@@ -34,7 +34,7 @@ class Refused(EngineError):
 
 
 class AccessRefused(Refused):
-    """A server refused a request for a reason for which it will refuse every other one too."""
+    """A server refused a request for a reason that applies to every other request too."""
 
 
 class KeyRefused(AccessRefused):
@@ -44,32 +44,34 @@ class KeyRefused(AccessRefused):
 
 
 class ProxyRefused(AccessRefused):
-    """The proxy between this machine and a server lets no request through."""
+    """The proxy between this machine and a server blocks all requests."""
 
     exit_code = 2
 
 
 class CertificateRefused(AccessRefused):
-    """This machine does not trust the certificate of a server or of a proxy, so no request is sent to it."""
+    """This machine does not trust the certificate of a server or a proxy, so no request can be sent."""
 
     exit_code = 2
 
     def __init__(self, message: str) -> None:
-        hint = "Name the file with your organization's certificates in SSL_CERT_FILE."
+        hint = "Set SSL_CERT_FILE to the file with your organization's certificates."
         super().__init__(message, hint, 0)
         self.cause = "certificate not trusted"
 
 
 class QuotaExhausted(AccessRefused):
-    """The account at the server has no credit or quota left, which waiting does not mend."""
+    """The account at the server has no credit or quota left. Waiting does not help."""
 
 
 class ContextExceeded(Refused):
     """A conversation and the tokens of its reply do not fit the model's context.
 
     Args:
-        context: tokens that both may have together, if the server says so.
-        prompt: tokens of the conversation, if the server says so.
+        message: the message of the error.
+        status: the HTTP status.
+        context: the maximum number of tokens in both together, if the server states it.
+        prompt: the number of tokens in the conversation, if the server states it.
     """
 
     def __init__(self, message: str, status: int, context: int | None, prompt: int | None) -> None:
@@ -80,7 +82,7 @@ class ContextExceeded(Refused):
 
 
 class CompletionCapped(Refused):
-    """A server allows a reply at most this many tokens, whatever the prompt is."""
+    """A server allows at most `most` tokens in a reply, for any prompt."""
 
     def __init__(self, message: str, status: int, most: int) -> None:
         super().__init__(message, "Ask for fewer tokens with --max-tokens.", status)
@@ -88,7 +90,7 @@ class CompletionCapped(Refused):
 
 
 class FieldRefused(Refused):
-    """A server does not take one field of a request, or not with that value."""
+    """A server rejects a field of a request, or the value of this field."""
 
     def __init__(self, message: str, hint: str, status: int, field: str) -> None:
         super().__init__(message, hint, status)
@@ -96,17 +98,17 @@ class FieldRefused(Refused):
 
 
 class ToolsRefused(AccessRefused):
-    """A server takes no tools for this model, and every request of the run has them."""
+    """A server rejects tools for this model, and every request of the run has tools."""
 
     exit_code = 2
 
 
 class ContentFiltered(Refused):
-    """A filter of the server refused the conversation for what it says."""
+    """A filter of the server rejected the content of the conversation."""
 
 
 class MalformedAnswer(EngineUnavailable, UnusableAnswer):
-    """A server's answer is no completion of OpenAI's API. Another attempt may bring one."""
+    """A server's answer is not a completion of OpenAI's API. A retry may succeed."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         hint = hint or "Check that the address is that of an API like OpenAI's."
@@ -114,52 +116,52 @@ class MalformedAnswer(EngineUnavailable, UnusableAnswer):
 
 
 def access_refusal(error: EngineError) -> AccessRefused | None:
-    """The refusal of a key or quota that an error is, or that the agent loop met; None for every other error."""
+    """Returns the error itself or its cause, if one of them is an AccessRefused. Otherwise returns None."""
     cause = error.__cause__
     return error if isinstance(error, AccessRefused) else cause if isinstance(cause, AccessRefused) else None
 
 
 @dataclass(frozen=True)
 class RefusedRequest:
-    """The request that was refused, for the message."""
+    """Facts about a refused request, for the error's message."""
 
     where: str
-    """The server, as messages name it."""
+    """The name of the server in messages."""
     body: Mapping[str, Any]
-    """Its fields; empty if it had none."""
+    """The fields of the request. Empty if it has none."""
     key_hint: str
-    """How the user gives a key."""
+    """The sentence that tells the user how to set a key."""
     hint: str = ""
-    """What helps against a refusal that nothing else is known of."""
+    """The hint for a refusal with an unknown reason."""
     proxy: str = ""
-    """The proxy that it goes through, without its password; empty if it goes through none."""
+    """The address of the proxy, without its password. Empty if there is no proxy."""
 
 
 @dataclass(frozen=True)
 class _ErrorBody:
-    """An error as a server says it, whatever its shape."""
+    """The contents of a server's error, in one form for all servers."""
 
     message: str
     code: str = ""
-    """Code, type and status of the error: words that programs read, in lower case, with spaces between."""
+    """The machine-readable code, type and status of the error, in lower case and separated by spaces."""
     field: str = ""
-    """The field of the request that it is about."""
+    """The field of the request that caused the error."""
     status: int | None = None
-    """The HTTP status that the error itself names."""
+    """The HTTP status in the body of the error."""
 
 
 def refusal(request: RefusedRequest, status: int, headers: Mapping[str, str], text: str) -> EngineError:
-    """The error for an answer with an HTTP status of 300 or more."""
+    """Returns the error for an answer with an HTTP status of 300 or more."""
     if 300 <= status < 400:
         target = headers.get("location", "another address")
         return Refused(
-            f"{request.where} redirects requests to {target} (HTTP {status})", "Give that address.", status
+            f"{request.where} redirects requests to {target} (HTTP {status})", "Use that address.", status
         )
     return _error(request, status, headers, _read_body(text), text)
 
 
 def error_in_answer(request: RefusedRequest, event: Any, text: str) -> EngineError:
-    """The error that stands in an answer whose HTTP status is 200: in a stream, or in place of a completion."""
+    """Returns the error for an answer with HTTP status 200 that contains an error, in a stream or as the whole body."""
     error = _body_of(event) or _ErrorBody(text[:_MAX_LENGTH])
     status = 503 if _ENGINE_DIED.search(error.message) else error.status or _status_of(error)
     number = f"error {error.status} in its answer" if error.status else "an error in its answer"
@@ -174,11 +176,11 @@ def _error(
     text: str,
     in_answer: str = "",
 ) -> EngineError:
-    """The error for an HTTP status, or for an error that stands in an answer, which is how messages call it."""
+    """Returns the error for an HTTP status, or for an error inside an answer, which `in_answer` describes."""
     number = in_answer or f"HTTP {status}"
     message = f"{request.where} refused the request: {number}: {error.message}"
     if status == 402 or _NO_QUOTA_CODE.search(error.code) or _NO_QUOTA.search(error.message):
-        hint = "Add credit or raise the limit at the provider; waiting does not help."
+        hint = "Add credit or raise the limit at the provider. Waiting does not help."
         return QuotaExhausted(f"{request.where} has no quota left: {number}: {error.message}", hint, status)
     if status == 401:
         return KeyRefused(message, request.key_hint, status)
@@ -186,7 +188,7 @@ def _error(
         return proxy_refusal(request, status, f"{number}: {error.message}")
     if _TOO_LARGE_FOR_RATE.search(error.message) and status in (413, 429):
         return Refused(
-            message, "A request of this size exceeds the account's limit of tokens a minute.", status
+            message, "A request of this size exceeds the account's limit of tokens per minute.", status
         )
     if status == 429 or (status != 403 and _RATE_LIMIT.search(error.code)):
         pause_s = requested_pause_s(headers, text)
@@ -211,22 +213,28 @@ def _error(
 
 
 def proxy_refusal(request: RefusedRequest, status: int, words: str) -> EngineError:
-    """The error for a request that a proxy did not pass on: the HTTP status of the proxy's answer, and its words."""
+    """Returns the error for a request that a proxy did not forward.
+
+    Args:
+        request: the request.
+        status: the HTTP status of the proxy's answer.
+        words: the text of the proxy's answer.
+    """
     proxy = f"the proxy {request.proxy}".rstrip()
     if status == 407:
-        hint = "Write them into the proxy's address, as http://USER:PASSWORD@HOST:PORT, with @ in the password as %40."
-        message = f"{proxy} asks for a user and a password before it leads to {request.where}: {words}"
+        hint = "Write both into the proxy's address: http://USER:PASSWORD@HOST:PORT, with @ in the password as %40."
+        message = f"{proxy} requires a user and a password for requests to {request.where}: {words}"
         return ProxyRefused(message, hint, status)
-    message = f"{proxy} does not lead to {request.where}: {words}"
+    message = f"{proxy} does not forward requests to {request.where}: {words}"
     if status in _MAY_PASS or (status >= 500 and status not in _NEVER_PASS):
-        hint = "Check the address; the proxy may not reach the server either."
+        hint = "Check the address of the server. The proxy may not be able to reach it."
         return EngineUnavailable(message, hint, cause=f"proxy: {words}")
-    hint = "Have the proxy allow the host, or name the host in NO_PROXY if it needs no proxy."
+    hint = "Allow the host in the proxy, or add the host to NO_PROXY if it needs no proxy."
     return ProxyRefused(message, hint, status)
 
 
 def page_title(text: str) -> str | None:
-    """The title of an answer that is a web page; None for every other answer."""
+    """Returns the title of an answer that is a web page. None for every other answer."""
     if not re.match(r"\s*(?:<!doctype html|<html|<head)", text, re.IGNORECASE):
         return None
     title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
@@ -234,7 +242,7 @@ def page_title(text: str) -> str | None:
 
 
 def _read_body(text: str) -> _ErrorBody:
-    """The error in the body of an answer."""
+    """Returns the error in the body of an answer."""
     if (title := page_title(text)) is not None:
         return _ErrorBody(f"a web page ({title})")
     with contextlib.suppress(ValueError, RecursionError):
@@ -244,7 +252,10 @@ def _read_body(text: str) -> _ErrorBody:
 
 
 def _body_of(value: Any) -> _ErrorBody | None:
-    """The error in a JSON value: `{"error": …}`, `{"detail": …}`, `{"message": …}`, or such an object in a list."""
+    """Returns the error in a JSON value. None if there is none.
+
+    The value is `{"error": …}`, `{"detail": …}` or `{"message": …}`, or a list with such an object.
+    """
     if isinstance(value, list):
         return next((error for error in map(_body_of, value) if error is not None), None)
     if isinstance(value, str):
@@ -263,7 +274,7 @@ def _body_of(value: Any) -> _ErrorBody | None:
     number = next(
         (_integer(value.get(key)) for key in ("code", "status", "status_code") if value.get(key)), None
     )
-    # An OpenRouter error has the words of the provider behind it beside its own, or what its filter met.
+    # An error of OpenRouter also contains the message of the provider, or the input that its filter flagged.
     metadata = value["metadata"] if isinstance(value.get("metadata"), dict) else {}
     raw = metadata.get("raw")
     return _ErrorBody(
@@ -289,7 +300,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _status_of(error: _ErrorBody) -> int:
-    """The HTTP status of an error that names none, by its type; 500 if that says nothing."""
+    """Returns the HTTP status that fits the type of an error without a status. Returns 500 for unknown types."""
     if _NO_QUOTA_CODE.search(error.code) or _RATE_LIMIT.search(error.code):
         return 429
     if "authentication" in error.code or "invalid_api_key" in error.code:
@@ -333,7 +344,10 @@ _ABOUT_SENDER = re.compile(
 
 
 def _filtered(status: int, error: _ErrorBody) -> bool:
-    """Whether a filter refused what the conversation says. Words alone may be about the account that asks."""
+    """Whether a filter rejected the content of the conversation.
+
+    Without an error code, the text decides, unless it is about the account that sent the request.
+    """
     if _FILTERED_CODE.search(error.code):
         return True
     by_words = 400 <= status < 500 and status != 403 and _FILTERED.search(error.message)
@@ -371,11 +385,14 @@ _CONTEXT = re.compile(
 _CONTEXT_FULL = re.compile(
     r"context size has been exceeded|exceeds the available context size", re.IGNORECASE
 )
-"""How llama.cpp says in the middle of an answer, as error 500, that the context is full."""
+"""Matches llama.cpp's message, sent as error 500 during an answer, that the context is full."""
 
 
 def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
-    """Whether a request does not fit the model's context. A busy or broken server may use the same words."""
+    """Whether an error means that a request does not fit the model's context.
+
+    Statuses of 500 and more are mostly excluded, because a busy or broken server may use the same words.
+    """
     if _CONTEXT_CODE.search(error.code):
         return status <= 500
     if status >= 500:
@@ -439,7 +456,7 @@ _EXCLUSIVE_CAP = re.compile(
 
 
 def _plain_numbers(text: str) -> str:
-    """The text with `131,072` and `131_072` as `131072`."""
+    """Returns the text with numbers such as `131,072` and `131_072` written as `131072`."""
     return re.sub(r"(?<=\d)[,_](?=\d{3}\b)", "", text)
 
 
@@ -471,17 +488,16 @@ _ABOUT_A_CALL = re.compile(
     r"tool_use_failed|tool call (?:validation|arguments|id)|pars\w+ (?:the )?tool calls?|tool_call(?:s|_id)\b|\brole\b",
     re.IGNORECASE,
 )
-"""Words about a call that a model wrote, or the reply to one, which only one conversation has."""
+"""Matches words about a model's call or its reply. Such an error concerns only one conversation."""
 _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
 )  # fmt: skip
-"""Fields without which a request may be sent again, or which have another name. If an error names several, such as
-`temperature` and `top_p`, the first one here counts."""
+"""Fields that a retry may leave out or rename. If an error names several, the first one in this list counts."""
 
 
 def _refused_field(body: Mapping[str, Any], error: _ErrorBody) -> str | None:
-    """The field of a request that a server does not take."""
+    """Returns the field of a request that a server rejects. None if the error names no such field."""
     words = f"{error.message} {error.code}"
     if not _UNSUPPORTED.search(words):
         return None

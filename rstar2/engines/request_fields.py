@@ -1,4 +1,4 @@
-"""Further fields of requests that a user wants, as `key=value` on the command line."""
+"""Parses further fields of requests, which a user sets as `key=value` on the command line."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ _OPTIONS = {
     "max_completion_tokens": "--max-tokens",
     "tools": "--no-tools or --tools-in-text",
 }
-"""Fields that have an option of their own."""
-_OURS = frozenset(
+"""Fields with their own option on the command line, and this option."""
+_RESERVED = frozenset(
     {"messages", "prompt", "stream", "stream_options", "n", "logprobs", "return_token_ids", "stop_token_ids"}
 )
-"""Fields that every request has, with values that the reading of answers depends on."""
+"""Fields that rstar2 sets in every request. Parsing the answers depends on their values."""
 
 
 def request_fields(texts: Sequence[str]) -> dict[str, Any]:
-    """The fields of texts such as `reasoning.effort=high`: a dot leads into an object, and a value is JSON or a text.
+    """Parse texts such as `reasoning.effort=high`. A dot separates the keys of nested objects.
 
-    Raises UserError for a text that is none, or a field that is not the user's to set.
+    A value is parsed as JSON if possible, and otherwise used as text.
+
+    Raises:
+        UserError: a text is not `key=value`, or the user cannot set this field.
     """
     fields: dict[str, Any] = {}
     for text in texts:
@@ -38,11 +41,11 @@ def request_fields(texts: Sequence[str]) -> dict[str, Any]:
         names = key.strip().split(".")
         if not equals or not all(names):
             raise UserError(f"`{_OPTION} {text}` is not key=value", _EXAMPLE)
-        if names[0] in _OURS:
-            raise UserError(f"`{_OPTION} {names[0]}`: rstar2 sets this field itself", "Leave it out.")
+        if names[0] in _RESERVED:
+            raise UserError(f"`{_OPTION} {names[0]}`: rstar2 sets this field itself", "Remove this option.")
         if names[0] in _OPTIONS:
             raise UserError(
-                f"`{_OPTION} {names[0]}`: this field has an option of its own", f"Use {_OPTIONS[names[0]]}."
+                f"`{_OPTION} {names[0]}`: this field has its own option", f"Use {_OPTIONS[names[0]]}."
             )
         _put(fields, names, _value(value), text)
     return fields
@@ -52,7 +55,9 @@ def _put(fields: dict[str, Any], names: Sequence[str], value: Any, text: str) ->
     for name in names[:-1]:
         fields = fields.setdefault(name, {})
         if not isinstance(fields, dict):
-            raise UserError(f"`{_OPTION} {text}`: {name} is set to a value that has no fields", _EXAMPLE)
+            raise UserError(
+                f"`{_OPTION} {text}`: {name} is already set to a value that is not an object", _EXAMPLE
+            )
     if names[-1] in fields:
         raise UserError(f"`{_OPTION} {text}`: the field is set twice", "Set each field once.")
     fields[names[-1]] = value

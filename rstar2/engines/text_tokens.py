@@ -1,7 +1,7 @@
-"""Stands in for a tokenizer if a server shows only text: an id is up to four bytes of UTF-8.
+"""A substitute for a tokenizer, for servers that return only text. Each id stands for up to four bytes of UTF-8.
 
-The agent loop, its budgets and its traces are in token ids. A server with a chat API gives none, so their number is
-estimated: four bytes of English are about a token.
+The agent loop, its budgets and its traces use token ids, but a chat API returns none. The number of ids is therefore an
+estimate of the number of tokens: four bytes of English text are about one token.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
 
 ToolsIn = Literal["request", "text", "nothing"]
-"""How a server's model is shown its tools. request: in the field `tools`, and its calls are read from the answer's
-`tool_calls`. text: in the system text, and its calls are read from the text. nothing: it has none."""
+"""The part of a request that describes the tools.
+
+request: the field `tools` describes them, and calls are read from `tool_calls` in the answer. text: the system text
+describes them, and calls are read from the text of the answer. nothing: there are no tools.
+"""
 BYTES = 4
-"""Bytes of an id at most."""
+"""Maximum number of bytes in an id."""
 START = "<|im_start|>"
 START_ID = 1
 END_ID = 2
@@ -31,7 +34,7 @@ TEMPLATE = (
     "{% for message in messages %}" + START + "{{ message.role }}\n{{ message.content }}" + END_OF_TURN + "\n"
     "{% endfor %}{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
 )
-"""Holds a conversation in such ids, so that `messages_of` can read it again. No model sees it."""
+"""The chat template for conversations in these ids. `messages_of` parses the result again, and no model sees it."""
 
 
 class TextTokenizer:
@@ -76,7 +79,10 @@ def _template(source: str) -> Any:
 
 
 def plain_ids(text: str) -> list[int]:
-    """The ids of a text in which nothing is special; each is its bytes after a leading 1, which keeps their number."""
+    """Returns the ids of a text without special tokens.
+
+    In base 256, an id is the digit 1 followed by its bytes. The leading 1 preserves the number of bytes.
+    """
     data = text.encode("utf-8", "replace")
     parts = (data[start : start + BYTES] for start in range(0, len(data), BYTES))
     return [_OFFSET + int.from_bytes(b"\1" + part) for part in parts]
@@ -88,7 +94,12 @@ def _unpacked(token_id: int) -> bytes:
 
 
 def text_codec(tool: str, tools_in: ToolsIn = "request") -> ChatCodec:
-    """A codec for a server that applies its own template, with one tool, named as in `Format.with_tool`."""
+    """Create a codec for a server that applies its own template.
+
+    Args:
+        tool: the name or the `module:object` of the only tool, see `Format.with_tool`.
+        tools_in: the part of a request that describes the tool.
+    """
     if tools_in == "request":
         fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
         return TemplateCodec(TextTokenizer(), fmt, "the server's own")
@@ -100,14 +111,15 @@ def text_codec(tool: str, tools_in: ToolsIn = "request") -> ChatCodec:
 
 
 def messages_of(token_ids: Sequence[int], tools_in: ToolsIn = "request") -> list[Message]:
-    """The conversation in a prompt of `text_codec`, as OpenAI's API writes it; the turn to be written is left out.
+    """Parse a prompt of `text_codec` into messages of OpenAI's API, without the turn that the model has to write.
 
-    Only ids part messages. Text that looks like one of the tokens between messages stays text, for the server too.
+    Only special ids separate messages. Text that looks like a special token is broken up, so that the server also reads
+    it as text.
     """
     tokenizer = TextTokenizer()
     messages: list[Message] = []
     waiting: list[str] = []
-    """Ids of calls whose replies come next."""
+    """Ids of the calls whose replies follow."""
     for number, ids in enumerate(_split(token_ids)[1:-1]):
         role, _, content = tokenizer.decode(ids).partition("\n")
         content = without_turn_tokens(content)
@@ -126,7 +138,7 @@ def messages_of(token_ids: Sequence[int], tools_in: ToolsIn = "request") -> list
 
 
 def _split(token_ids: Sequence[int]) -> list[list[int]]:
-    """The ids of each message: what stands between a start and the last end before the next start."""
+    """Returns the ids of each message: those between a start id and the last end id before the next start id."""
     parts: list[list[int]] = [[]]
     for token in token_ids:
         if token == START_ID:
@@ -138,7 +150,7 @@ def _split(token_ids: Sequence[int]) -> list[list[int]]:
 
 
 def _add_reply(messages: list[Message], content: str) -> None:
-    """Add the reply to a call that stands in a text, as a user's message; replies to one turn share it."""
+    """Add the reply to a call as a user message. All replies to the calls of one turn are in the same message."""
     reply = f"{tags.REPLY}\n{content}\n{tags.REPLY_END}"
     if len(messages) > 1 and messages[-1]["role"] == "user" and messages[-2]["role"] == "assistant":
         messages[-1]["content"] += f"\n{reply}"
@@ -147,7 +159,7 @@ def _add_reply(messages: list[Message], content: str) -> None:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """Messages for a server, in whose texts nothing can begin or end another message."""
+    """Returns the messages. Text in them that could begin or end a message is broken up."""
     return [
         {**message, "content": without_turn_tokens(message["content"])}
         if isinstance(message.get("content"), str)
@@ -157,7 +169,7 @@ def plain_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _assistant(content: str, number: int) -> tuple[dict[str, Any], list[str]]:
-    """A turn of the model without its thought, and the ids of the calls in it."""
+    """Returns a turn of the model without its thought, and the ids of its calls."""
     read = tags.read_turn(tags.after_thought(content))
     calls: list[dict[str, Any]] = []
     for call in read.calls:

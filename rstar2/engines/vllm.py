@@ -1,8 +1,8 @@
-"""Generates with a vLLM server over HTTP: token ids are sent, token ids come back.
+"""An engine for a vLLM server over HTTP: token ids in, token ids out.
 
-The prompt is sent as a list of token ids and `return_token_ids` asks for the ids that were sampled, so what
-the model wrote is never tokenized again. Log-probabilities are those at the sampling temperature only if the server
-runs with `--logprobs-mode processed_logprobs`, as `rstar2 serve` starts it.
+The request contains the prompt as token ids, and `return_token_ids` requests the sampled ids. Text of the model is
+therefore never tokenized again. Log-probabilities are those at the sampling temperature only if the server runs with
+`--logprobs-mode processed_logprobs`, which `rstar2 serve` sets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rstar2.loop.engine import Generation, OnTokens, Sampling
 
 @dataclass
 class _Received:
-    """The part of one turn that the server has sent so far."""
+    """The part of a turn that the server has sent so far."""
 
     on_tokens: OnTokens | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
 
     def add(self, choice: Choice) -> None:
-        """Add a choice, whole or a streamed piece."""
+        """Add a choice, which is a whole completion or a streamed piece."""
         logprobs = choice.logprobs.token_logprobs
         known = [value for value in logprobs if value is not None]
         self.token_ids += choice.token_ids
@@ -39,16 +39,20 @@ class _Received:
 
 
 class VLLMEngine:
-    """A model that a vLLM server holds. How long a turn may take is bounded by the caller.
+    """A model on a vLLM server. The engine has no timeout for a turn, so the caller must set one.
 
     Args:
-        url: the server, as `http://host:port`, with or without `/v1`; else a UserError.
-        model: the served model's name; None takes the one the server has.
-        stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
-        key: the API key, if the server asks for one.
-        more: further fields of the server's for each turn, such as `structured_outputs`.
+        url: the address of the server, such as `http://host:port`, with or without `/v1`.
+        model: the model's name. None uses the only model of the server.
+        stop_token_ids: ids that end a turn, in addition to the model's end-of-text token. See `ChatCodec.stop_ids`.
+        key: the API key, if the server needs one.
+        more: further request fields for each turn, such as `structured_outputs`.
 
-    `generate` raises EngineUnavailable if nothing answers or the server is busy, EngineError if it refuses.
+    Raises:
+        UserError: the URL is not valid.
+
+    `generate` raises EngineUnavailable if nothing answers or the server is overloaded, and EngineError if the server
+    refuses the request.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class VLLMEngine:
         return self._generation(received, completed, room if served.max_len is not None else None)
 
     def _generation(self, received: _Received, completed: Completed, room: int | None) -> Generation:
-        """A turn as received; `room` is how many tokens it could have had, None if that is not known."""
+        """Returns the received turn. `room` is the maximum number of tokens of the turn, or None if it is unknown."""
         written = len(received.token_ids)
         if not written and (completed.finish == "stop" or completed.usage.completion_tokens):
             raise self._server.error(
@@ -103,15 +107,16 @@ class VLLMEngine:
             )
         if completed.finish == "length" and room is not None and written < room:
             raise self._server.error(
-                f"ended a turn after {written} tokens, of {room} that it may have",
+                f"ended a turn after {written} tokens, although the limit is {room}",
                 "Remove max_new_tokens from the generation_config.json that the server uses.",
             )
         return Generation(received.token_ids, received.logprobs, completed.finish)
 
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
-        """The k largest log-probabilities at each position of a text but the first, largest first: shape (N - 1, k).
+        """Returns the k largest log-probabilities at each position of a text except the first, shape (N - 1, k).
 
-        Raises the errors of `generate`, and EngineError if the server returns none.
+        Each row is sorted in descending order. Raises the errors of `generate`, and EngineError if the server returns
+        no log-probabilities.
         """
         served = await self.served()
         body = {
@@ -132,25 +137,26 @@ class VLLMEngine:
         return rows
 
     def when_allowed(self, on_allowances: OnAllowances) -> None:
-        """Call a function with each answer that says how many more requests the server takes."""
+        """Set the function that is called for each answer that states rate limits."""
         self._server.on_allowances = on_allowances
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
-        """Call a function with each field that is left out of requests because the server does not take it."""
+        """Set the function that is called for each field that is left out because the server rejects it."""
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Call a function with each number of tokens to which the server caps longer replies."""
+        """Set the function that is called for each limit on the tokens of a reply that the server imposes."""
         self._server.on_capped = on_capped
 
     async def aclose(self) -> None:
         await self._server.aclose()
 
     async def served(self) -> Served:
-        """The model that `generate` asks for.
+        """Returns the server's description of the model that `generate` uses.
 
-        Raises EngineUnavailable if nothing answers or the server is busy, EngineError if it does not hold that model,
-        or holds several and none was named.
+        Raises:
+            EngineUnavailable: nothing answers, or the server is overloaded.
+            EngineError: the server does not have this model, or has several models and none was chosen.
         """
         async with self._asking:
             if self._known is None:

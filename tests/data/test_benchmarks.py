@@ -41,7 +41,7 @@ def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ("{oops", "line 2: not JSON"),
-        ('{"problem": "a \\ud800", "answer": "1"}', 'line 2: field "problem" holds half a surrogate'),
+        ('{"problem": "a \\ud800", "answer": "1"}', 'line 2: field "problem" contains half a surrogate'),
         ("[1]", "line 2: not a JSON object"),
         ('{"problem": "x", "answer": NaN}', "line 2: not JSON: NaN"),
         ("[" * 100_000, "line 2: not JSON"),
@@ -75,7 +75,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
 def test_a_missing_an_empty_and_a_binary_file_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         read_problems(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="holds no problems"):
+    with pytest.raises(UserError, match="contains no problems"):
         read_problems(written(tmp_path / "empty.jsonl"))
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8"):

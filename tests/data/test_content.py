@@ -402,7 +402,7 @@ def test_a_pattern_is_counted_by_its_name_on_the_card(tmp_path: Path) -> None:
         ("filters = ['g']\n[patterns.g]\nregex = 'a'\nfields = ['solution']\n", "patterns.g.fields"),
         ("filters = ['g']\n[patterns.g]\nregex = 'a'\nfields = []\n", "patterns.g.fields is empty"),
         ("filters = ['html']\n[patterns.g]\nregex = 'a'\n", "patterns.g is not used"),
-        ("filters = ['html']\n[patterns.html]\nregex = 'a'\n", "a filter of rstar2 is called html"),
+        ("filters = ['html']\n[patterns.html]\nregex = 'a'\n", "a filter of rstar2 has the name html"),
         ("filters = ['geogbra']\n[patterns.geogebra]\nregex = 'a'\n", "did you mean geogebra?"),
     ],
 )

@@ -895,7 +895,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no evaluation at"):
         measured.rates_of_run(tmp_path / "absent")
     (tmp_path / "results.json").write_text('{"per_problem": [{"id": "a"}]}')
-    with pytest.raises(UserError, match="holds no results of an evaluation"):
+    with pytest.raises(UserError, match="does not contain results of an evaluation"):
         measured.rates_of_run(tmp_path)
 
 

@@ -275,7 +275,7 @@ def test_too_small_a_disk_is_refused_before_a_row_is_read(
 ) -> None:
     free = shutil.disk_usage(tmp_path).free
     check_disk([Demand(read=1000, download=1000)], tmp_path / "to" / "come")
-    with pytest.raises(UserError, match=r"not enough disk: about .* are needed at .*, and .* are free"):
+    with pytest.raises(UserError, match=r"not enough disk space: .* needs about .*, and .* are free"):
         check_disk([Demand(read=2 * free, download=0)], tmp_path / "to" / "come")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UserError, match="not enough disk"):
@@ -286,7 +286,7 @@ def test_an_unknown_set_may_be_private(tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir()
     with serving_hub(tmp_path / "sets") as hub:
         said = refused("toolace", "--output", tmp_path / "out", env=hub.env(tmp_path / "home"))
-    assert "the hub has no set Team-ACE/ToolACE, or it is private" in said
+    assert "the hub has no data set Team-ACE/ToolACE, or it is private" in said
     assert "hf auth login" in said
 
 
@@ -363,8 +363,8 @@ def test_patterns_of_a_card_that_match_no_file_are_refused(tmp_path: Path) -> No
     with serving_hub(tmp_path / "sets") as hub:
         said = refused("dapo", "--output", tmp_path / "out", *NO_BENCHMARK, env=hub.env(tmp_path / "home"))
     assert (
-        "DAPO-Math-17k-Processed has no file that the patterns of open-r1/DAPO-Math-17k-Processed (en, train)"
-        in said
+        "no file of open-r1/DAPO-Math-17k-Processed matches the patterns that its card has for "
+        "open-r1/DAPO-Math-17k-Processed (en, train)" in said
     )
 
 
@@ -378,6 +378,6 @@ def test_the_librarys_lines_about_retries_and_cards_become_one_of_ours(
     http.warning("something else")
     logging.getLogger("huggingface_hub.repocard").warning("Repo card metadata block was not found.")
     assert caplog.messages == [
-        "the dataset hub does not answer (timed out): the request is sent again, up to 5 times",
+        "the dataset hub does not answer (timed out); the request is repeated up to 5 times",
         "something else",
     ]

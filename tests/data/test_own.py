@@ -41,7 +41,7 @@ def test_calls_within_a_text_stay_text_and_the_reason_names_tags(tmp_path: Path)
     assert read(tmp_path, turn) == [turn]
     with pytest.raises(Refused) as refused:
         read(tmp_path, turn, REPLY, turn)
-    assert "in tags that end a message" in refused.value.detail
+    assert "in tags at the end of a message" in refused.value.detail
 
 
 def test_a_thought_in_a_field_of_its_own_is_not_lost(tmp_path: Path) -> None:

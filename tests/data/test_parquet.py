@@ -77,9 +77,9 @@ def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"problem": None}, "problem must be a text, not None"),
-        ({"problem": " "}, "problem must be a text, not ' '"),
-        ({"answer": None}, "answer must be a text, not None"),
+        ({"problem": None}, "problem must be text, not None"),
+        ({"problem": " "}, "problem must be text, not ' '"),
+        ({"answer": None}, "answer must be text, not None"),
         ({"id": "a"}, "has the id of row 1, 'a'"),
     ],
 )
@@ -97,15 +97,15 @@ def test_a_problem_that_cannot_be_trained_on_is_named_by_its_row(
 def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, value: int) -> None:
     good = {"id": "a", "problem": "What is 1+1?", "answer": "2", "source": "mine"}
     write_parquet(tmp_path / "mine.parquet", [{**good, column: value}])
-    with pytest.raises(UserError, match=rf"row 1: {column} must be a text, not {value}"):
+    with pytest.raises(UserError, match=rf"row 1: {column} must be text, not {value}"):
         stage_rows(tmp_path / "mine.parquet", rollouts=8)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reward_model": None}, "reward_model.ground_truth must be a text, not None"),
-        ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth must be a text, not None"),
+        ({"reward_model": None}, "reward_model.ground_truth must be text, not None"),
+        ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth must be text, not None"),
         ({"prompt": []}, "prompt is not a list of messages with text"),
         ({"prompt": [{"role": "user", "content": None}]}, "prompt is not a list of messages with text"),
         ({"extra_info": {"id": "p"}}, "has the id of row 1, 'p'"),
@@ -143,7 +143,7 @@ def test_prepared_conversations_are_for_sft_and_not_for_rl(tmp_path: Path) -> No
     pq.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["conversations"]), tmp_path / PREPARED)
     (read,) = list(read_conversations(tmp_path / PREPARED))
     assert read["messages"][1]["tool_calls"] == [call]
-    with pytest.raises(UserError, match="holds conversations, for `rstar2 sft`"):
+    with pytest.raises(UserError, match="contains conversations, which are for `rstar2 sft`"):
         stage_rows(tmp_path, rollouts=16)
 
 

@@ -19,7 +19,7 @@ from rstar2.errors import UserError
 
 MODULE = """
 from rstar2 import Source
-from rstar2.data.conversations import Tools, conversation_row, said
+from rstar2.data.conversations import Tools, conversation_row, text_message
 from rstar2.data.rows import Refused
 
 
@@ -36,7 +36,7 @@ def read(row):
 
 
 def talk(row):
-    messages = [said("user", f"Say {row['number']}"), said("assistant", f"It is {row['number']}")]
+    messages = [text_message("user", f"Say {row['number']}"), text_message("assistant", f"It is {row['number']}")]
     return conversation_row(messages, Tools())
 
 
@@ -116,7 +116,7 @@ def test_many_rows_are_read_by_processes_that_find_the_module(folder: Path) -> N
     [
         ("SOURCE", [0, "fail"], 1, "the source users_numbers:SOURCE failed: KeyError: 'solution'"),
         ("SOURCE", ["list"], 1, "users_numbers:SOURCE: read returned list, not the row's columns"),
-        ("SOURCE", ["no answer"], 1, "users_numbers:SOURCE: read returned no text as answer, but None"),
+        ("SOURCE", ["no answer"], 1, "users_numbers:SOURCE: read returned None as answer, which is not text"),
         ("LOCAL", [0], 2, "users_numbers:LOCAL cannot be sent to the processes that read rows"),
         ("NUMBER", [0], 2, "users_numbers:NUMBER is not a Source but int"),
         ("ABSENT", [0], 2, "has no 'ABSENT'"),
@@ -133,10 +133,10 @@ def test_what_is_wrong_with_a_source_is_one_message(
 
 def test_a_source_without_its_file_or_with_a_name_that_is_taken_is_refused(folder: Path) -> None:
     code, printed = prepared("users_numbers:SOURCE")
-    assert (code, "Give its file: --from users_numbers=FILE." in printed) == (2, True), printed
+    assert (code, "name its file with --from users_numbers=FILE" in printed) == (2, True), printed
     (folder / "mine.toml").write_text('filters = []\n[sources.dapo]\nobject = "users_numbers:SOURCE"\n')
     code, printed = prepared("mine.toml")
-    assert (code, "a source of rstar2 is called dapo" in printed) == (2, True), printed
+    assert (code, "source dapo has the name of a source of rstar2" in printed) == (2, True), printed
 
 
 def test_the_settings_of_other_sources_are_written_as_before() -> None:

@@ -69,7 +69,7 @@ def test_a_model_of_a_run_is_named_after_the_run_and_its_stage(folder: str, name
     [
         ("runs/begun", "runs/begun has no finished model yet\n.*runs/begun/stage1"),
         ("runs/begun/stage2", "runs/begun/stage2 has no finished model yet"),
-        ("runs/measured", "runs/measured is a run of `eval`, which makes no model"),
+        ("runs/measured", "runs/measured is a run of `eval`, which produces no model"),
         ("runs/absent", "no model folder at runs/absent"),
         ("absent", "no model folder at absent"),
         ("./a/b", "no model folder at ./a/b"),

@@ -128,7 +128,7 @@ async def test_plain_http_is_sent_to_the_proxy_of_the_environment(monkeypatch: p
             monkeypatch.setenv("HTTP_PROXY", proxy.url)
             assert await answered("http://api.example/v1") == "stop"
             proxy.login = True
-            with pytest.raises(ProxyRefused, match=r"asks for a user and a password .*HTTP 407"):
+            with pytest.raises(ProxyRefused, match=r"requires a user and a password .*HTTP 407"):
                 await answered("http://api.example/v1")
     targets = [head.partition(" HTTP")[0] for head in proxy.heads]
     assert targets[:2] == [
@@ -160,10 +160,18 @@ async def test_https_goes_through_a_tunnel_that_sees_the_host_alone(
         (
             "407 Proxy Authentication Required",
             ProxyRefused,
-            "asks for a user and a password before it leads to",
+            "requires a user and a password for requests to",
         ),
-        ("403 Forbidden", ProxyRefused, "does not lead to the server at https://api.example: 403 Forbidden"),
-        ("502 Bad Gateway", EngineUnavailable, "does not lead to the server at https://api.example: 502 Bad"),
+        (
+            "403 Forbidden",
+            ProxyRefused,
+            "does not forward requests to the server at https://api.example: 403 Forbidden",
+        ),
+        (
+            "502 Bad Gateway",
+            EngineUnavailable,
+            "does not forward requests to the server at https://api.example: 502 Bad",
+        ),
     ],
 )
 async def test_a_proxy_that_makes_no_tunnel_is_named_with_its_words(

@@ -200,7 +200,7 @@ async def test_an_exhausted_quota_ends_the_run_at_once(
     endpoint.checks = lambda body: sent
     with pytest.raises(QuotaExhausted, match="has no quota left") as caught:
         await measured(endpoint, tmp_path, in_flight=2)
-    assert "waiting does not help" in caught.value.hint
+    assert "Waiting does not help" in caught.value.hint
     assert len(endpoint.asked) <= 4
 
 
@@ -742,7 +742,7 @@ async def test_a_mark_between_turns_in_a_servers_text_hides_no_box(
             Sent("Moved", 308, {"location": "https://new.example/v1"}),
             "redirects requests to https://new.example/v1",
         ),
-        (Sent({"hello": "world"}), r"JSON that is no completion: {\"hello\":"),
+        (Sent({"hello": "world"}), r"JSON that is not a completion: {\"hello\":"),
         (Sent("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
         (
             Sent("Ollama is running", kind="text/event-stream"),
@@ -913,7 +913,7 @@ async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: Pu
         ("registry.ollama.ai/library/gemma:2b does not support tools", "Ask without tools"),
         (
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
-            "Start the server with the options that it names, or ask without tools",
+            "Start the server with the options that it names, or run without tools",
         ),
         ("tools param requires --jinja flag", "Start the server with the options"),
         ("No endpoints found that support tool use.", "Ask without tools"),
@@ -981,8 +981,8 @@ def test_fields_of_a_request_are_read_from_the_command_line() -> None:
         (["effort"], "is not key=value"),
         (["a..b=1"], "is not key=value"),
         (["stream=true"], "rstar2 sets this field itself"),
-        (["temperature=1"], "has an option of its own"),
-        (["a=1", "a.b=2"], "a is set to a value that has no fields"),
+        (["temperature=1"], "has its own option"),
+        (["a=1", "a.b=2"], "a is already set to a value that is not an object"),
         (["a=1", "a=2"], "set twice"),
     ],
 )

@@ -61,7 +61,7 @@ async def test_a_server_that_cuts_turns_before_their_budget_is_an_error(
     standin: StandIn, streamed: bool
 ) -> None:
     standin.max_new_tokens = 2
-    with pytest.raises(EngineError, match="ended a turn after 2 tokens, of 64 that it may have") as caught:
+    with pytest.raises(EngineError, match="ended a turn after 2 tokens, although the limit is 64") as caught:
         await _engine(standin).generate(PROMPT, GREEDY, (lambda ids: None) if streamed else None)
     assert "max_new_tokens" in caught.value.hint
 

@@ -128,7 +128,7 @@ def test_another_selection_is_another_set(model: Path) -> None:
     traces = [trace(model, "a", sample, said(sample + 1)) for sample in range(3)]
     made(model, traces, Selection())
     file, output = model.parent / "traces.jsonl", model.parent / "set-0"
-    with pytest.raises(UserError, match="holds a different set"):
+    with pytest.raises(UserError, match="contains a different set"):
         prepare(plan_traces(file, Selection(per_problem=1), str(model)), output, Silent())
 
 

@@ -16,23 +16,23 @@ from rstar2.data.problem import Problem
 
 
 class RowFilter(Protocol):
-    """Judges each row by itself, in whatever process reads it."""
+    """A filter that judges each row by itself. It runs in the process that reads the rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it reads; `text` stands for what the row says."""
+        """The columns that the filter reads. `text` stands for the problem or the messages of a row."""
 
     def __call__(self, batch: Any) -> Iterable[tuple[int, dict[str, Any]]]:
-        """The places in a record batch of the rows to drop, with details."""
+        """Returns (index, details) for each row of a record batch that the filter drops."""
 
 
 SetFilter = Callable[[Candidates, Path], Iterable[Drop]]
-"""Judges rows by the others; the path is of a scratch file."""
+"""A filter that compares rows with each other. It may write to a scratch file at the path."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What filters are made from."""
+    """The settings and data from which filters are created."""
 
     settings: FilterSettings
     benchmarks: Mapping[str, list[Problem]]
@@ -40,11 +40,12 @@ class Inputs:
     rates: Mapping[str, measured.Rates]
     """The pass rates of each run that the settings name."""
     answer_fault: Callable[[str], str | None] | None = None
-    """Returns why no output can be graded correct against an answer, or None. Other processes import it by name."""
+    """Returns why the grader can accept no output for an answer, or None if it can. Other processes import it by
+    name."""
 
 
 def _unreadable(inputs: Inputs) -> RowFilter:
-    assert inputs.answer_fault is not None, "whoever plans a mixture with this filter gives the grader's rule"
+    assert inputs.answer_fault is not None, "the filter `unreadable` needs `answer_fault`"
     return answers.UnreadableFilter(inputs.answer_fault)
 
 
@@ -107,13 +108,13 @@ SET_FILTERS: dict[str, Callable[[Inputs], SetFilter]] = {
 }
 
 NAMES = (*ROW_FILTERS, *SET_FILTERS)
-"""Filters of the package. A recipe may have others, its `patterns`."""
+"""The names of the filters that rstar2 ships. A recipe can define more filters under `patterns`."""
 OF_PROBLEMS = frozenset(NAMES) - {"language", "length", "grams", "duplicates", "near-duplicates"}
-"""Filters that conversations have nothing for."""
+"""Filters that apply to problems, but not to conversations."""
 
 
 def row_filter(name: str, inputs: Inputs) -> RowFilter:
-    """Returns a filter of `ROW_FILTERS` or of the recipe's patterns, ready to judge rows."""
+    """Create a filter of `ROW_FILTERS` or of the recipe's patterns."""
     if name in inputs.settings.patterns:
         return PatternFilter.of(inputs.settings.patterns[name])
     return ROW_FILTERS[name](inputs)

@@ -1,7 +1,7 @@
-"""Filters by a problem's answer: a whole number of bearable size, one value, and one that can be verified and read.
+"""Filters that judge a problem by its answer. The paper cleans its data in this way (arXiv 2508.20722).
 
-As the paper cleans its data (arXiv 2508.20722): 'The limit does not exist' cannot be verified,
-'Perimeter=54cm, Area=180cm²' is compound, 6.5e27330467 is huge.
+Examples: 'The limit does not exist' cannot be verified, 'Perimeter=54cm, Area=180cm²' is compound, and 6.5e27330467 is
+huge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOWER = re.compile(r"(\d+)\s*(?:\^|\*\*)\s*\{?\s*(\d+)")
 
 @dataclass(frozen=True)
 class AnswerFilter:
-    """Drops rows by the answer alone; `drops` is whether it does."""
+    """Drops the rows for whose answer `drops` returns True."""
 
     drops: Callable[[str], bool]
     columns: tuple[str, ...] = ("answer",)
@@ -40,7 +40,7 @@ class AnswerFilter:
 
 @dataclass(frozen=True)
 class UnreadableFilter:
-    """Drops rows that no output can be graded correct against; `fault` returns the reason, or None."""
+    """Drops rows for whose answer the grader can accept no output. `fault` returns the reason, or None."""
 
     fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("answer",)
@@ -56,7 +56,7 @@ def not_an_integer(answer: str) -> bool:
 
 
 def unverifiable(answer: str) -> bool:
-    """Words where a value is expected: `proof`, `notfound`, 'no solution'."""
+    """Whether an answer is words instead of a value, such as `proof`, `notfound` or 'no solution'."""
     if answer.isdecimal():
         return False
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip().strip("$.").strip()
@@ -64,7 +64,7 @@ def unverifiable(answer: str) -> bool:
 
 
 def compound(answer: str) -> bool:
-    """Several values in one answer; commas between thousands are none."""
+    """Whether an answer contains several values. Commas between thousands do not separate values."""
     if integer_answer(answer) is not None:
         return False
     parts = [part for part in _PARTS.split(answer) if re.search(r"\w", part)]
@@ -73,7 +73,7 @@ def compound(answer: str) -> bool:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """Whether an answer is a whole number, in digits or as a power, with more than `digits` digits."""
+    """Tests whether an answer is a whole number with more than `digits` digits, written in digits or as a power."""
 
     digits: int
 

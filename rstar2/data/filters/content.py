@@ -1,18 +1,18 @@
-r"""Filters by what a problem's text asks and refers to. They read problems, not conversations.
+r"""Filters that judge a problem by its text. They read problems, not conversations.
 
 | filter | drops a problem that |
 |---|---|
-| `figures` | refers to a figure, or has an image, or draws one in code such as `[asy]` |
-| `proofs` | asks for a proof and for nothing else |
-| `questions` | asks in two or more of its parts (a), (b), … |
+| `figures` | refers to a figure, contains an image, or draws one in code such as `[asy]` |
+| `proofs` | asks only for a proof |
+| `questions` | asks a question in two or more of its parts (a), (b), … |
 | `choices` | lists answers to choose from, or asks which of the following is right |
-| `stated-answer` | announces its own answer, as in 'Answer: 42', or boxes it |
-| `links` | has a web address |
-| `html` | has tags or entities of HTML |
+| `stated-answer` | states its own answer, as in 'Answer: 42' or in a box |
+| `links` | contains a web address |
+| `html` | contains tags or entities of HTML |
 
-Each looks for words and signs, and understands nothing. The words that decided are in the details of the drop. Texts
-are searched without markup that changes only their look (`plain_text`), except for the markup that `figures` and `html`
-look for. Code that draws a figure is not searched for anything else.
+The filters search for words and signs, and do not understand the text. The details of a drop contain the words that
+decided. Markup that changes only the look of a text is removed before the search (`plain_text`), except for the markup
+that `figures` and `html` search for. Code that draws a figure is searched only by `figures`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _DRAWING = re.compile(
     r"\[asy\].*?(?:\[/asy\]|\Z)|\\begin\{(asy|tikzpicture|picture|pspicture)\*?\}.*?(?:\\end\{\1\*?\}|\Z)",
     re.DOTALL | re.IGNORECASE,
 )
-"""Code that draws a figure."""
+"""Matches code that draws a figure."""
 _IMAGE = re.compile(
     r"!\[[^\]]{0,200}\]\s?\(|\\includegraphics\b|\\begin\{figure\}|<img\b|<figure\b|\[img\]|\{\{image\b|<image\b[^<>]{0,20}>"
     r"|\[(?:image|diagram|figure|picture|drawing|graph)\b[^\[\]]{0,60}\]|\[image\b|\\epsf(?:ig|box)\b",
     re.IGNORECASE,
 )
-"""A place at which an image stood."""
+"""Matches markup of an image."""
 _FIGURE = r"(?:figures?|diagrams?|drawings?|sketch|illustrations?)"
 _GRAPHIC = rf"(?:{_FIGURE}|pictures?|images?|graphs?|charts?|grids?|maps?)"
 _NEAR = r"(?:below|above|here|(?:on|at|to) (?:the )?(?:right|left))"
@@ -48,7 +48,7 @@ _SPOKEN_OF = (
     r"|look(?:ing)? at)"
 )
 _OTHER_FIGURES = r"(?! (?:of|eight|skat\w+)\b)(?!:? ?\$?\d[\d$]{0,9},)"
-"""Words behind 'figure' that make it no picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
+"""Excludes words after 'figure' with which it is not a picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
 _REFERS_TO_FIGURE = re.compile(
     rf"\b(?:{_SPOKEN_OF} (?:the|this)(?: (?:\w+ )?{_FIGURE}| (?:following|given|above) pictures?)\b{_OTHER_FIGURES}"
     r"|(?:see|according to|refer(?:ring)? to|based on) (?:the|this) (?:pictures?|images?|photos?)\b(?! of\b)"
@@ -65,20 +65,20 @@ _REFERS_TO_FIGURE = re.compile(
     re.IGNORECASE,
 )
 _LOTTERY = re.compile(r"\b(?:tickets?|lottery|raffles?|lots|prizes?)\b", re.IGNORECASE)
-"""With one of these words, a drawing is no figure."""
+"""Matches words that show that a 'drawing' belongs to a lottery and is not a figure."""
 _FIGURE_STEMS = (
     *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
     *("image", "photo", "graph", "chart", "grid", "map", "scale"),
 )
-"""One of them is in every text that refers to a figure; to look for them takes a tenth of the time."""
+"""Every text that refers to a figure contains one of these. Searching for them first takes a tenth of the time."""
 _THEN_TEXT = re.compile(
     r"[^\\$|]{0,80}?(?:\\\[|\$\$)|.*?(?:\\begin\{(?:array|tabular|[bpv]?matrix)|^[^|\n]*\|[^|\n]*\|)",
     re.DOTALL | re.MULTILINE,
 )
-"""A formula or a table that follows 'shown below': it is what is shown."""
+"""Matches a formula or a table after 'shown below'. The words then refer to it, and not to a figure."""
 
 _GAP = r"\s{1,4}"
-"""White space between words. Longer runs are no gap, so that no search looks through a run again and again."""
+"""White space between words. It is limited to four characters, so that long runs do not make the search slow."""
 _STARTS = (
     rf"(?:\A\W{{0,9}}|[.!?:;\n]\s{{0,4}}|[$)\]*]{_GAP}|,{_GAP}|\b(?:then|and|please|hence|also|or|to){_GAP})"
 )
@@ -89,13 +89,13 @@ _ASKS_PROOF = re.compile(
     re.IGNORECASE,
 )
 _PROOF_WORD = re.compile(r"(?:[Pp]ro[vo]|[Ss]how|[Dd]emonstr|[Vv]erif|[Ee]stabl|[Dd]educ|[Jj]ustif)")
-"""One of the verbs above; it is searched for quickly."""
+"""Matches the stems of the verbs above. Searching for them first is fast."""
 _NOT_AN_ORDER = re.compile(
     r"\b(?:can|could|may|must|should|will|would|needs?|wants?|wish(?:es)?|tr(?:y|ies|ied|ying)|able|has|have|had|used|"
     r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she)(?: to)?\Z",
     re.IGNORECASE,
 )
-"""Words before 'show that' that make it no task."""
+"""Matches words before 'show that' with which it is not a task, as in 'we can show that'."""
 _ORDER = (
     r"(?:find|compute|determine|calculate|evaluate|solve|simplify|express|estimate|factor(?:ise|ize)?|state|give|list"
     r"|how (?:many|much|long|far|old)|what (?:is|are|was|will|would|percent\w*|fraction|value))"
@@ -128,11 +128,11 @@ def _named(labels: Sequence[str]) -> re.Pattern[str]:
 
 
 _LABELS = tuple((labels, _labelled(labels)) for labels in (_LETTER_LABELS, _ROMAN_LABELS, _NUMBER_LABELS))
-"""Labels of parts, of each kind: (a), a) with a space behind it, and `a.` that begins a line."""
+"""Patterns for the labels of parts: (a), a) before a space, and `a.` at the start of a line."""
 _NAMED_LABELS = tuple(
     (labels, _named(labels)) for labels in (_LETTER_LABELS, _CAPITAL_LABELS, _NUMBER_LABELS)
 )
-"""Labels with a word, as in 'Part A:' and 'Q1.'."""
+"""Patterns for labels with a word, as in 'Part A:' and 'Q1.'."""
 _LABEL_WORDS = ("Part", "part", "Question", "question", "Task", "task", "Q")
 _ITEM = re.compile(r"\\item\b(?:\s?\[[^\]]{0,20}\])?")
 
@@ -150,7 +150,10 @@ _MAX_OPTION_CHARS = 300
 _MAX_SMALL_OPTION_CHARS = 80
 
 _WIDE_SIGNS = str.maketrans({"、": ".", "（": " ("})
-"""Signs around labels, as in A、 and 1（B）. The plain text alone would have a comma, and what looks like a call."""
+"""Replaces wide signs around labels, as in A、 and 1（B）.
+
+Plain text would turn them into a comma and into text that looks like a function call.
+"""
 _SPACES = re.compile(r"[ \t]{2,}")
 _LINK = re.compile(r"(?:\bhttps?://|\bwww\.)[^\s\])}>\"']+", re.IGNORECASE)
 
@@ -160,20 +163,21 @@ _ANNOUNCED = re.compile(
     r"\s{0,4}\*{0,2}\s{0,4}(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d{1,20})?)\s{0,4}\*{0,2}(?=[.;)\n]|\Z)",
     re.IGNORECASE,
 )
-"""An answer that the text announces. A value that goes on in words is read as a whole, and is then no value."""
+"""Matches an answer that the text announces. If words follow the value, they are part of the match, which then equals
+no answer."""
 _TAGGED = re.compile(r"<answer>([^<>]{1,200})</answer>", re.IGNORECASE)
 _ANSWER_SIGNS = ("answer", "ans", "result", "####", "boxed", "fbox", "solution")
-"""One of them is in every text that states an answer."""
+"""Every text that states an answer contains one of these."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{((?:[^{}]|\{(?:[^{}]|\{[^{}]{0,80}+\}){0,80}+\}){0,80}+)\}")
 _SOLUTION = re.compile(
     r"^[ \t#*]{0,8}(?:solution|answer)\b[^\n\w]{0,5}(?:\n|:|\.\s)", re.IGNORECASE | re.MULTILINE
 )
-"""A heading of a solution."""
+"""Matches the heading of a solution."""
 
 
 @dataclass(frozen=True)
 class ContentFilter:
-    """Drops problems with a fault in their text; `fault` returns the words that show it, or None."""
+    """Drops problems with a fault in their text. `fault` returns the words that show the fault, or None."""
 
     fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("problem",)
@@ -186,7 +190,7 @@ class ContentFilter:
 
 @dataclass(frozen=True)
 class StatedAnswerFilter:
-    """Drops problems that announce their own answer."""
+    """Drops problems that state their own answer."""
 
     columns: tuple[str, ...] = ("problem", "answer")
 
@@ -199,7 +203,7 @@ class StatedAnswerFilter:
 
 @dataclass(frozen=True)
 class Figures:
-    """Finds problems that refer to a figure or have one; with `keep_drawn`, not those that draw it in code."""
+    """Finds problems that refer to a figure or contain one. With `keep_drawn`, figures drawn in code are ignored."""
 
     keep_drawn: bool
 
@@ -223,7 +227,7 @@ class Figures:
 
 
 def proof(text: str) -> str | None:
-    """Returns the words with which a problem asks for a proof, if it asks for nothing else."""
+    """Returns the words with which a problem asks for a proof. None if it asks for something else or for no proof."""
     words = searched(text)
     if not _PROOF_WORD.search(words):
         return None
@@ -235,7 +239,7 @@ def proof(text: str) -> str | None:
 
 
 def questions(text: str) -> str | None:
-    """Returns the two first labelled parts of a problem that ask something; None if it has fewer."""
+    """Returns the first two labelled parts of a problem that ask a question. None if there are fewer than two."""
     words = searched(text)
     for parts in _parts_of_each_kind(words):
         asking = [part for part in parts if _PART_ASKS.search(part)]
@@ -245,7 +249,7 @@ def questions(text: str) -> str | None:
 
 
 def _parts_of_each_kind(words: str) -> Iterator[list[str]]:
-    """Yields the parts of a text for each kind of label that it may have."""
+    """Yields one list of the text's parts for each kind of label that the text may contain."""
     for labels, expression in _LABELS:
         if any(all(f"{label}{sign}" in words for label in labels[:2]) for sign in ")."):
             yield _parts(words, expression, labels)
@@ -257,7 +261,7 @@ def _parts_of_each_kind(words: str) -> Iterator[list[str]]:
 
 
 def choices(text: str) -> str | None:
-    """Returns the options that a problem lists, or the words with which it speaks of them."""
+    """Returns the options that a problem lists, or the words that refer to options. None if there are none."""
     words = searched(text)
     for expression, least in ((_IN_PARENTHESES, 3), (_WITH_POINT, 4), (_IN_BRACKETS, 4)):
         options = _parts(words, expression, _LETTERS)
@@ -283,7 +287,7 @@ def _shortened(options: Sequence[str]) -> str:
 
 
 def link(text: str) -> str | None:
-    """Returns the first web address of a text."""
+    """Returns the first web address in a text. None if there is none."""
     lower = text.lower()
     if "http" not in lower and "www." not in lower:
         return None
@@ -292,16 +296,16 @@ def link(text: str) -> str | None:
 
 
 def markup(text: str) -> str | None:
-    """Returns the first tag or entity of HTML of a text."""
+    """Returns the first tag or entity of HTML in a text. None if there is none."""
     return html_in(without_drawings(text))
 
 
 def stated_answer(text: str, answer: str) -> str | None:
     """Returns the words with which a problem states its own answer.
 
-    They are an announcement ('Answer: 42', 'the answer is 42', '#### 42'), a box, or a heading 'Solution' or 'Answer'
-    behind which the answer comes. What is announced or boxed has to be equal to the answer by the grader's reading. An
-    answer that only occurs among the numbers of the problem is not stated.
+    The words are an announcement ('Answer: 42', 'the answer is 42', '#### 42'), a box, or a heading 'Solution' or
+    'Answer' that is followed by the answer. An announced or boxed value counts only if the grader finds it equal to the
+    answer. A number of the problem that happens to be the answer does not count.
     """
     words = searched(text)
     lower = words.lower()
@@ -314,30 +318,33 @@ def stated_answer(text: str, answer: str) -> str | None:
             if any(same_answer(value.strip("$ *"), answer) for value in values):
                 return statement[0].strip()
     heading = _SOLUTION.search(words)
-    if heading and _holds(normalized(words[heading.end() :]), normalized(answer).strip()):
+    if heading and _contains(normalized(words[heading.end() :]), normalized(answer).strip()):
         return words[heading.start() :].strip()
     return None
 
 
-def _holds(text: str, answer: str) -> bool:
-    """Whether an answer stands in a text, and is not a part of another number or word."""
+def _contains(text: str, answer: str) -> bool:
+    """Whether a text contains an answer as a separate number or word."""
     return re.search(rf"(?<![\w.,]){re.escape(answer)}(?![\w]|[.,]\d)", text) is not None
 
 
 @lru_cache(maxsize=1 << 13)
 def searched(text: str) -> str:
-    """Returns the text that is searched: without drawings and markup. It is cached, since several filters read it."""
+    """Returns the text to search, without drawings and markup. It is cached, because several filters use it."""
     words = without_drawings(text)
     return _SPACES.sub(" ", plain_text(words if words.isascii() else words.translate(_WIDE_SIGNS)))
 
 
 def without_drawings(text: str) -> str:
-    """Returns a text with a space in place of each code that draws a figure."""
+    """Returns a text in which a space replaces each piece of code that draws a figure."""
     return _DRAWING.sub(" ", text) if "asy" in text or "picture" in text else text
 
 
 def _parts(text: str, expression: re.Pattern[str], labels: Sequence[str]) -> list[str]:
-    """Returns what follows each label, up to the next or the end. Labels count in their order, from the first one."""
+    """Returns the text after each label, up to the next label or the end.
+
+    Only labels in the right order, from the first one on, count.
+    """
     places: list[re.Match[str]] = []
     for match in expression.finditer(text):
         if len(places) < len(labels) and labels[len(places)] in match.groups():

@@ -1,11 +1,11 @@
-"""Drops rows that share words with a benchmark: decontamination.
+"""Drops rows that share words with a benchmark (decontamination).
 
-Texts are normalised first, so that markup hides no copy. There are three rules:
+Texts are normalised first, so that markup does not hide copies. There are three rules:
 
-- `literal` is the paper's (arXiv 2508.20722): eight words in a row. It also drops problems that share only a formula of
-  contest language, such as 'm and n are relatively prime positive integers'.
-- `distinctive` leaves out the grams that two or more benchmark problems have.
-- `contained` measures how much of a benchmark problem is in a text: the share of its runs of three words.
+- `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight words in a row. It also drops
+  problems that share only standard phrases of contests, such as 'm and n are relatively prime positive integers'.
+- `distinctive` is the same, but ignores runs of words that two or more benchmark problems share.
+- `contained` drops a row that contains a large share of a benchmark problem's runs of three words.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ Gram = tuple[str, ...]
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 SHINGLE = 3
-"""Words in a row whose runs the rule `contained` counts."""
+"""Number of words in the runs that the rule `contained` counts."""
 SHORT, LONGER = 8, 3
 MAX_WORDS_CHARS = 200
 _ROUNDING = 1e-9
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 20
-"""The number of leading bits of a hash that the table of beginnings is indexed by."""
+"""Number of leading bits of a hash that index the table of prefixes."""
 _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
 """Masks that keep the first `count` bytes of a little-endian number, by count."""
 _END = ord("\n")
-"""Stands after each text; it is in no word."""
+"""Separator after each text. No word contains it."""
 
 
 def benchmark_grams(
     measured: Mapping[str, Iterable[Problem]], words: int, distinctive: bool
 ) -> dict[Gram, tuple[str, str]]:
-    """Each gram of the benchmarks with the benchmark and the id of the first problem that has it.
+    """Returns the grams of the benchmarks, each with the benchmark and the id of the first problem that contains it.
 
-    A problem of fewer words is one gram as a whole. With `distinctive`, a gram that another problem has too is left
-    out; two problems that share half of their grams are one, set in another way.
+    A problem with fewer than `words` words is a single gram. With `distinctive`, grams that another problem also
+    contains are left out. Two problems that share half of their grams count as the same problem there.
     """
     place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()
     for name, problems in measured.items():
         for problem in problems:
-            own = set(grams_of(normalized_problem(problem.problem), words))
-            known = own & place_of.keys()
+            grams = set(grams_of(normalized_problem(problem.problem), words))
+            known = grams & place_of.keys()
             common = Counter(place_of[gram] for gram in known)
-            shared |= {gram for gram in known if 2 * common[place_of[gram]] < len(own)}
-            for gram in own:
+            shared |= {gram for gram in known if 2 * common[place_of[gram]] < len(grams)}
+            for gram in grams:
                 place_of.setdefault(gram, (name, problem.id))
     return {gram: place for gram, place in place_of.items() if not (distinctive and gram in shared)}
 
 
 def grams_of(text: str, words: int) -> Iterator[Gram]:
-    """Every run of `words` words of a normalised text, or the whole text if it has fewer."""
+    """Returns every run of `words` words in a normalised text, or the whole text if it has fewer words."""
     listed = words_of(text)
     if len(listed) < words:
         return iter([tuple(listed)] if listed else [])
@@ -75,23 +75,24 @@ def grams_of(text: str, words: int) -> Iterator[Gram]:
 
 @dataclass(frozen=True)
 class Contained:
-    """A benchmark problem, as the rule `contained` looks for it."""
+    """A benchmark problem, prepared for the rule `contained`."""
 
     benchmark: str
     id: str
     shingles: frozenset[Gram]
     words: int
     signs: str
-    """Its letters, digits and signs."""
+    """The letters, digits and signs of the problem."""
 
 
 def rarest_shingles(
     measured: Mapping[str, Iterable[Problem]], share: float
 ) -> dict[Gram, tuple[Contained, ...]]:
-    """The benchmark problems by a few of their shingles, one of which every text has that contains the share of them.
+    """Returns an index of the benchmark problems by their rarest shingles.
 
-    A text that lacks all of a problem's `missing + 1` rarest shingles lacks too many. Shingles that few problems have
-    are looked for, since few texts have them.
+    A text may lack `missing` shingles of a problem and still contain the required share. Each problem is therefore
+    listed under its `missing + 1` rarest shingles: a text without all of these cannot contain the share. The rarest
+    shingles are used, because few texts contain them.
     """
     problems = [
         _contained(name, problem, normalized_problem(problem.problem))
@@ -116,28 +117,29 @@ def _contained(benchmark: str, problem: Problem, text: str) -> Contained:
 
 @dataclass(frozen=True)
 class ContainedFilter:
-    """Drops rows of which a part contains at least this share of a benchmark problem's shingles, and names it.
+    """Drops rows with a text that contains at least `share` of a benchmark problem's shingles.
 
-    Of problems with fewer than `SHORT` words, the text must also have the signs and be no more than `LONGER` times as
-    long: three words alone are in many texts.
+    For a problem with fewer than `SHORT` words there are two more conditions, because many texts contain three given
+    words. The text must contain the problem's letters, digits and signs as one piece, and it must have at most `LONGER`
+    times as many words.
     """
 
     share: float
     problems: Mapping[Gram, tuple[Contained, ...]]
-    """From `rarest_shingles`."""
+    """The index from `rarest_shingles`."""
     columns: tuple[str, ...] = ("text",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         texts, rows = _parts(batch)
-        done: set[int] = set()
+        dropped_rows: set[int] = set()
         for at in self._index.suspects(texts):
             row = int(rows[at])
-            if row not in done and (detail := self._largest(texts[at])):
-                done.add(row)
+            if row not in dropped_rows and (detail := self._largest_match(texts[at])):
+                dropped_rows.add(row)
                 yield row, detail
 
-    def _largest(self, text: str) -> dict[str, Any] | None:
-        """What a text shares with the benchmark problem that it contains most of."""
+    def _largest_match(self, text: str) -> dict[str, Any] | None:
+        """Returns details about the benchmark problem of which the text contains the largest share. None if none."""
         listed = list(grams_of(text, SHINGLE))
         shingles, words, signs = set(listed), len(words_of(text)), signs_of(text)
         suspects = {
@@ -168,7 +170,7 @@ class ContainedFilter:
 
 
 def _longest_run(listed: list[Gram], shared: Set[Gram]) -> str:
-    """The longest run of words whose shingles are all shared."""
+    """Returns the longest run of words whose shingles are all shared."""
     runs = [list(run) for inside, run in groupby(listed, shared.__contains__) if inside]
     longest = max(runs, key=len)
     return " ".join([*longest[0], *(gram[-1] for gram in longest[1:])])[:MAX_WORDS_CHARS]
@@ -176,7 +178,7 @@ def _longest_run(listed: list[Gram], shared: Set[Gram]) -> str:
 
 @dataclass(frozen=True)
 class GramFilter:
-    """Drops rows of which a part shares a gram with a benchmark, and names the first that is shared."""
+    """Drops rows with a text that shares a gram with a benchmark. The details name the first shared gram."""
 
     words: int
     grams: Mapping[Gram, tuple[str, str]]
@@ -184,11 +186,11 @@ class GramFilter:
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         texts, rows = _parts(batch)
-        done: set[int] = set()
+        dropped_rows: set[int] = set()
         for at in self._index.suspects(texts):
             gram = next((gram for gram in grams_of(texts[at], self.words) if gram in self.grams), None)
-            if gram is not None and (row := int(rows[at])) not in done:
-                done.add(row)
+            if gram is not None and (row := int(rows[at])) not in dropped_rows:
+                dropped_rows.add(row)
                 benchmark, problem = self.grams[gram]
                 yield row, {"words": " ".join(gram), "benchmark": benchmark, "benchmark_id": problem}
 
@@ -198,21 +200,21 @@ class GramFilter:
 
 
 class _GramIndex:
-    """Finds the texts that have one of many grams by the hashes of their words."""
+    """Finds the texts that may contain one of many grams, by hashes of their words."""
 
     def __init__(self, grams: list[Gram], words: int) -> None:
         self._words = words
         self._short = list({len(gram) for gram in grams if len(gram) < words})
-        """How many words the grams have that are whole problems."""
+        """The lengths, in words, of the grams that are whole problems."""
         whole = [" ".join(gram) for gram in grams if len(gram) == words]
         hashes = _hashes(_heads(whole), words)[:: words + 1]
         self._begins = np.zeros(2**_BITS, dtype=np.bool_)
-        """For each beginning of a hash whether a gram has it."""
+        """Whether the hash of a gram has this prefix, by prefix."""
         self._begins[hashes >> _SHIFT] = True
         self._known: Hashes = np.sort(hashes)
 
     def suspects(self, texts: list[str]) -> list[int]:
-        """The places of all texts that share a gram, and of few others."""
+        """Returns the indices of all texts that contain a gram, and of a few others whose hashes collide."""
         heads = _heads(texts)
         ends = np.flatnonzero(heads == _END)
         hashes = _hashes(heads, self._words)
@@ -227,15 +229,18 @@ class _GramIndex:
 
 
 def _parts(batch: Any) -> tuple[list[str], Places]:
-    """The normalised texts of a batch, and the row of each: a problem, or each message and each text in a call."""
+    """Returns the normalised texts of a batch, and the row of each text.
+
+    The texts are the problems, or all messages and all strings in the arguments of calls.
+    """
     if "problem" in batch.schema.names:
         problems = texts_of(batch)
         return list(map(normalized_problem, problems)), np.arange(len(problems))
     messages = batch.column("messages")
-    said = pc.list_flatten(messages)
-    texts: list[str] = said.field("content").fill_null("").to_pylist()
+    flat = pc.list_flatten(messages)
+    texts: list[str] = flat.field("content").fill_null("").to_pylist()
     row_of_message = pc.list_parent_indices(messages).to_numpy()
-    calls = said.field("tool_calls")
+    calls = flat.field("tool_calls")
     row_of_call = row_of_message[pc.list_parent_indices(calls).to_numpy()]
     arguments = pc.list_flatten(calls).field("function").field("arguments").to_pylist()
     texts_of_calls = [list(_texts_in(parsed(text))) for text in arguments]
@@ -244,7 +249,7 @@ def _parts(batch: Any) -> tuple[list[str], Places]:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Every text in a value of JSON."""
+    """Yields every string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -253,7 +258,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _heads(texts: Iterable[str]) -> Hashes:
-    """The first eight bytes of each word of the texts, as numbers; `_END` stands after each text."""
+    """Returns the first eight bytes of each word of the texts, as numbers. `_END` follows each text."""
     plain = b"".join(b" %b \n" % plain_of(text) for text in texts) + b" " * 8
     space = np.frombuffer(plain, dtype=np.uint8) == ord(" ")
     edges = np.flatnonzero(space[1:] != space[:-1])

@@ -1,4 +1,4 @@
-"""Filters by what a model made of the problems: agreement with the label, pass rate, solved every time."""
+"""Filters that use measurements of a model on the problems: agreement with the label, and pass rate."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Any
 from rstar2.errors import UserError
 
 Rates = Mapping[str, tuple[int, int]]
-"""By problem id: how many samples were correct, of how many."""
+"""Number of correct samples and number of samples, by problem id."""
 
 
 def rates_of_run(run: Path) -> Rates:
-    """The pass rates that an evaluation run measured, from the results.json of each of its parts.
+    """Returns the pass rates that an evaluation run measured. They are read from all its results.json files.
 
-    A UserError where there is none, it is damaged, or samples are missing: their problems would count as not solved.
+    Raises:
+        UserError: there is no such file, a file is damaged, or samples are missing, because problems without samples
+            would count as unsolved.
     """
-    found: dict[str, tuple[int, int]] = {}
+    rates: dict[str, tuple[int, int]] = {}
     files = sorted(run.glob("**/results.json"))
     for file in files:
         try:
             results = json.loads(file.read_text(encoding="utf-8"))
             rows, complete = results["per_problem"], results.get("complete", True)
-            found |= {row["id"]: (int(row["correct"]), int(row["samples"])) for row in rows}
+            rates |= {row["id"]: (int(row["correct"]), int(row["samples"])) for row in rows}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{file} holds no results of an evaluation", "Run the evaluation again."
+                f"{file} does not contain results of an evaluation", "Run the evaluation again."
             ) from error
         if not complete:
             raise UserError(
@@ -37,20 +39,23 @@ def rates_of_run(run: Path) -> Rates:
             )
     if not files:
         raise UserError(
-            f"no evaluation at {run}",
-            "Give the folder of an `rstar2 eval` or `rstar2 data agree` run over the rows.",
+            f"there is no evaluation at {run}",
+            "Use the folder of an `rstar2 eval` or `rstar2 data agree` run over these rows.",
         )
-    return found
+    return rates
 
 
 @dataclass(frozen=True)
 class AgreementFilter:
-    """Drops problems on which too few samples of a strong model gave the label."""
+    """Drops problems if less than the share `least` of a strong model's samples gave the label.
+
+    Problems without a measurement are dropped too.
+    """
 
     least: float
     sources: tuple[str, ...] | None
     rates: Rates | None
-    """None to use the rows' column `pass_rate`."""
+    """Measured rates. If it is None, the column `pass_rate` of the rows is used."""
     columns: tuple[str, ...] = ("id", "source", "pass_rate")
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -67,7 +72,7 @@ class AgreementFilter:
 
 @dataclass(frozen=True)
 class PassRateFilter:
-    """Drops problems whose measured pass rate is not within bounds; one that was not measured is kept."""
+    """Drops problems whose measured pass rate is not between `least` and `most`. Unmeasured problems stay."""
 
     least: float
     most: float

@@ -1,12 +1,12 @@
-"""Drops rows whose text is nearly that of an earlier one: MinHash finds the pairs, their shingles decide.
+"""Drops near duplicates of earlier rows. MinHash finds candidate pairs, and their shingles decide.
 
 Two normalised texts are near duplicates if the Jaccard similarity of their shingles is high *and* they have the same
-numbers in the same order. Problems also need the same operators, and answers that the grader calls equal: 'the
-remainder of 2^10 by 7' is another problem than 'the remainder of 2^11 by 7'.
+numbers in the same order. Problems must also have the same operators, and answers that the grader finds equal.
+Therefore 'the remainder of 2^10 by 7' and 'the remainder of 2^11 by 7' are different problems.
 
-A shingle is three words in a row, or one word in the stricter setting: one changed word touches three shingles of three
-words, which is much of a short problem. Signatures are rensa's (R-MinHash); rows that share one of `BANDS` bands of a
-signature are compared.
+A shingle is three words in a row by default. One changed word changes three such shingles, which are many in a short
+problem. With shingles of one word, the filter therefore drops more short problems. Signatures come from rensa
+(R-MinHash). Rows that share one of `BANDS` bands of a signature are compared.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from rstar2.eval.grader.grading import same_answer
 BANDS = 21
 MAX_ROWS = 6
 MAX_MISSED = 0.005
-"""The largest probability that a pair of the least similarity shares no band; (1 - 0.8^6)^21 = 0.2 % at 0.8."""
+"""Maximum probability that a pair with exactly the required similarity shares no band.
+
+At a similarity of 0.8 the probability is (1 - 0.8^6)^21 = 0.2 %.
+"""
 MAX_ORIGINALS = 8
-"""The number of rows with alike texts and unequal answers that a later row is compared with."""
+"""A later row is compared with at most this many earlier rows that have similar texts and unequal answers."""
 _SEED = 1
 _NUMBER = re.compile(r"\d+")
 _DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
-"""ASCII with a space for what is no digit."""
+"""Translation table for ASCII that replaces each character except digits by a space."""
 _OPERATOR = re.compile(
-    # The first character is from one set, which is searched for quickly. Hyphens and the exclamation marks of sentences
-    # are no operators.
+    # The pattern begins with one character class, because that search is fast. Hyphens in words and exclamation marks
+    # of sentences do not match.
     r"[-+*/^<>=|!](?:(?<![-!])|(?<=-)(?:(?<![^\W\d]{2}-)|(?![^\W\d]{2}))|(?<=!)(?<![^\W\d]{2}!))"
 )
 
@@ -50,7 +53,7 @@ Shingles = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class _Sketch:
-    """The bands of the rows of a group, in the process that reads it."""
+    """Computes the bands of the rows of a group, in the process that reads the group."""
 
     columns: tuple[str, ...]
     words: int
@@ -59,9 +62,9 @@ class _Sketch:
     """The number of rows in a band."""
 
     def __call__(self, group: Group) -> tuple[Numbers, Keys]:
-        """Row numbers, and for each row BANDS keys."""
+        """Returns the row numbers, shape (N,), and the keys of the bands, shape (N, BANDS)."""
         numbers, batch = group.read(self.columns)
-        texts = _said(batch)
+        texts = _normalized_texts(batch)
         signatures = np.array(
             RMinHash.digests_from_token_sets(
                 [_shingled(text, self.words) for text in texts], BANDS * self.rows, _SEED
@@ -76,8 +79,8 @@ class _Sketch:
         return numbers, bands
 
 
-def _said(batch: Any) -> list[str]:
-    """The normalised texts of a batch: a problem without its label, or a whole conversation, calls included."""
+def _normalized_texts(batch: Any) -> list[str]:
+    """Returns the normalised text of each row: the problem, or the whole conversation with its calls."""
     if _has_problems(batch):
         return [normalized_problem(text) for text in batch.column("problem").to_pylist()]
     conversations = batch.column("messages").to_pylist()
@@ -96,16 +99,16 @@ def _has_problems(batch: Any) -> bool:
 
 
 def _answers(batch: Any) -> list[str]:
-    """The answers of problems; empty texts for conversations."""
+    """Returns the answers of problems, or empty strings for conversations."""
     answers: list[str] = batch.column("answer").to_pylist() if _has_problems(batch) else [""] * batch.num_rows
     return answers
 
 
 def must_be_equal(text: str, is_problem: bool) -> list[str]:
-    """Returns what near duplicates must have in common: their numbers and, for problems, also their operators."""
-    # The same, several times as fast.
+    """Returns the parts that near duplicates must have in common: the numbers, and in problems also the operators."""
+    # For ASCII, the translation has the same result as the pattern, and is several times as fast.
     numbers = text.encode().translate(_DIGITS).decode().split() if text.isascii() else _NUMBER.findall(text)
-    # Conversations hold operators as marks of lists and tables.
+    # Conversations use these characters for lists and tables.
     operators = _OPERATOR.findall(text) if is_problem else ()
     return [*numbers, *operators]
 
@@ -117,19 +120,19 @@ def _equal_key(text: str, is_problem: bool) -> int:
 def _shingled(text: str, size: int) -> list[str]:
     words = words_of(text)
     if len(words) < size or not words:
-        # Texts without words, such as of emoji, are not all the same.
+        # Texts without words, such as those of emoji, must not all become equal.
         return [" ".join(words) or text]
     return list(map(" ".join, zip(*(words[at:] for at in range(size)), strict=False)))
 
 
 def _rows_of_a_band(similarity: float) -> int:
-    """The most rows with which a pair of this similarity is missed with a probability of at most `MAX_MISSED`."""
+    """Returns the largest number of rows per band that misses a pair of this similarity with at most `MAX_MISSED`."""
     fitting = (rows for rows in range(MAX_ROWS, 1, -1) if (1 - similarity**rows) ** BANDS <= MAX_MISSED)
     return next(fitting, 1)
 
 
 def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Drop]:
-    """Yields each row that is a near duplicate of an earlier row that stays; `scratch` is a file for the bands."""
+    """Yields each row that is a near duplicate of an earlier row that stays. `scratch` is a temporary file."""
     live = rows.live_numbers()
     if not len(live):
         return
@@ -146,9 +149,9 @@ def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Dro
 
 
 def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Places of rows that share a band, as (earlier, later), each pair once, by the later: (P, 2).
+    """Returns the pairs (earlier, later) of row indices that share a band, shape (P, 2), sorted by the later row.
 
-    In a band, a row is paired with the first that has the same key and with the one just before it.
+    In each band, a row is paired with the first row that has the same key, and with the previous row that has it.
     """
     pairs = np.empty((0, 2), dtype=np.int64)
     for band in bands:
@@ -164,15 +167,15 @@ def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row that shares a band with another, as the comparison needs it."""
+    """A row of a candidate pair, with the values that the comparison needs."""
 
     shingles: Shingles
     equal: int
-    """The key of what near duplicates must have in common."""
+    """Hash of the parts that near duplicates must have in common."""
     answer: str
 
     def similarity(self, other: _Row) -> float:
-        """Returns the Jaccard similarity of the texts, or 0 if something that must be equal is not."""
+        """Returns the Jaccard similarity of the texts, or 0 if parts that must be equal differ."""
         if self.equal != other.equal:
             return 0.0
         common = len(np.intersect1d(self.shingles, other.shingles, assume_unique=True))
@@ -192,13 +195,14 @@ def _verified(
     for numbers, table in rows.batches(columns, paired):
         (batch,) = table.combine_chunks().to_batches()
         is_problem = _has_problems(batch)
-        for number, text, answer in zip(numbers.tolist(), _said(batch), _answers(batch), strict=True):
+        rows_of_batch = zip(numbers.tolist(), _normalized_texts(batch), _answers(batch), strict=True)
+        for number, text, answer in rows_of_batch:
             hashes = [key_of(shingle) for shingle in _shingled(text, near.words)]
             shingles = np.unique(np.array(hashes, dtype=np.uint64))
             compared[number] = _Row(shingles, _equal_key(text, is_problem), answer)
     original_of: dict[int, tuple[int, float]] = {}
     leader_of: dict[int, int] = {}
-    """For a row that has an alike text and another answer than an earlier one: the earliest of these rows."""
+    """The earliest row with a similar text, for each row whose answer differs from that of an earlier, similar row."""
     led: dict[int, list[int]] = {}
     for earlier, later in live[pairs].tolist():
         if later in original_of:

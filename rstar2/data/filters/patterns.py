@@ -1,7 +1,8 @@
-"""Filters of the user's own: regular expressions that a recipe has by name.
+"""Filters that a recipe defines as regular expressions.
 
-RE2, which is a part of pyarrow, searches in time that is proportional to the text, whatever the expression. In return
-it has no look-around and no back-references, and it refuses an expression that needs too much memory.
+The expressions are searched with RE2, which is part of pyarrow. Its search takes time proportional to the length of the
+text, for every expression. In return, RE2 has no look-around and no back-references, and rejects expressions that need
+too much memory.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ FIELDS: dict[Kind, tuple[PatternField, ...]] = {
     "problems": ("problem", "answer"),
     "conversations": ("system", "user", "assistant", "tool", "calls"),
 }
-"""What a pattern can read of rows of each kind."""
+"""The fields that a pattern can read, by the kind of rows."""
 _DEFAULT: dict[Kind, tuple[PatternField, ...]] = {
     "problems": ("problem",),
     "conversations": ("user", "assistant"),
 }
 _BEFORE, _LENGTH = 20, 120
-"""Bytes in front of a match, and of the text in the details of a drop."""
+"""The details of a drop contain `_LENGTH` bytes of the text, which begin `_BEFORE` bytes before the match."""
 
 
 @dataclass(frozen=True)
 class PatternFilter:
-    """Drops rows with a match in one of the fields; None reads the kind's usual ones.
+    """Drops rows with a match in one of the fields. If `fields` is None, the default fields of the kind are searched.
 
-    Each message, and the arguments of each call, is a text of its own: `^` and `$` are its beginning and its end.
+    Each message and the arguments of each call are searched separately, so that `^` and `$` match at their ends.
     """
 
     regex: str
@@ -52,19 +53,19 @@ class PatternFilter:
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         kind: Kind = "problems" if "problem" in batch.schema.names else "conversations"
-        done: set[int] = set()
+        dropped_rows: set[int] = set()
         for field in self.fields or _DEFAULT[kind]:
             rows, texts = _texts(batch, field)
             places = pc.find_substring_regex(texts, self.regex)
             for at in np.flatnonzero(places.fill_null(-1).to_numpy(zero_copy_only=False) >= 0).tolist():
                 row = int(rows[at])
-                if row not in done:
-                    done.add(row)
+                if row not in dropped_rows:
+                    dropped_rows.add(row)
                     yield row, {"field": field, "text": _around(texts[at].as_py(), places[at].as_py())}
 
 
 def check_regex(key: str, regex: str) -> None:
-    """Raises UserError if a regular expression is not one of RE2, or needs too much memory."""
+    """Raise UserError if RE2 cannot compile a regular expression, or needs too much memory for it."""
     try:
         pc.find_substring_regex(pa.array([""]), regex)
     except pa.ArrowInvalid as error:
@@ -77,22 +78,22 @@ def check_regex(key: str, regex: str) -> None:
 
 
 def _texts(batch: Any, field: PatternField) -> tuple[Any, Any]:
-    """The texts of a field, and the row of each."""
+    """Returns the row of each text of a field, and the texts."""
     if field in ("problem", "answer"):
         return np.arange(batch.num_rows), batch.column(field)
     messages = batch.column("messages")
-    said = pc.list_flatten(messages)
+    flat = pc.list_flatten(messages)
     rows = pc.list_parent_indices(messages).to_numpy()
     if field == "calls":
-        calls = said.field("tool_calls")
+        calls = flat.field("tool_calls")
         functions = pc.list_flatten(calls).field("function")
         return rows[pc.list_parent_indices(calls).to_numpy()], functions.field("arguments")
-    of_role = pc.equal(said.field("role"), field)
-    return rows[of_role.to_numpy(zero_copy_only=False)], said.field("content").filter(of_role)
+    of_role = pc.equal(flat.field("role"), field)
+    return rows[of_role.to_numpy(zero_copy_only=False)], flat.field("content").filter(of_role)
 
 
 def _around(text: str, place: int) -> str:
-    """What stands at a match, with a little before it; `place` counts bytes."""
+    """Returns the text around a match that begins at byte `place`."""
     encoded = text.encode()
     start = max(0, place - _BEFORE)
     return " ".join(encoded[start : start + _LENGTH].decode(errors="ignore").split())

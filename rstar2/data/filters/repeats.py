@@ -13,7 +13,7 @@ from rstar2.eval.grader.grading import same_answer
 
 
 def duplicates(rows: Candidates) -> Iterator[Drop]:
-    """All but the first of the problems with the same words and signs, and of the same conversations."""
+    """Yields all but the first of the problems with the same words and signs, and of equal conversations."""
     live = rows.live_numbers()
     _, first, group = np.unique(rows.keys("key")[live], return_index=True, return_inverse=True)
     originals = first[group]
@@ -24,7 +24,7 @@ def duplicates(rows: Candidates) -> Iterator[Drop]:
 
 
 def contradicted(rows: Candidates) -> Iterator[Drop]:
-    """Yields every copy of a problem whose copies have unequal answers: one is wrong, and nobody knows which."""
+    """Yields all copies of a problem if their answers are unequal, because it is unknown which answer is wrong."""
     live = rows.live_numbers()
     keys = rows.keys("key")[live]
     answers = rows.keys("answer_key")[live]
@@ -41,10 +41,11 @@ def contradicted(rows: Candidates) -> Iterator[Drop]:
 
 
 def are_equal(answers: Iterable[str]) -> bool:
-    r"""Whether the grader calls all answers equal, such as 42, 42.0 and 42\text{ cm}, but not 42\text{ m} beside them.
+    r"""Whether the grader finds all answers equal, as for 42, 42.0 and 42\text{ cm}.
 
-    Words, such as units, make equality differ from pair to pair: 42 equals both lengths. So answers with the same words
-    are compared with one of them only, and these with each other.
+    Equality is not transitive for answers with words such as units: 42 equals 42\text{ cm} and 42\text{ m}, which
+    are unequal. Answers with the same words are therefore compared only with the first of them, and these first answers
+    are compared with each other.
     """
     by_words: dict[tuple[str, ...], str] = {}
     for answer in sorted(answers):

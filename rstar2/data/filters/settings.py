@@ -1,4 +1,4 @@
-"""The settings of the filters, as a mixture's recipe holds them."""
+"""The settings of the filters in the recipe of a mixture."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rstar2.config import Strict
 
 class Huge(Strict):
     digits: int = Field(12, ge=1)
-    """A whole number with more is huge. The paper names no limit."""
+    """A whole number with more digits is huge. The paper states no limit."""
 
 
 class Length(Strict):
-    """In characters, since a tokenizer is not chosen yet; the card counts tokens."""
+    """Limits in characters, because no tokenizer is chosen yet. The data card counts tokens."""
 
     least: int = Field(1, ge=0)
     most: int = Field(60_000, ge=1)
@@ -23,33 +23,36 @@ class Length(Strict):
 
 class Language(Strict):
     foreign: float = Field(0.2, ge=0, le=1)
-    """The share of letters of other scripts than Latin and Greek that a text may have."""
+    """Maximum share of letters from scripts other than Latin and Greek."""
 
 
 class Near(Strict):
     similarity: float = Field(0.8, gt=0, le=1)
     """Two texts are near duplicates if the Jaccard similarity of their shingles is at least this."""
     words: int = Field(3, ge=1)
-    """Words in a row of a shingle. 1 is stricter: it also finds short problems in which one word differs."""
+    """Number of words in a shingle. With 1, the filter also finds short problems that differ in one word."""
 
 
 class Grams(Strict):
     words: int = Field(8, ge=2)
-    """A text that shares this many words in a row with a benchmark problem is dropped by `literal`, `distinctive`."""
+    """The rules `literal` and `distinctive` drop a text that shares this many words in a row with a benchmark."""
     rule: Literal["literal", "distinctive", "contained"] = "literal"
-    """literal is the paper's. distinctive: words that two or more benchmark problems share do not count, such as 'm and
-    n are relatively prime positive integers'. contained: a text counts if it has `share` of a problem."""
+    """The rule by which a text counts as a copy of a benchmark problem.
+
+    `literal` is the paper's rule. `distinctive` ignores words that two or more benchmark problems share, such as 'm and
+    n are relatively prime positive integers'. `contained` drops a text that contains the share `share` of a problem.
+    """
     share: float = Field(0.8, gt=0, le=1)
-    """A text with this share of a benchmark problem's runs of three words is dropped by `contained`."""
+    """The rule `contained` drops a text that has this share of a benchmark problem's runs of three words."""
 
 
 class Agreement(Strict):
     by: str = "pass_rate"
     """The column `pass_rate` of the rows, or the folder of an `rstar2 eval` or `data agree` run over them."""
     least: float = Field(0.125, ge=0, le=1)
-    """The share of tries that must give the label: 2 of 16."""
+    """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None
-    """The sources that it is asked of; None for all."""
+    """The sources to which the filter applies. None means all."""
 
 
 class Measured(Strict):
@@ -69,19 +72,19 @@ PatternField = Literal["problem", "answer", "system", "user", "assistant", "tool
 
 
 class Pattern(Strict):
-    """A filter of the user's own: a row is dropped if the expression matches somewhere in one of the fields."""
+    """A filter of the user. It drops a row if the expression matches anywhere in one of the fields."""
 
     regex: str = Field(min_length=1)
-    """In RE2's syntax. It has no look-around and no back-references, so that no text takes long."""
+    """A regular expression of RE2, which has no look-around and no back-references."""
     fields: tuple[PatternField, ...] | None = None
-    """What is read. None: the problem; of conversations, what user and assistant say."""
+    """The fields to search. None means the problem, or the messages of user and assistant in a conversation."""
 
 
 class FilterSettings(Strict):
-    """The settings of all filters that have some. Settings of filters that are not used are not read."""
+    """The settings of all filters. Settings of unused filters are ignored."""
 
     against: tuple[str, ...] = ()
-    """Benchmarks, by name or file, that no row may share `grams.words` words in a row with."""
+    """Benchmarks, by name or file, whose words no row may share, see `grams`."""
     huge: Huge = Huge()
     length: Length = Length()
     language: Language = Language()
@@ -89,13 +92,13 @@ class FilterSettings(Strict):
     grams: Grams = Grams()
     agreement: Agreement = Agreement()
     measured: Measured = Measured()
-    """For the filters `pass-rate` and `solved`."""
+    """Settings of the filters `pass-rate` and `solved`."""
     figures: Figures = Figures()
     patterns: dict[str, Pattern] = Field(default_factory=dict)
-    """Filters of the user's own, by the names that `filters` has for them."""
+    """Filters of the user, by the names that `filters` uses for them."""
 
     def unset_keys(self) -> set[str]:
-        """Keys that are left out of a card if they are not set: cards of earlier versions lack them."""
+        """Returns unset keys that a card leaves out, because cards of earlier versions do not have them."""
         unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
         return {key for key, is_unset in unset.items() if is_unset}
 

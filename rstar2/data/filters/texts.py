@@ -1,4 +1,4 @@
-"""Filters by a row's text: its language and its length."""
+"""Filters that judge a row by the language and the length of its text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from rstar2.data.rows import texts_of
 
 _LETTER = re.compile(r"[^\W\d_]")
 _FOREIGN = re.compile(r"[^\W\d_\u0000-\u03ff\u1e00-\u1fff\u2070-\u2bff\uff21-\uff5a\U0001d400-\U0001d7ff]")
-"""A letter that is neither Latin nor Greek, nor one of mathematics."""
+"""Matches a letter that is neither Latin nor Greek, and not a mathematical letter."""
 
 
 @dataclass(frozen=True)
 class LanguageFilter:
-    """Drops texts mostly in another script than Latin; languages in Latin letters are not told apart."""
+    """Drops texts with more than the share `foreign` of letters from other scripts than Latin and Greek.
+
+    Languages that use Latin letters are not distinguished.
+    """
 
     foreign: float
     columns: tuple[str, ...] = ("text",)
@@ -34,7 +37,7 @@ class LanguageFilter:
 
 @dataclass(frozen=True)
 class LengthFilter:
-    """Drops texts of fewer or more characters."""
+    """Drops texts with fewer than `least` or more than `most` characters."""
 
     least: int
     most: int

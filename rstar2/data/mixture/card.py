@@ -1,4 +1,4 @@
-"""The data card: what went in, what was dropped and why, what came out, and how the paper's numbers compare."""
+"""The data card of a prepared set: its sources, the dropped rows with reasons, the result, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rstar2.files import write_json, write_text
 
 CARD = "card.json"
 FORM_COLUMNS = {
-    "suitable": "can be in the answer form",
-    "marked": "are",
-    "rewarded_endings": "end with a boxed value",
+    "suitable": "conversations that can be in the answer form",
+    "marked": "conversations in the answer form",
+    "rewarded_endings": "conversations that end with a boxed value",
     "turns": "turns",
-    "demanded_turns": "turns that are asked for a form",
-    "compliant_turns": "turns that keep it",
-    "mixed": "conversations of which only some turns keep the format's form",
+    "demanded_turns": "turns whose texts ask for a form",
+    "compliant_turns": "turns that have this form",
+    "mixed": "conversations in which only some turns have the format's form",
 }
-"""The counts of `FormCounts` and `AnswerForm.card` that the card shows, with the heads of their columns."""
+"""The columns of the card's table of forms: counts of `FormCounts` and `AnswerForm.card`, and their titles."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a filter dropped."""
+    """The numbers of rows that a filter dropped."""
 
     filter: str
     dropped: int
@@ -41,56 +41,63 @@ class Step:
 
 @dataclass(frozen=True)
 class Taken:
-    """What is left of a source after the filters, and how many rows of it were drawn."""
+    """The number of a source's rows that the filters left, and the number that was drawn from them."""
 
     left: int
     taken: int
     target: int | None = None
-    """The mixture's count for the source; None if it takes all rows."""
+    """The source's `count` in the recipe. None if all rows are taken."""
 
     @property
     def missing(self) -> int:
-        """How many rows fewer than the target were taken."""
+        """Number of rows that are missing to reach the target."""
         return max((self.target or 0) - self.taken, 0)
 
 
 @dataclass(frozen=True)
 class Card:
-    """The facts of a prepared set; JSON-able."""
+    """The facts about a prepared set. All values can be written as JSON."""
 
     name: str
     kind: Kind
     config: dict[str, Any]
     sources: dict[str, dict[str, Any]]
-    """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`,
-    `target` (None if all rows are taken), `missing` (rows fewer than the target), `note`; of conversations, `form`, see
-    `AnswerForm.card`."""
+    """The facts about each source, by name.
+
+    The keys are `family`, `licence`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `target`,
+    `missing` (the rows that are missing to reach the target) and `note`. `target` is None if all rows are taken.
+    Conversations also have `form`, see `AnswerForm.card`.
+    """
     steps: list[dict[str, Any]]
-    """In order: `filter`, `dropped` and `by_source`."""
+    """One entry per filter, in order: `filter`, `dropped` and `by_source`."""
     examples: list[dict[str, Any]]
-    """Dropped rows: `reason`, `id` or `place`, `text`, `detail`."""
+    """Examples of dropped rows: `reason`, `id` or `place`, `text`, `detail`."""
     shared: list[dict[str, Any]]
-    """What rows share with benchmarks, the most frequent first: `words`, `benchmark`, `benchmark_id`, `rows`."""
+    """Words that rows share with benchmarks, the most frequent first: `words`, `benchmark`, `benchmark_id`, `rows`."""
     rows: int
     sha256: str
-    """Of data.parquet."""
+    """SHA-256 of data.parquet."""
     tokens: dict[str, Any] = field(default_factory=dict)
-    """Where a tokenizer was given: its `name`, the `counted` rows, `mean`, `most`, `limit`, `over` and a `histogram` of
-    [up to, rows]."""
+    """Lengths in tokens. Empty if no tokenizer was chosen.
+
+    The keys are the tokenizer's `name`, the number of `counted` rows, `mean`, `most`, `limit`, the share `over` of rows
+    above the limit, and a `histogram` of [upper bound, rows].
+    """
 
     @property
     def checked(self) -> bool:
-        """Whether rows that share words with a benchmark were dropped."""
+        """Whether rows were compared with benchmarks, and dropped if they share words."""
         return bool(self.config["against"]) and "grams" in self.config["recipe"]["filters"]
 
     @classmethod
     def load(cls, folder: Path) -> Card:
-        """The card of a prepared folder; a UserError where there is none."""
+        """Read the card of a prepared folder. Raises UserError if the folder has none."""
         try:
             return cls(**json.loads((folder / CARD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(
-                f"no prepared data at {folder}", "`rstar2 data prepare` makes such a folder."
+                f"there is no prepared data at {folder}",
+                "Use a folder that `rstar2 data prepare` wrote.",
             ) from error
 
 
@@ -130,19 +137,19 @@ def make_card(
 def _note(source: Source, model: str, rewritten: Rewritten | None) -> str:
     notes = []
     if rewritten is not None:
-        unchanged = _listed(rewritten.kept)
+        unchanged = _listed(rewritten.unchanged)
         notes.append(
             f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left unchanged: {unchanged}"
         )
     elif source.rewritten:
-        notes.append(f"not rewritten: the paper had o4-mini rewrite its {source.rewritten}")
+        notes.append(f"not rewritten; in the paper, o4-mini rewrote the {source.rewritten}")
     if source.left_out:
-        notes.append(f"left out of its rows: {source.left_out}")
+        notes.append(f"left out of the rows: {source.left_out}")
     return "; ".join(notes)
 
 
 def write_card(card: Card, folder: Path) -> None:
-    """Write card.md, then card.json, whose presence says that the set is whole."""
+    """Write card.md, and then card.json. If card.json exists, the set is complete."""
     write_text(folder / "card.md", as_markdown(card))
     write_json(folder / CARD, asdict(card))
 
@@ -151,7 +158,7 @@ def as_markdown(card: Card) -> str:
     parts = [
         f"# {card.name}: {card.rows:,} {card.kind}",
         _sources(card),
-        "## What was dropped, in order",
+        "## Rows that filters dropped, in order",
         _table(
             ["filter", "dropped", "by source"],
             [[each["filter"], f"{each['dropped']:,}", _listed(each["by_source"])] for each in card.steps],
@@ -182,9 +189,12 @@ def _sources(card: Card) -> str:
         ]
         for name, each in card.sources.items()
     ]
-    heads = ["source", "family", "read", "refused", "left by the filters", "taken", "the paper", "licence"]
+    heads = [
+        *("source", "family", "rows read", "unusable rows", "rows after the filters", "rows taken"),
+        *("used by the paper", "licence"),
+    ]
     notes = [
-        f"- {name}: {each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+        f"- {name}: {each['missing']:,} rows are missing to reach the {each['target']:,} of the recipe"
         for name, each in card.sources.items()
         if each.get("missing")
     ]
@@ -195,19 +205,19 @@ def _sources(card: Card) -> str:
         for place in each["inputs"]
     ]
     if not card.checked:
-        notes.append("- Not checked against any benchmark.")
+        notes.append("- The rows were not compared with any benchmark.")
     return "\n".join([_table(heads, rows), "", *notes, *inputs])
 
 
 def _version(place: Mapping[str, Any]) -> str:
-    """Which version of a file or of a set on the hub was read."""
+    """Returns the version of a file or of a data set on the hub."""
     if "revision" in place:
         return f"revision {place['revision']}"
     return f"SHA-256 {place.get('sha256', 'not known')}"
 
 
 def _forms(card: Card) -> list[str]:
-    """How many conversations of each source are taught in the form that RL rewards, and which turns keep their form."""
+    """Returns the section about the answer form: conversations and turns in this form, by source."""
     rows = [
         [name, f"{form['share']:.0%}", *(f"{form[key]:,}" for key in FORM_COLUMNS)]
         for name, each in card.sources.items()
@@ -216,9 +226,9 @@ def _forms(card: Card) -> list[str]:
     if not rows:
         return []
     return [
-        "## The form of answers",
-        "In SFT the conversations in the answer form follow the format's system text. The others have their own system "
-        "text or none. Counted in the format rstar2.",
+        "## Form of the answers",
+        "In SFT, conversations in the answer form come after the format's system text. The others come after their own "
+        "system text or none. The format for these counts is rstar2.",
         _table(["source", "share", *FORM_COLUMNS.values()], rows),
     ]
 
@@ -232,7 +242,7 @@ def _contamination(card: Card) -> list[str]:
     ]
     return [
         "## Words that rows share with benchmarks",
-        "The most frequent; `dropped.jsonl` names them for every row.",
+        "These are the most frequent ones. `dropped.jsonl` lists the shared words of every dropped row.",
         _table(["rows", "words", "benchmark, problem"], rows),
     ]
 
@@ -240,20 +250,20 @@ def _contamination(card: Card) -> list[str]:
 def _lengths(card: Card) -> list[str]:
     if not card.tokens:
         return []
-    about = card.tokens
-    rows = [[f"≤ {upto:,}", f"{count:,}"] for upto, count in about["histogram"]]
+    tokens = card.tokens
+    rows = [[f"≤ {bound:,}", f"{count:,}"] for bound, count in tokens["histogram"]]
     return [
-        f"## Tokens, by {about['name']}",
-        f"{about['counted']:,} rows counted: mean {about['mean']:,.0f}, longest {about['most']:,}; "
-        f"{about['over']:.1%} have more than {about['limit']:,}.",
+        f"## Tokens per row, with the tokenizer {tokens['name']}",
+        f"{tokens['counted']:,} rows were counted. The mean is {tokens['mean']:,.0f} tokens, and the longest row has "
+        f"{tokens['most']:,}. {tokens['over']:.1%} of the rows have more than {tokens['limit']:,}.",
         _table(["tokens", "rows"], rows),
     ]
 
 
 def _example(each: dict[str, Any]) -> str:
-    found = ", ".join(f"{key}: {value}" for key, value in each["detail"].items())
+    details = ", ".join(f"{key}: {value}" for key, value in each["detail"].items())
     text = " ".join(each.get("text", "").split())
-    return f"- **{each['reason']}** {each.get('id') or each['place']}: {found}" + (
+    return f"- **{each['reason']}** {each.get('id') or each['place']}: {details}" + (
         f"\n  > {text}" if text else ""
     )
 

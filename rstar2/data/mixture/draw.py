@@ -1,4 +1,4 @@
-"""Draws the rows of each source up to its count in the mixture, the same rows each time."""
+"""Draws the rows of each source up to its count in the mixture. The same seed draws the same rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rstar2.errors import UserError
 def draw(
     rows: Candidates, plan: MixturePlan, counts: Mapping[str, ReadCounts], dropped: list[Step]
 ) -> dict[str, Taken]:
-    """Drop the rows of each source that exceed its count.
+    """Drop the rows of each source beyond its count, chosen at random.
 
     Raises:
-        UserError: fewer rows of a source are left than its minimum, or no row at all is left.
+        UserError: a source has fewer rows than its minimum, or no rows are left.
     """
     taken = {}
     keys: Any = None
@@ -35,10 +35,10 @@ def draw(
             }
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
             raise UserError(
-                f"too few rows for the mixture: it needs at least {needed} rows of {name}, but only "
-                f"{len(left)} of {counts[name].read} are left",
-                f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.minimum={len(left) or 1}, or give "
-                "more rows.",
+                f"too few rows: the mixture needs at least {needed} rows of {name}, but only {len(left)} of "
+                f"{counts[name].read} are left",
+                f"Dropped: {listed or 'none'}. Lower the minimum with --set sources.{name}.minimum={len(left) or 1}, "
+                "or add rows.",
             )
         if settings.count is not None and settings.count < len(left):
             keys = rows.keys("key") if keys is None else keys
@@ -49,13 +49,13 @@ def draw(
         listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
         raise UserError(
             f"no rows of {plan.name} are left: {f'dropped {listed}' if listed else 'none was usable'}",
-            "Use other data.",
+            "Use other data, or other filters.",
         )
     return taken
 
 
 def _mixed(keys: Any, seed: int) -> Any:
-    """Keys in an order that the seed decides, as whole numbers: splitmix64."""
+    """Returns a pseudo-random number for each key and the seed (splitmix64)."""
     mixed = keys + np.uint64(seed % 2**63 * 0x9E3779B97F4A7C15 % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

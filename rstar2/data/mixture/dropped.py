@@ -1,4 +1,4 @@
-"""The rows that a step of filters dropped, kept in a file: which filter, which row, and what was found."""
+"""The file of rows that filters dropped. Each entry has the filter, the row's number and details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rstar2.data.mixture.card import Step
 from rstar2.data.rows import as_json
 
 MOST_GRAMS = 50
-"""Shared grams that the card lists; dropped.jsonl has them all."""
+"""Maximum number of shared grams in the card. dropped.jsonl contains all of them."""
 _EXAMPLES = 3
 _BATCH = 8192
 _SCHEMA = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", pa.string())])
@@ -27,23 +27,23 @@ _SCHEMA = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", 
 
 @dataclass(frozen=True)
 class DroppedRows:
-    """What one filter, or several that judge each row by itself, dropped."""
+    """The rows that one step dropped. A step has one filter, or several filters that judge each row by itself."""
 
     filters: Sequence[str]
     file: Path
 
-    def write(self, part: Path, found: Iterable[tuple[int, Drop]]) -> None:
-        """Write the file at `part`, from the place of the filter and the drop, by ascending row number."""
+    def write(self, part: Path, drops: Iterable[tuple[int, Drop]]) -> None:
+        """Write (index of the filter, drop) pairs, which are sorted by row number, to the file `part`."""
         with pq.ParquetWriter(part, _SCHEMA, compression="zstd") as writer:
-            for chunk in _chunks(found):
+            for chunk in _chunks(drops):
                 writer.write_batch(chunk)
 
     def numbers(self) -> Numbers:
-        found: Numbers = pq.read_table(self.file, columns=["number"])["number"].to_numpy()
-        return found
+        numbers: Numbers = pq.read_table(self.file, columns=["number"])["number"].to_numpy()
+        return numbers
 
     def count(self, rows: Candidates) -> Iterator[Step]:
-        """How many rows of each source each filter dropped."""
+        """Yields for each filter the number of rows that it dropped, by source."""
         table = pq.read_table(self.file, columns=["filter", "number"])
         which, numbers = table["filter"].to_numpy(), table["number"].to_numpy()
         for at, name in enumerate(self.filters):
@@ -54,7 +54,7 @@ class DroppedRows:
             yield Step(name, int(counts.sum()), by_source)
 
     def detailed(self, rows: Candidates) -> Iterator[dict[str, Any]]:
-        """Id, reason and what was found of every row."""
+        """Yields the id, the reason and the details of every dropped row."""
         for batch in pq.ParquetFile(self.file).iter_batches(_BATCH * 8):
             ids = rows.values("id", batch.column("number").to_numpy())
             for row in batch.to_pylist():
@@ -62,36 +62,41 @@ class DroppedRows:
                 yield {"id": ids[row["number"]], "reason": reason, **json.loads(row["detail"])}
 
     def examples(self, rows: Candidates) -> Iterator[dict[str, Any]]:
-        """A few rows of each filter, with what they say."""
-        seen: dict[int, list[tuple[int, str]]] = {}
+        """Yields a few dropped rows of each filter, with their texts."""
+        by_filter: dict[int, list[tuple[int, str]]] = {}
         for batch in pq.ParquetFile(self.file).iter_batches(_BATCH):
             for row in batch.to_pylist():
-                if len(listed := seen.setdefault(row["filter"], [])) < _EXAMPLES:
+                if len(listed := by_filter.setdefault(row["filter"], [])) < _EXAMPLES:
                     listed.append((row["number"], row["detail"]))
-        text = "problem" if rows.kind == "problems" else "messages"
-        numbers = np.array([number for listed in seen.values() for number, _ in listed], dtype=np.int64)
-        ids, said = rows.values("id", numbers), rows.values(text, numbers)
-        for which, listed in sorted(seen.items()):
+        column = "problem" if rows.kind == "problems" else "messages"
+        numbers = np.array([number for listed in by_filter.values() for number, _ in listed], dtype=np.int64)
+        ids, contents = rows.values("id", numbers), rows.values(column, numbers)
+        for which, listed in sorted(by_filter.items()):
             for number, detail in listed:
-                words = said[number] if text == "problem" else _first_question(said[number])
-                found = json.loads(detail)
+                text = contents[number] if column == "problem" else _first_question(contents[number])
                 yield {
-                    "reason": self.filters[which], "id": ids[number], "text": words[:400], "detail": found
-                }  # fmt: skip
+                    "reason": self.filters[which],
+                    "id": ids[number],
+                    "text": text[:400],
+                    "detail": json.loads(detail),
+                }
 
     def shared_grams(self) -> Counter[str]:
-        """The words shared with benchmarks, as the JSON text of the details, with the number of rows."""
-        found: Counter[str] = Counter()
+        """Returns the number of rows for each detail of the filter `grams`, which is the key, as JSON text.
+
+        A detail contains the words that the rows share with a benchmark.
+        """
+        counts: Counter[str] = Counter()
         if "grams" in self.filters:
             which = self.filters.index("grams")
             for batch in pq.ParquetFile(self.file).iter_batches(_BATCH):
-                found.update(batch.filter(pc.equal(batch["filter"], which))["detail"].to_pylist())
-        return found
+                counts.update(batch.filter(pc.equal(batch["filter"], which))["detail"].to_pylist())
+        return counts
 
 
-def _chunks(found: Iterable[tuple[int, Drop]]) -> Iterator[Any]:
+def _chunks(drops: Iterable[tuple[int, Drop]]) -> Iterator[Any]:
     waiting: list[dict[str, Any]] = []
-    for which, (number, detail) in found:
+    for which, (number, detail) in drops:
         waiting.append({"filter": which, "number": number, "detail": as_json(detail)})
         if len(waiting) >= _BATCH:
             yield pa.RecordBatch.from_pylist(waiting, schema=_SCHEMA)

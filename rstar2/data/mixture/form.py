@@ -1,4 +1,4 @@
-"""Chooses the conversations that SFT teaches in the form that RL rewards, and counts what becomes of each source."""
+"""Chooses the conversations that SFT teaches in the form that RL rewards, and counts them by source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rstar2.loop.turns.demands import FormatTexts, format_texts
 
 @dataclass(frozen=True)
 class _Marked:
-    """The marks of a record batch, all of one source."""
+    """The marks of a record batch, whose rows are all of one source."""
 
     source: str
     marks: list[bool]
@@ -29,7 +29,7 @@ class _Marked:
 
 @dataclass(frozen=True)
 class _Marking:
-    """Marks the rows of a record batch, in the process that reads it."""
+    """Marks the rows of a record batch, in the process that reads the batch."""
 
     shares: Mapping[str, float]
     seed: int
@@ -47,17 +47,19 @@ class _Marking:
         return _Marked(source, marks, suitable, counts)
 
     def _draw(self, name: str) -> float:
-        """A number from 0 to 1 that the row's id and the seed decide."""
+        """Returns a pseudo-random number from 0 to 1, which depends only on the row's id and the seed."""
         return key_of(f"{self.seed} {name}") / 2**64
 
 
 class AnswerForm:
-    """Marks a share of the conversations that can be taught so, the same ones each time.
+    """Marks conversations for the answer form, which is the form that RL rewards.
 
-    They are counted as the format rstar2 shows them, and before a model rewrites any.
+    A share of the suitable conversations is marked. The same seed marks the same conversations. The counts are those of
+    the format rstar2, before a model rewrites texts.
 
     Args:
-        shares: by source, from 0 to 1.
+        shares: the share to mark, from 0 to 1, by source.
+        seed: the seed of the random choice.
     """
 
     def __init__(self, shares: Mapping[str, float], seed: int) -> None:
@@ -68,7 +70,7 @@ class AnswerForm:
         self._counts = dict.fromkeys(shares, FormCounts())
 
     def marks(self, rows: Candidates) -> Iterator[Any]:
-        """For each record batch with rows left, in order, the column that says which of them are taught so."""
+        """Yields the column of marks for each record batch that has rows left, in order."""
         for marked in mapped(
             _Marking(self._shares, self._seed, format_texts(default_format())), rows.groups()
         ):
@@ -78,7 +80,10 @@ class AnswerForm:
             yield pa.array(marked.marks, pa.bool_())
 
     def card(self, source: str) -> dict[str, int | float]:
-        """What the card says of a source: the share, `suitable` and `marked` conversations, and `FormCounts`."""
+        """Returns the entry of a source for the card.
+
+        It contains the `share`, the numbers of `suitable` and `marked` conversations, and the counts of `FormCounts`.
+        """
         return {
             "share": self._shares[source],
             "suitable": self._suitable[source],

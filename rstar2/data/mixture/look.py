@@ -1,4 +1,4 @@
-"""Looks at prepared data: counts by source, rows drawn at random, lengths in tokens, and what two sets differ in."""
+"""Inspects prepared data: counts by source, random rows, lengths in tokens, and the differences of two sets."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from rstar2.errors import UserError
 from rstar2.loop.turns.demands import FormatTexts
 
 TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
-"""How many tokens each row has, as a stage would make them."""
+"""Returns the number of tokens of each row, encoded as in a training stage."""
 LIMITS: dict[Kind, int] = {"problems": 2048, "conversations": 16384}
-"""The recipe's: of a prompt in RL, of a conversation in SFT."""
+"""The recipe's limits in tokens, for a prompt in RL and for a conversation in SFT."""
 _COUNTED = 20_000
-"""Rows whose tokens are counted; of a larger set, the rows at equal distances."""
+"""Maximum number of rows that are counted. In a larger set, rows at equal distances are counted."""
 _BATCH = 1000
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared set's file and what its rows are."""
+    """The file of a prepared set, and the kind and number of its rows."""
 
     file: Path
     kind: Kind
     rows: int
 
     def read(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Its rows, a batch in memory at a time."""
+        """Yields the rows. Only one batch is in memory at a time."""
         for batch in pq.ParquetFile(self.file).iter_batches(_BATCH, columns=columns):
             yield from batch.to_pylist()
 
     def sample(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Rows drawn at random, in the order of the file."""
+        """Returns rows drawn at random, in the order of the file."""
         chosen = set(random.Random(seed).sample(range(self.rows), min(count, self.rows)))
         return [row for at, row in enumerate(self.read()) if at in chosen]
 
 
 def open_prepared(path: Path) -> Prepared:
-    """A prepared folder, or its parquet file; a UserError where it is neither."""
+    """Open a prepared folder or its parquet file. Raises UserError if `path` is neither."""
     file = prepared_file(path)
-    hint = "Give a folder that `rstar2 data prepare` made, or its data.parquet."
+    hint = "Use a folder that `rstar2 data prepare` wrote, or its data.parquet."
     try:
         opened = pq.ParquetFile(file)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"no prepared data at {path}: {str(error).splitlines()[0]}", hint) from error
+        raise UserError(f"there is no prepared data at {path}: {str(error).splitlines()[0]}", hint) from error
     for kind, schema in SCHEMAS.items():
         if set(schema.names) - LATER_COLUMNS <= set(opened.schema_arrow.names):
             return Prepared(file, kind, opened.metadata.num_rows)
-    found = ", ".join(opened.schema_arrow.names)
-    raise UserError(f"{file} holds neither problems nor conversations; its columns are {found}", hint)
+    columns = ", ".join(opened.schema_arrow.names)
+    raise UserError(f"{file} contains neither problems nor conversations; its columns are {columns}", hint)
 
 
 def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dict[str, Any]:
-    """The lengths of a set's rows, by the tokenizer `name`, for `Card.tokens`."""
+    """Returns the lengths of a set's rows for `Card.tokens`. `name` is the name of the tokenizer."""
     prepared = open_prepared(file)
     step = _step(prepared)
     counts: list[int] = []
@@ -97,9 +97,9 @@ def by_source(prepared: Prepared) -> dict[str, int]:
 
 
 def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str, int]]:
-    """How many turns keep the form that they are asked for, in a format: `FormCounts`, and `marked`.
+    """Returns the counts of `FormCounts` in a format, and the number of `marked` rows, by source.
 
-    Of a larger set, over the rows that `count_tokens` counts too.
+    In a large set only some rows are counted, which are the same rows as in `count_tokens`.
     """
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
@@ -110,30 +110,32 @@ def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str
 
 
 def _step(prepared: Prepared) -> int:
-    """The distance of the rows that are looked at."""
+    """Returns the distance between counted rows."""
     return -(-prepared.rows // _COUNTED)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What two sets differ in, rows told apart by their ids."""
+    """The difference of two sets. Rows are matched by their ids."""
 
     only_first: Counter[str]
-    """By source."""
+    """Number of rows that only the first set has, by source."""
     only_second: Counter[str]
+    """Number of rows that only the second set has, by source."""
     changed: Counter[str]
-    """Rows of the same id with another content."""
+    """Number of rows with the same id and different contents, by source."""
     same: int
     examples: dict[str, list[str]]
-    """A few ids of each kind."""
+    """A few ids of each kind of difference."""
 
 
 def difference(first: Path, second: Path) -> Difference:
-    """Compare two prepared sets; a UserError where one is none, or they hold rows of two kinds."""
+    """Compare two prepared sets. Raises UserError if one is not a prepared set, or if they are of two kinds."""
     one, other = open_prepared(first), open_prepared(second)
     if one.kind != other.kind:
         raise UserError(
-            f"{first} holds {one.kind}, but {second} holds {other.kind}", "Compare two sets of the same kind."
+            f"{first} contains {one.kind}, but {second} contains {other.kind}",
+            "Compare two sets of the same kind.",
         )
     if sha256(one.file) == sha256(other.file):
         return Difference(Counter(), Counter(), Counter(), one.rows, {})
@@ -148,10 +150,10 @@ def difference(first: Path, second: Path) -> Difference:
 
     same = 0
     for row in other.read():
-        held = waiting.pop(row["id"], None)
-        if held is None:
+        content = waiting.pop(row["id"], None)
+        if content is None:
             note("second", row["id"], row["source"])
-        elif held != _content(row):
+        elif content != _content(row):
             note("changed", row["id"], row["source"])
         else:
             same += 1

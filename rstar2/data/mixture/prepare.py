@@ -1,14 +1,15 @@
-"""Prepares a mixture: reads its sources, drops what its filters find, draws what its counts ask, writes the set.
+"""Prepares a mixture: reads its sources, runs its filters, draws rows up to the counts, and writes the set.
 
 ```
 OUTPUT/
   data.parquet     the rows, in the order of the sources; see rstar2.data.rows
-  dropped.jsonl    every unusable or filtered row: its id or place, the reason, and what was found
-  card.md          the data card, and card.json with the same facts
-  .work/           finished steps, while the preparation is under way
+  dropped.jsonl    every unusable or filtered row, with its id or place, the reason and details
+  card.md          the data card; card.json has the same facts
+  .work/           files of finished steps, until the preparation ends
 ```
-A step's file is named after everything that decides its content, and appears by rename: a killed preparation
-continues after its last finished step, and one with another setting uses the steps that it has in common.
+The name of a step's file is a digest of everything that determines its content, and the file is written atomically.
+Therefore a killed preparation continues after its last finished step. If a setting changed, steps that do not depend on
+it are reused.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ from rstar2.runs import changed_keys, locked
 
 DROPPED = "dropped.jsonl"
 _WORK = ".work"
-_OURS = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
-"""How names begin of what a preparation that was killed may have left beside `.work`."""
+_OUTPUT_PREFIXES = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
+"""Prefixes of the file names that a killed preparation may have left in the output folder."""
 _BATCH = 8192
 _LARGE = 1 << 26
-"""Of inputs, in bytes: from here on the processes that read are made ready while the inputs' hashes are computed."""
+"""Size of the inputs, in bytes, from which the reader processes start while the hashes of the inputs are computed."""
 CountTokens = Callable[[Path, Kind], dict[str, Any]]
 """Counts the tokens of a written set, for `Card.tokens`."""
 
 
 class Progress(Protocol):
-    """Shows the steps of a preparation. A step is known by its title; its rows are counted while it runs."""
+    """Shows the steps of a preparation: the title of each step, and the number of its rows while it runs."""
 
     def start(self, title: str) -> None: ...
 
@@ -74,15 +75,15 @@ class Progress(Protocol):
 def prepare(
     plan: MixturePlan, output: Path, progress: Progress, count_tokens: CountTokens | None = None
 ) -> Card:
-    """Write the prepared set to the folder `output`, or continue with what is there of it.
+    """Write the prepared set to the folder `output`, or continue an interrupted preparation there.
 
     Raises:
-        UserError: a source cannot be read, nothing is left, a count cannot be met, or the folder cannot be used or
-            holds another set.
+        UserError: a source cannot be read, no rows are left, a source has fewer rows than its minimum, or the folder
+            cannot be used or contains another set.
         Failure: the disk is full, or a process died.
     """
     if sum(origin.size() for origin in plan.origins) > _LARGE:
-        # Where it cannot be started now, the first step that needs it says so.
+        # If the server cannot start, the first step that needs it reports the error.
         with contextlib.suppress(OSError):
             start_server()
     config = json.loads(json.dumps(plan.config()))
@@ -95,14 +96,14 @@ def prepare(
             work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot use {output}: {error.strerror}", "Give another folder with --output."
+            f"cannot use {output}: {error.strerror}", "Choose another folder with --output."
         ) from error
     try:
         if done is not None:
             return done if count_tokens is None else _with_tokens(done, output, progress, count_tokens)
         with locked(work):
-            for torn in (*output.glob(".*.part"), *work.glob(".*.part")):
-                torn.unlink()
+            for partial in (*output.glob(".*.part"), *work.glob(".*.part")):
+                partial.unlink()
             try:
                 card = _Preparation(plan, config, output, work, progress, count_tokens).run()
             except UserError:
@@ -113,39 +114,45 @@ def prepare(
     except OSError as error:
         raise Failure(
             f"cannot write to {output}: {os.strerror(error.errno) if error.errno else error}",
-            "Make room, then start the same command again: it continues after the last finished step.",
+            "Free disk space and run the same command again. It continues after the last finished step.",
         ) from error
 
 
 def _done(output: Path, config: dict[str, Any]) -> Card | None:
-    """The card of the set that is there already; a UserError where it is another one, or something else."""
+    """Returns the card if the folder already contains the complete set, and None if it does not.
+
+    Raises UserError if the folder contains another set or other files.
+    """
     if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
+        raise UserError(f"{output} is a file, not a folder", "Choose a folder with --output.")
     if (output / CARD).exists():
         card = Card.load(output)
         changed = changed_keys(card.config, config)
         if changed:
             raise UserError(
-                f"{output} holds a different set; these keys differ: {', '.join(changed)}",
-                "Give another folder with --output.",
+                f"{output} contains a different set; these keys differ: {', '.join(changed)}",
+                "Choose another folder with --output.",
             )
         if not (output / PREPARED).exists() or sha256(output / PREPARED) != card.sha256:
             raise UserError(
                 f"{output / PREPARED} is missing or was changed since it was prepared",
-                f"Remove {output} and start the same command again, or give another folder with --output.",
+                f"Remove {output} and run the same command again, or choose another folder with --output.",
             )
-        # A kill may have come before it was removed.
+        # An earlier preparation may have been killed before it removed this folder.
         shutil.rmtree(output / _WORK, ignore_errors=True)
         return card
-    found = [each.name for each in output.iterdir()] if output.exists() else []
-    others = [name for name in found if _WORK not in found or not name.startswith(_OURS)]
+    names = [each.name for each in output.iterdir()] if output.exists() else []
+    others = [name for name in names if _WORK not in names or not name.startswith(_OUTPUT_PREFIXES)]
     if others:
-        raise UserError(f"{output} is not empty: {others[0]}", "Give an empty or new folder with --output.")
+        raise UserError(
+            f"{output} is not empty: it contains {others[0]}",
+            "Choose an empty or new folder with --output.",
+        )
     return None
 
 
 def _with_tokens(card: Card, output: Path, progress: Progress, count_tokens: CountTokens | None) -> Card:
-    """The card with the lengths of the written set, where they are to be counted; the file of the card is written."""
+    """Count the tokens of the written set if `count_tokens` is set, and write the card. Returns the card."""
     if count_tokens is not None:
         progress.start("count tokens")
         card = replace(card, tokens=count_tokens(output / PREPARED, card.kind))
@@ -155,7 +162,7 @@ def _with_tokens(card: Card, output: Path, progress: Progress, count_tokens: Cou
 
 
 def _remove_empty(output: Path, work: Path) -> None:
-    """Leave nothing of a preparation that was refused before its first step was finished."""
+    """Remove the folders of a preparation that failed before it finished its first step."""
     if not [each for each in work.iterdir() if each.name != ".lock"]:
         shutil.rmtree(work)
         if not any(output.iterdir()):
@@ -190,7 +197,7 @@ class _Preparation:
         filters = list(self._plan.recipe.filters)
         reads_answers = self._plan.inputs.answer_fault is not None
         if rows.kind == "problems" and reads_answers and "unreadable" not in filters:
-            # Last, since it takes longer than other filters of answers. Without it such rows would cost rollouts.
+            # Rollouts on such rows would be wasted. This filter is last because it is slower than others.
             filters.append("unreadable")
         steps = [self._filter(rows, names) for names in _together(filters)]
         dropped = [counted for step in steps for counted in step.count(rows)]
@@ -199,7 +206,7 @@ class _Preparation:
         recipe = self._plan.recipe
         form = AnswerForm(self._answer_shares(), recipe.seed) if rows.kind == "conversations" else None
         self._progress.start("write")
-        # Parquet is written by compiled code, which leaves this process's other thread time for the dropped rows.
+        # Compiled code writes parquet without the interpreter lock, so a thread can write the dropped rows meanwhile.
         with ThreadPoolExecutor(1) as pool:
             dropped_rows = pool.submit(self._write_dropped, rows, steps)
             digest = self._write_data(rows, texts, form)
@@ -220,17 +227,17 @@ class _Preparation:
         return _with_tokens(card, self._output, self._progress, self._count_tokens)
 
     def _named(self, *parts: object) -> str:
-        """A name that stands for the parts and for all steps before."""
+        """Returns a digest of the parts and of all earlier steps."""
         self._digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
         return self._digest.hexdigest()[:16]
 
     def _candidates_file(self, origin: Origin) -> Path:
-        """The file of a source's candidates. Beside it are its counts and its refused rows."""
+        """Returns the file of a source's candidates. Files with its counts and its refused rows are beside it."""
         parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
         return self._work / f"read-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}.arrow"
 
     def _check_hub(self) -> None:
-        """Before a row is read: check that each set on the hub can be read, and that the disk has room for them."""
+        """Check before reading that each set on the hub can be read, and that there is enough disk space."""
         unread = [
             each
             for each in self._plan.origins
@@ -245,7 +252,7 @@ class _Preparation:
         self._progress.finish(f"to read: {listed}")
 
     def _read(self, origin: Origin) -> tuple[Path, ReadCounts]:
-        """A source's candidates and counts, and the rows refused beside them."""
+        """Read a source. Returns the file of its candidates, and its counts."""
         file = self._candidates_file(origin)
         self._digest.update(file.stem.removeprefix("read-").encode())
         record = file.with_suffix(".json")
@@ -259,7 +266,7 @@ class _Preparation:
         return file, counts
 
     def _filter(self, rows: Candidates, names: Sequence[str]) -> DroppedRows:
-        """Drop what one filter, or several that judge each row by itself, find."""
+        """Run the filters of one step, and drop their rows."""
         recipe = self._plan.recipe
         settings = recipe.model_dump(
             mode="json", exclude={"sources", "filters", "seed", "rewrite", "answer_form"}
@@ -269,13 +276,14 @@ class _Preparation:
         self._progress.start(", ".join(names))
         if not step.file.exists():
             with whole_path(step.file) as part:
-                step.write(part, self._found(rows, names))
+                step.write(part, self._drops(rows, names))
         dropped = step.numbers()
         rows.drop(dropped)
         self._progress.finish(f"{len(dropped)} dropped, {int(rows.alive.sum())} left")
         return step
 
-    def _found(self, rows: Candidates, names: Sequence[str]) -> Iterator[tuple[int, Drop]]:
+    def _drops(self, rows: Candidates, names: Sequence[str]) -> Iterator[tuple[int, Drop]]:
+        """Yields (index of the filter, drop) pairs."""
         inputs = self._plan.inputs
         if names[0] in SET_FILTERS:
             judge = SET_FILTERS[names[0]](inputs)
@@ -285,13 +293,13 @@ class _Preparation:
         judges = [row_filter(name, inputs) for name in names]
         columns = {column for judge in judges for column in judge.columns}
         apply = _RowPass(judges, "problem" if rows.kind == "problems" else "messages")
-        # Numbers are judged in less time than it takes to send them to another process.
-        for read, found in (map if columns <= {"characters"} else mapped)(apply, rows.groups()):
-            self._progress.rows(read)
-            yield from found
+        # Judging numbers takes less time than sending them to another process.
+        for row_count, drops in (map if columns <= {"characters"} else mapped)(apply, rows.groups()):
+            self._progress.rows(row_count)
+            yield from drops
 
     def _rewrite(self, rows: Candidates) -> tuple[dict[str, Texts], dict[str, Rewritten]]:
-        """Have a model rewrite what is left of some sources. → by source, the texts and what became of them."""
+        """Let a model rewrite the remaining rows of some sources. Returns the texts and the counts, by source."""
         texts, rewritten = {}, {}
         settings, retries = self._plan.recipe.rewrite, RetryPolicy(WAIT_S)
         rewriter = Rewriter(self._plan.rewriter, settings, retries)
@@ -300,24 +308,24 @@ class _Preparation:
             if what is None:
                 continue
             numbers = int(rows.starts[at]) + np.flatnonzero(rows.alive[rows.starts[at] : rows.starts[at + 1]])
-            # Row numbers stand for the same rows as long as the same inputs were read.
+            # The file can use row numbers, because its name depends on the inputs that were read.
             of_texts = settings.model_dump(mode="json", exclude={"accepted"})
             name = self._named("rewrite", origin.name, of_texts)
-            found = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
+            new_texts = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
             self._progress.start(f"rewrite the {what} of {origin.name}")
-            rewriter.rewrite(rows, numbers, what, found, self._progress.rows)
-            done = rewritten[origin.name] = found.count(what, numbers)
+            rewriter.rewrite(rows, numbers, what, new_texts, self._progress.rows)
+            done = rewritten[origin.name] = new_texts.count(what, numbers)
             waited = [outages.text for outages in retries.outages]
             self._progress.finish("; ".join([f"{done.taken} of {len(numbers)} taken", *waited]))
         return texts, rewritten
 
     def _answer_shares(self) -> dict[str, float]:
-        """The share of each source that is taught as RL rewards; 0 if a model's own token ids are trained on."""
+        """Returns the share of each source to mark for the answer form. It is 0 for rows with a model's token ids."""
         shares = self._plan.recipe.answer_shares()
         return shares | {each.name: 0.0 for each in self._plan.origins if each.source.token_ids}
 
     def _write_data(self, rows: Candidates, texts: dict[str, Texts], form: AnswerForm | None) -> str:
-        """Write the chosen rows, some of them with new texts, conversations marked by `form`. → the file's SHA-256."""
+        """Write the remaining rows with their rewritten texts and marks. Returns the SHA-256 of the file."""
         token_ids = any(origin.source.token_ids for origin in self._plan.origins)
         schema = pa.schema([*SCHEMAS[rows.kind], *([TOKENS] if token_ids else [])])
         file = self._output / PREPARED
@@ -328,7 +336,7 @@ class _Preparation:
             for (numbers, table), column in zip(batches, marks, strict=form is not None):
                 source = rows.source_of(int(numbers[0]))
                 if source in texts:
-                    table = self._with(texts[source], source, numbers, table)
+                    table = self._with_new_texts(texts[source], source, numbers, table)
                 if column is not None:
                     table = table.set_column(schema.get_field_index(ANSWER_FORM), ANSWER_FORM, column)
                 waiting.append(table)
@@ -340,13 +348,13 @@ class _Preparation:
                 writer.write_table(pa.concat_tables(waiting))
         return sha256(file)
 
-    def _with(self, texts: Texts, source: str, numbers: Numbers, table: Any) -> Any:
+    def _with_new_texts(self, texts: Texts, source: str, numbers: Numbers, table: Any) -> Any:
         what = next(each.source.rewritten for each in self._plan.origins if each.name == source)
         assert what is not None
-        found = table.to_pylist()
-        for number, row in zip(numbers.tolist(), found, strict=True):
+        listed = table.to_pylist()
+        for number, row in zip(numbers.tolist(), listed, strict=True):
             texts.put(number, what, row["messages"])
-        return pa.Table.from_pylist(found, schema=table.schema)
+        return pa.Table.from_pylist(listed, schema=table.schema)
 
     def _write_dropped(self, rows: Candidates, steps: Sequence[DroppedRows]) -> None:
         with whole_file(self._output / DROPPED) as file:
@@ -363,7 +371,7 @@ class _Preparation:
 def _examples(
     rows: Candidates, steps: Sequence[DroppedRows], counts: dict[str, ReadCounts]
 ) -> list[dict[str, Any]]:
-    """A few refused or dropped rows of each reason."""
+    """Returns a few refused or dropped rows for each reason."""
     refused = [
         {"reason": each["reason"], "place": each["place"], "detail": {"what": each["detail"]}}
         for count in counts.values()
@@ -373,15 +381,15 @@ def _examples(
 
 
 def _shared(steps: Sequence[DroppedRows]) -> list[dict[str, Any]]:
-    """The benchmark problems that rows share words with, and by which words: those of the most rows first."""
-    found: Counter[str] = Counter()
+    """Returns the words that rows share with benchmark problems, the most frequent first."""
+    counts: Counter[str] = Counter()
     for step in steps:
-        found += step.shared_grams()
-    return [{**json.loads(detail), "rows": rows} for detail, rows in found.most_common(MOST_GRAMS)]
+        counts += step.shared_grams()
+    return [{**json.loads(detail), "rows": rows} for detail, rows in counts.most_common(MOST_GRAMS)]
 
 
 def _together(filters: Sequence[str]) -> Iterator[list[str]]:
-    """Filters that follow each other and judge rows by themselves run in one pass; each other one by itself."""
+    """Yields the filters of each step. Consecutive row filters run in one step, and each set filter in its own."""
     for by_row, group in groupby(filters, lambda name: name not in SET_FILTERS):
         names = list(group)
         yield from [names] if by_row else [[name] for name in names]
@@ -389,22 +397,23 @@ def _together(filters: Sequence[str]) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class _RowPass:
-    """Applies filters to a row group, in the process that reads it: a row is dropped by the first that finds it."""
+    """Applies row filters to a record batch, in the process that reads it. The first matching filter drops a row."""
 
     judges: Sequence[RowFilter]
     text: str
     """The column that `text` stands for."""
 
     def __call__(self, group: Group) -> tuple[int, list[tuple[int, Drop]]]:
+        """Returns the number of rows, and (index of the filter, drop) pairs sorted by row number."""
         columns = {self.text if name == "text" else name for judge in self.judges for name in judge.columns}
         numbers, batch = group.read(sorted(columns))
-        read = batch.num_rows
-        found: list[tuple[int, Drop]] = []
+        row_count = batch.num_rows
+        drops: list[tuple[int, Drop]] = []
         for which, judge in enumerate(self.judges):
-            drops = dict(judge(batch))
-            found += [(which, (int(numbers[at]), detail)) for at, detail in drops.items()]
-            if drops:
+            details = dict(judge(batch))
+            drops += [(which, (int(numbers[at]), detail)) for at, detail in details.items()]
+            if details:
                 keep = np.ones(batch.num_rows, dtype=np.bool_)
-                keep[list(drops)] = False
+                keep[list(details)] = False
                 numbers, batch = numbers[keep], batch.filter(pa.array(keep))
-        return read, sorted(found, key=lambda each: each[1][0])
+        return row_count, sorted(drops, key=lambda each: each[1][0])

@@ -1,4 +1,4 @@
-"""A mixture's recipe: which sources, which filters in which order, how many rows of each source."""
+"""The recipe of a mixture: its sources, the order of its filters, and the number of rows of each source."""
 
 from __future__ import annotations
 
@@ -38,54 +38,57 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     ),
     "conversations": ("length", "duplicates", "grams"),
 }
-"""Where sources are named, and no recipe."""
+"""The filters for sources that are named without a recipe."""
 DEFAULT_ANSWER_FORM = 0.5
-"""The share of conversations in the form that RL rewards, if sources are named, and no recipe. Of a user's own files it
-is 0."""
-_OWN = (".json", ".jsonl", ".parquet")
+"""The share of conversations in the form that RL rewards, for sources that are named without a recipe.
+
+For files of the user the share is 0.
+"""
+_FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
 class SourceSettings(Strict):
-    """What is taken of a source."""
+    """Settings of one source in a mixture."""
 
     count: int | None = Field(None, ge=1)
-    """The number of rows to draw at random from those that the filters leave. If fewer are left, all of them are
-    taken, and the card says so. None for all rows."""
+    """The number of rows to draw at random from those that the filters leave.
+
+    If fewer rows are left, all of them are taken, and the data card says so. None takes all rows.
+    """
     minimum: int | None = Field(None, ge=1)
-    """The preparation fails if the filters leave fewer rows than this, which is at most `count`. None for no such
-    limit."""
+    """The preparation fails if the filters leave fewer rows than this. It is at most `count`. None means no limit."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share of conversations that SFT teaches in the form that RL rewards. None for the mixture's."""
+    """The share of conversations that SFT teaches in the form that RL rewards. None uses the share of the mixture."""
     object: str | None = None
-    """`module:object` of the user's module that has the source; None for a source of the package or a file."""
+    """`module:object` of a source in a user's module. None for a shipped source or a file."""
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out all but `count` if it is not set, as in the cards of sets that earlier versions made."""
+        """Leave out all unset keys except `count`, as in cards of earlier versions."""
         values: dict[str, Any] = serialize(self)
         return {key: value for key, value in values.items() if key == "count" or value is not None}
 
 
 class MixtureRecipe(FilterSettings):
-    """A mixture, whole."""
+    """The complete recipe of a mixture."""
 
     sources: dict[str, SourceSettings] = Field(min_length=1)
-    """By name, in the order in which they are read: of two copies the first is kept."""
+    """The sources by name, in the order in which they are read. The first copy of a duplicate row stays."""
     filters: tuple[str, ...]
-    """By name, in order."""
+    """The names of the filters, in the order in which they run."""
     seed: int = 1
-    """Draws the rows where a source has more than its `count`, and those that are taught in the answer form."""
+    """Seed for drawing rows from a source with more than `count` rows, and for drawing rows for the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share that SFT teaches in the form that RL rewards, among the conversations that can be taught in it. None
-    for none of them."""
+    """The share of conversations that SFT teaches in the form that RL rewards, among those that can be taught in this
+    form. None teaches none of them in this form."""
     rewrite: Rewrite = Rewrite()
-    """The model that rewrites some sources' answers or prompts."""
+    """The model that rewrites the answers or prompts of some sources."""
 
     def unset_keys(self) -> set[str]:
         return super().unset_keys() | ({"answer_form"} if self.answer_form is None else set())
 
     def answer_shares(self) -> dict[str, float]:
-        """The share of each source's conversations that SFT teaches in the form that RL rewards."""
+        """Returns the share of conversations that SFT teaches in the form that RL rewards, by source."""
         shared = self.answer_form or 0.0
         return {
             name: shared if each.answer_form is None else each.answer_form
@@ -95,7 +98,7 @@ class MixtureRecipe(FilterSettings):
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """A mixture with everything that decides its bytes."""
+    """A recipe together with its sources, benchmarks and measured rates. A plan determines every byte of the output."""
 
     name: str
     recipe: MixtureRecipe
@@ -103,41 +106,42 @@ class MixturePlan:
     origins: list[Origin]
     inputs: Inputs
     rewriter: str = ""
-    """The URL of the server with the model that rewrites."""
+    """The URL of the server whose model rewrites texts. Empty if nothing is rewritten."""
 
     def config(self) -> dict[str, Any]:
-        """What was resolved, for the card; another one makes another set."""
+        """Returns the resolved recipe and the digests of all inputs, for the card. Equal configs make equal sets."""
         with ThreadPoolExecutor() as pool:
             inputs = list(pool.map(lambda origin: origin.identity(), self.origins))
         return {
             "recipe": self.recipe.model_dump(mode="json"),
-            "inputs": {origin.name: found for origin, found in zip(self.origins, inputs, strict=True)},
+            "inputs": {origin.name: each for origin, each in zip(self.origins, inputs, strict=True)},
             "against": {name: fingerprint(problems) for name, problems in self.inputs.benchmarks.items()},
             "measured": {name: json_digest(rates, 16) for name, rates in self.inputs.rates.items()},
         }
 
 
 def mixtures() -> dict[str, Path]:
-    """The shipped recipes of mixtures, by name."""
+    """Returns the files of the shipped mixtures, by name."""
     return {file.stem: file for file in sorted((recipes_folder() / "data").glob("*.toml"))}
 
 
 @dataclass(frozen=True)
 class MixtureRequest:
-    """What a user asks to have prepared."""
+    """A user's request to prepare a mixture."""
 
     sources: list[str]
-    """One recipe, by name or .toml file; or sources, by name, as files of one's own, or as `module:object`."""
+    """Either one recipe, by name or as a .toml file, or any number of sources. A source is a name, a file of the user,
+    or `module:object`."""
     files: list[str] = field(default_factory=list)
-    """`NAME=FILE`: rows of a source or problems of a benchmark in place of the hub."""
+    """`NAME=FILE` for each source or benchmark that is read from a file, not from the hub."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that are put on top of those of the recipe, table by table."""
+    """Values that replace those of the recipe. Tables are merged."""
     filters: list[str] = field(default_factory=list)
-    """Filters that come last if the recipe does not name them."""
+    """Filters to append if the recipe does not contain them."""
     overrides: list[str] = field(default_factory=list)
-    """`a.b=c`, what the user typed after `--set`."""
+    """Overrides of the form `a.b=c`, from the option `--set`."""
     rewriter: str = ""
-    """URL of the server with the model `rewrite.model`; empty if nothing is to be rewritten."""
+    """URL of the server with the model `rewrite.model`. Empty if nothing is rewritten."""
 
 
 def plan_mixture(
@@ -145,34 +149,39 @@ def plan_mixture(
     offline: bool = False,
     answer_fault: Callable[[str], str | None] | None = None,
 ) -> MixturePlan:
-    """What to prepare, checked as far as it can be before a row is read.
+    """Make the plan of a mixture, and check it as far as possible before rows are read.
 
     Args:
-        offline: leave out the benchmarks that are on the hub, because the plan is shown and not carried out.
-        answer_fault: see `Inputs`. With it, problems that no output can be graded correct against are dropped last.
+        request: the mixture that the user wants.
+        offline: leave out benchmarks on the hub, because the plan is only printed.
+        answer_fault: see `Inputs`. If it is set, problems for which the grader can accept no output are dropped last.
 
     Raises:
-        UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
-            nothing to work on.
+        UserError: a name or key is unknown, a file cannot be read, the sources are of two kinds, or a filter does not
+            apply to the sources.
     """
-    values, name, own, folders = _values(request.sources)
+    values, name, user_files, folders = _values(request.sources)
     values = merged(values, dict(request.changes))
-    named = values.get("filters", ())
-    values["filters"] = [*named, *(each for each in request.filters if each not in named)]
+    filters = values.get("filters", ())
+    values["filters"] = [*filters, *(each for each in request.filters if each not in filters)]
     recipe = resolve(MixtureRecipe, values, request.overrides, f"the mixture {name}")
-    files = _given(request.files, recipe, own)
+    files = _files_by_name(request.files, recipe, user_files)
     users = {
         each: load_source(settings.object, folders)
         for each, settings in recipe.sources.items()
         if settings.object is not None
     }
     if taken := next((each for each in users if each in sources()), None):
-        raise UserError(f"a source of rstar2 is called {taken}", "Give yours another name in the recipe.")
-    origins = [_origin(each, files.get(each, ()), own, users) for each in recipe.sources]
+        raise UserError(
+            f"the recipe's source {taken} has the name of a source of rstar2", "Rename it in the recipe."
+        )
+    origins = [_origin(each, files.get(each, ()), user_files, users) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
     _check_filters(recipe, kind)
     if kind == "problems" and any(recipe.answer_shares().values()):
-        raise UserError("answer_form is for conversations, not for problems", "Leave it out.")
+        raise UserError(
+            "answer_form applies to conversations, not to problems", "Leave answer_form out of the recipe."
+        )
     _check_rewriter(recipe.rewrite, request.rewriter, origins)
     benchmarks = {
         each: _benchmark(each, files.get(each, ()))
@@ -184,7 +193,10 @@ def plan_mixture(
 
 
 def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
-    """The problems of a benchmark, or of the files in its place; ids of several files begin with the file's name."""
+    """Returns the problems of a benchmark, or of the files that replace it.
+
+    If there are several files, ids begin with the name of their file.
+    """
     option = f"--from {name}=FILE.jsonl"
     if len(files) < 2:
         return load_benchmark(name, next(iter(files), None), option=option)
@@ -195,34 +207,36 @@ def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
     ]
 
 
-def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], list[Path]]:
-    """The recipe's values, its name, the user's own files among the sources, and folders with the user's modules."""
+def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], list[Path]]:
+    """Returns the recipe's values, its name, the user's files by source, and the folders of user modules."""
     shipped = mixtures()
-    if len(wanted) == 1 and (wanted[0] in shipped or wanted[0].endswith(".toml")):
-        path = shipped.get(wanted[0], Path(wanted[0]))
+    if len(requested) == 1 and (requested[0] in shipped or requested[0].endswith(".toml")):
+        path = shipped.get(requested[0], Path(requested[0]))
         return read_toml(path), path.stem, {}, [path.parent]
-    # A name may be a mixture's and a source's.
+    # A mixture and a source may have the same name.
     mixtures_only = shipped.keys() - sources().keys()
-    mixture = next((each for each in wanted if each in mixtures_only or each.endswith(".toml")), None)
+    mixture = next((each for each in requested if each in mixtures_only or each.endswith(".toml")), None)
     if mixture is not None:
         raise UserError(
             f"{mixture} is a mixture, which cannot be combined with other sources",
-            "Name it alone, or name its sources; or copy its file and add to that.",
+            "Name only the mixture, or name its sources, or copy its file and add sources to the copy.",
         )
-    names = [_name_of(each) for each in wanted]
-    users = {name: each for name, each in zip(names, wanted, strict=True) if is_reference(each)}
-    own = {name: Path(each) for name, each in zip(names, wanted, strict=True) if each.endswith(_OWN)}
-    if len(set(names)) < len(names) or (own.keys() | users.keys()) & sources().keys():
-        twice = next((each for each in names if names.count(each) > 1 or each in sources()), "")
+    names = [_name_of(each) for each in requested]
+    users = {name: each for name, each in zip(names, requested, strict=True) if is_reference(each)}
+    user_files = {
+        name: Path(each) for name, each in zip(names, requested, strict=True) if each.endswith(_FILE_SUFFIXES)
+    }
+    if len(set(names)) < len(names) or (user_files.keys() | users.keys()) & sources().keys():
+        duplicate = next((each for each in names if names.count(each) > 1 or each in sources()), "")
         raise UserError(
-            f"two sources are called {twice}", "Give each source once, or rename one of the files."
+            f"two sources have the name {duplicate}", "Name each source once, or rename one of the files."
         )
-    unknown = [each for each in names if each not in {**own, **users, **sources()}]
+    unknown = [each for each in names if each not in {**user_files, **users, **sources()}]
     if unknown:
         _refuse_unknown(unknown[0], shipped)
     every = {
         **sources(),
-        **{name: own_source(file) for name, file in own.items()},
+        **{name: own_source(file) for name, file in user_files.items()},
         **{name: load_source(reference) for name, reference in users.items()},
     }
     kind = _one_kind({every[each].kind: each for each in names})
@@ -230,79 +244,84 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], li
         each: {"object": users[each]} if each in users else {} for each in names
     }
     values: dict[str, Any] = {"sources": settings, "filters": DEFAULT_FILTERS[kind]}
-    if kind == "conversations" and own.keys() < set(names):
-        # What is in a user's own file is taught as it is, unless the user says otherwise.
+    if kind == "conversations" and user_files.keys() < set(names):
+        # Rows of the user's files are taught unchanged by default.
         values["answer_form"] = DEFAULT_ANSWER_FORM
-        for each in own:
+        for each in user_files:
             settings[each]["answer_form"] = 0.0
-    return values, "+".join(names), own, []
+    return values, "+".join(names), user_files, []
 
 
 def _name_of(source: str) -> str:
-    """The name in a mixture of a source that the user named, gave as a file, or as `module:object`.
+    """Returns the name in a mixture of a source, which is a name, a file, or `module:object`.
 
-    It has no points, which stand between names in the key of a setting.
+    The name of a file contains no points, because points separate the parts of a setting's key.
     """
     if is_reference(source):
         return source_name(source)
-    return Path(source).stem.replace(".", "-") if source.endswith(_OWN) else source
+    return Path(source).stem.replace(".", "-") if source.endswith(_FILE_SUFFIXES) else source
 
 
 def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
     known = [*shipped, *sources()]
     raise UserError(
         f"unknown source: {name}{did_you_mean(name, known)}",
-        f"Known: {', '.join(dict.fromkeys(known))}; or a .json, .jsonl or .parquet file of your own, "
-        "module:object for a source of your own, or a .toml recipe.",
+        f"Known: {', '.join(dict.fromkeys(known))}. You can also name a .json, .jsonl or .parquet file, "
+        "module:object for a source in a module of yours, or a .toml recipe.",
     )
 
 
-def _given(given: list[str], recipe: MixtureRecipe, own: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
-    """The files of `--from`, by source or benchmark."""
+def _files_by_name(
+    options: list[str], recipe: MixtureRecipe, user_files: Mapping[str, Path]
+) -> dict[str, tuple[Path, ...]]:
+    """Returns the files of the options `--from`, by source or benchmark."""
     files: dict[str, tuple[Path, ...]] = {}
-    for each in given:
+    for each in options:
         name, equals, path = each.partition("=")
         if not equals or not path:
             raise UserError(f"--from {each}: not of the form NAME=FILE", "Example: --from dapo=dapo.jsonl.")
         if name not in recipe.sources and name not in recipe.against:
             used = ", ".join([*recipe.sources, *recipe.against])
-            raise UserError(f"--from {each}: {name} is not in the mixture", f"It uses {used}.")
-        if name in own or (name in recipe.against and name not in BENCHMARKS):
-            option = "as a source" if name in own else "to --against"
+            raise UserError(f"--from {each}: {name} is not in the mixture", f"The mixture uses {used}.")
+        if name in user_files or (name in recipe.against and name not in BENCHMARKS):
+            place = "as the source" if name in user_files else "in --against"
             raise UserError(
-                f"--from {each}: {name} is already a file", f"To use another file, give it {option}."
+                f"--from {each}: {name} is already a file", f"To use another file, name it {place}."
             )
         files[name] = (*files.get(name, ()), Path(path))
     return files
 
 
 def _origin(
-    name: str, files: tuple[Path, ...], own: Mapping[str, Path], users: Mapping[str, Source]
+    name: str, files: tuple[Path, ...], user_files: Mapping[str, Path], users: Mapping[str, Source]
 ) -> Origin:
-    if name in own:
-        return Origin(name, own_source(own[name]), (own[name],))
+    if name in user_files:
+        return Origin(name, own_source(user_files[name]), (user_files[name],))
     known = {**sources(), **users}
     if name in known:
         source = known[name]
         if not files and not source.hub:
-            missing = source.missing or f"Give its file: --from {name}=FILE."
-            raise UserError(f"{name}: {missing}", "The file is JSON lines, a JSON list or parquet.")
+            missing = source.missing or f"name its file with --from {name}=FILE"
+            raise UserError(f"{name}: {missing}", "The file is JSON Lines, a JSON list or parquet.")
         return Origin(name, source, files)
     if len(files) == 1:
-        # A recipe's own name for a file that the user gives.
+        # The recipe uses a name of its own for a file of the user.
         return Origin(name, own_source(files[0]), files)
     raise UserError(
         f"the recipe's source {name} is unknown{did_you_mean(name, known)}",
-        f"Give its file: --from {name}=FILE (.json, .jsonl or .parquet).",
+        f"Name its file with --from {name}=FILE (.json, .jsonl or .parquet).",
     )
 
 
 def _one_kind(names: Mapping[Kind, str]) -> Kind:
-    """The kind of all sources, given a source of each kind; a UserError where there are two."""
+    """Returns the kind of all sources. `names` has the name of one source per kind.
+
+    Raises UserError if there are two kinds.
+    """
     if len(names) > 1:
         one, other = names.values()
         raise UserError(
-            f"{one} and {other} hold rows of two kinds, {' and '.join(names)}",
+            f"{one} and {other} have rows of two kinds, {' and '.join(names)}",
             "Prepare each kind separately.",
         )
     return next(iter(names))
@@ -314,14 +333,17 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
         if name not in known:
             raise UserError(
                 f"unknown filter: {name}{did_you_mean(name, known)}",
-                f"Known: {', '.join(known)}. [patterns.{name}] with a regex makes a filter of your own.",
+                f"Known: {', '.join(known)}. A table [patterns.{name}] with a regex defines a new filter.",
             )
         if kind == "conversations" and name in OF_PROBLEMS:
-            raise UserError(f"the filter {name} is for problems, not for conversations", "Leave it out.")
+            raise UserError(
+                f"the filter {name} applies to problems, not to conversations",
+                f"Remove {name} from the filters.",
+            )
         if recipe.filters.count(name) > 1:
-            raise UserError(f"the filter {name} is named twice", "Name it once.")
+            raise UserError(f"the filter {name} is listed twice", "List it once.")
         if name in ("pass-rate", "solved") and not recipe.measured.run:
-            raise UserError(f"the filter {name} needs an evaluation", "Give its folder with --measured RUN.")
+            raise UserError(f"the filter {name} needs an evaluation", "Name its folder with --measured RUN.")
     if recipe.measured.run and not {"pass-rate", "solved"} & set(recipe.filters):
         raise UserError(
             f"no filter uses the evaluation {recipe.measured.run}",
@@ -332,15 +354,15 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
 
 
 def _check_patterns(recipe: MixtureRecipe, kind: Kind) -> None:
-    """Raises UserError if a pattern is not used, takes another filter's name, is no expression, or reads nothing."""
+    """Raise UserError if a pattern is unused, has the name of another filter, is invalid, or searches no field."""
     for name, pattern in recipe.patterns.items():
         key = f"patterns.{name}"
         if name in NAMES:
-            raise UserError(f"{key}: a filter of rstar2 is called {name}", "Give the pattern another name.")
+            raise UserError(f"{key}: a filter of rstar2 has the name {name}", "Rename the pattern.")
         if name not in recipe.filters:
             raise UserError(
-                f"{key} is not used: `filters` does not name {name}",
-                f'Add "{name}" to `filters` at the place where it is to run, or leave the pattern out.',
+                f"{key} is not used, because `filters` does not contain {name}",
+                f'Add "{name}" to `filters` at the position where it should run, or remove the pattern.',
             )
         check_regex(key, pattern.regex)
         known = FIELDS[kind]
@@ -350,11 +372,13 @@ def _check_patterns(recipe: MixtureRecipe, kind: Kind) -> None:
                     f"{key}.fields: {kind} have no {each}", f"A pattern can read {', '.join(known)}."
                 )
         if pattern.fields == ():
-            raise UserError(f"{key}.fields is empty", f"Name some of {', '.join(known)}, or leave it out.")
+            raise UserError(
+                f"{key}.fields is empty", f"List some of {', '.join(known)}, or leave `fields` out."
+            )
 
 
 def _check_settings(recipe: MixtureRecipe) -> None:
-    """Raise UserError if two settings exclude each other."""
+    """Raise UserError if two settings contradict each other."""
     for name, source in recipe.sources.items():
         if source.count is not None and source.minimum is not None and source.minimum > source.count:
             raise UserError(
@@ -364,13 +388,14 @@ def _check_settings(recipe: MixtureRecipe) -> None:
     for name, bounds in (("length", recipe.length), ("measured", recipe.measured)):
         if bounds.least > bounds.most:
             raise UserError(
-                f"{name}.least = {bounds.least} is greater than {name}.most = {bounds.most}", "Exchange them."
+                f"{name}.least = {bounds.least} is greater than {name}.most = {bounds.most}",
+                "Swap the two values.",
             )
     unknown = set(recipe.agreement.sources or ()) - recipe.sources.keys()
     if unknown and "agreement" in recipe.filters:
         raise UserError(
             f"agreement.sources: {min(unknown)} is not in the mixture",
-            f"It uses {', '.join(recipe.sources)}.",
+            f"The mixture uses {', '.join(recipe.sources)}.",
         )
 
 
@@ -378,7 +403,7 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
     if bool(url) != bool(settings.model):
         raise UserError(
             "rewriting needs both a server and a model",
-            "Give both --rewrite URL and --model NAME (or the key rewrite.model).",
+            "Use both --rewrite URL and --model NAME (or the recipe key rewrite.model).",
         )
     if not url:
         return
@@ -388,7 +413,7 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
 
 
 def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
-    """What the runs that filters use measured, by run; a UserError where one measured other sources."""
+    """Returns the rates of each run that a filter uses. Raises UserError if a run did not measure these sources."""
     agreement, run = recipe.agreement, recipe.measured.run
     rates: dict[str, Rates] = {}
     if "agreement" in recipe.filters and agreement.by != "pass_rate":
@@ -397,15 +422,16 @@ def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
             _check_measured(agreement.by, rates[agreement.by], [source])
     if run:
         rates[run] = rates_of_run(Path(run))
-        # Problems that were not sampled pass these filters.
+        # One measured source is enough, because problems without a measurement pass these filters.
         _check_measured(run, rates[run], list(recipe.sources))
     return dict(sorted(rates.items()))
 
 
 def _check_measured(run: str, rates: Rates, sources: list[str]) -> None:
-    """A UserError where a run measured no problem of any of these sources."""
+    """Raise UserError if a run measured no problem of any of these sources."""
     if not any(name.startswith(tuple(f"{source}-" for source in sources)) for name in rates):
         raise UserError(
             f"the evaluation at {run} has no problem of {' or '.join(sources)}",
-            "Give a run over these sources as `data prepare` wrote them; agreement.sources names those that need it.",
+            "Use a run over the rows that `data prepare` wrote for these sources. `agreement.sources` limits the "
+            "filter `agreement` to some sources.",
         )

@@ -1,11 +1,13 @@
-"""Has a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini; off by default.
+"""Lets a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini. Off by default.
 
-The assistant's last message of a conversation is rewritten, or the user's last one. A text is rejected if it is cut
-off, far shorter or longer, the old text again, in another language, begins with words about the rewriting, or has marks
-of a chat format in it. The row then stays as it was, and is counted. Each text is stored as it arrives, so that a
-preparation that was stopped asks for none twice. If nearly all of the first texts are rejected, the preparation stops.
+The last message of the assistant or of the user in each conversation is rewritten. A new text is rejected in these
+cases: it is cut off, it is much shorter or longer, it equals the old text, it is in another language, it begins with
+words about the rewriting, or it contains tags of a chat format. The row then keeps its old text, and is counted.
 
-A model that thinks is asked not to, and a thought in front of its answer is left out.
+Each text is stored as soon as it arrives, so that a preparation that continues does not request it again. If nearly all
+of the first texts are rejected, the preparation stops.
+
+Requests switch thinking off. A thought before the new text is removed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.data.language import in_another_language
 from rstar2.engines.completions import Choice
-from rstar2.engines.openai_server import OpenAIServer, Wording
+from rstar2.engines.openai_server import OpenAIServer, ServerTexts
 from rstar2.engines.refusals import AccessRefused, MalformedAnswer, Refused
 from rstar2.errors import RStarError, UserError, first_error
 from rstar2.files import LineWriter, whole_file, whole_lines
@@ -38,9 +40,9 @@ from rstar2.loop.turns.tags import after_leading_thought
 from rstar2.retry import RetryPolicy
 
 What = Literal["answers", "prompts"]
-"""What of a source's conversations the paper had rewritten."""
+"""The part of a source's conversations that is rewritten."""
 KEY = "OPENAI_API_KEY"
-"""The environment variable with the server's key, if the server asks for one."""
+"""The environment variable with the server's key, if the server needs one."""
 _ROLES: dict[What, str] = {"answers": "assistant", "prompts": "user"}
 _ASK: dict[What, str] = {
     "answers": "Below is a conversation with an assistant. Rewrite the assistant's last message as a better answer, "
@@ -52,15 +54,18 @@ _ASK: dict[What, str] = {
 }
 _IN_FLIGHT = 32
 WAIT_S = 300.0
-"""How long a server may answer nobody."""
+"""Seconds of retries until a server that does not answer counts as failed."""
 _ANSWER_S = 600.0
-"""How long one answer may take."""
+"""Timeout of one request in seconds."""
 _CHECK_S = 10.0
 _THINK_NOT = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-"""A part of requests: variables of chat templates that switch thinking off. Qwen3, GLM and others read the first,
-DeepSeek, Granite and others the second. vLLM, SGLang and llama.cpp pass them to the template."""
+"""Request fields with variables of chat templates that switch thinking off.
+
+Qwen3, GLM and others read the first variable. DeepSeek, Granite and others read the second. vLLM, SGLang and llama.cpp
+pass both to the template.
+"""
 _FIRST = 50
-"""After this many texts of a source, the share of accepted ones must be at least `Rewrite.accepted`."""
+"""Number of texts of a source after which the share of accepted texts is compared with `Rewrite.accepted`."""
 _PREFACE = re.compile(
     r"[\W_]*(?:(?:sure|certainly|of course|absolutely|okay|ok)\b[^\w\n]*)?"
     r"(?:(?:here(?:'s|’s| is| are)|below is|this is)\b[^\n:]{0,40}\b|(?:the )?)"
@@ -70,7 +75,7 @@ _PREFACE = re.compile(
     r"|\[(?:assistant|user)\]",
     re.IGNORECASE,
 )
-"""Words before a new text that belong to the rewriting: a preface, a thought without tags, or a label of the prompt."""
+"""Matches words before a new text that are not part of it: a preface, a thought without tags, or a label."""
 _EXAMPLE_CHARS = 300
 _NOTHING_TO_REWRITE = "nothing to rewrite"
 _REFUSED = "refused by the server"
@@ -79,39 +84,40 @@ _ONLY_A_THOUGHT = "only a thought"
 
 
 class Rewrite(Strict):
-    """Which model rewrites, and which of its texts are taken."""
+    """The model that rewrites texts, and the conditions under which its texts are accepted."""
 
     model: str = ""
-    """Empty: nothing is rewritten."""
+    """The name of the model. If it is empty, nothing is rewritten."""
     shortest: float = Field(0.3, ge=0)
-    """A text with fewer characters than this share of the old one's is rejected."""
+    """A text is rejected if its length in characters is less than this share of the old text's length."""
     longest: float = Field(3.0, gt=0)
-    """A text with more characters than this multiple of the old one's is rejected."""
+    """A text is rejected if its length in characters is more than this multiple of the old text's length."""
     accepted: float = Field(0.1, ge=0, le=1)
-    """The preparation stops if fewer of a source's texts are accepted than this share, after the first 50 of them."""
+    """Minimum share of accepted texts. The preparation stops if the first 50 texts of a source do not reach it."""
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `accepted` if it is not set: cards of earlier versions lack it."""
+        """Leave out `accepted` if it is not set, because cards of earlier versions do not have it."""
         values: dict[str, Any] = serialize(self)
         return {key: value for key, value in values.items() if key != "accepted" or self.accepted != 0.1}
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """How many of a source's rows were rewritten."""
+    """The numbers of a source's rows that were rewritten and not rewritten."""
 
     what: What
     taken: int
-    kept: dict[str, int]
-    """Rows that stayed as they were, by reason."""
+    unchanged: dict[str, int]
+    """Number of rows with their old text, by reason."""
 
 
 def check_server(url: str, model: str) -> None:
-    """Check that a server can rewrite.
+    """Check that a server has the model that rewrites texts.
 
     Raises:
-        UserError: no OpenAI-compatible server answers at the URL, or it lists its models without this one.
+        UserError: no OpenAI-compatible server answers at the URL, or the server's list of models does not contain
+            the model.
     """
 
     async def check() -> None:
@@ -121,15 +127,15 @@ def check_server(url: str, model: str) -> None:
     try:
         asyncio.run(check())
     except Refused as refused:
-        # Not every server lists its models.
+        # Some servers do not list their models, which is no error.
         _refuse_key(refused)
     except EngineError as error:
         raise UserError(error.message, error.hint) from error
 
 
 def _server(url: str, answer_s: float) -> OpenAIServer:
-    wording = Wording(name_option="--model", key_hint=f"Set {KEY} to the server's key.")
-    return OpenAIServer(url, os.environ.get(KEY), wording, answer_s)
+    texts = ServerTexts(name_option="--model", key_hint=f"Set {KEY} to the server's key.")
+    return OpenAIServer(url, os.environ.get(KEY), texts, answer_s)
 
 
 def _refuse_key(refused: Refused) -> None:
@@ -139,66 +145,66 @@ def _refuse_key(refused: Refused) -> None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a server answered."""
+    """The answer of a server."""
 
     text: str
     finish: str | None = None
     fault: str = ""
-    """Why there is no new text in it; empty if there is one."""
+    """Why the answer contains no new text. Empty if it contains one."""
 
 
 class TooFewAccepted(UserError):
-    """Nearly all texts of a model are rejected."""
+    """Nearly all texts of a model were rejected."""
 
 
 class Texts:
-    """New texts of rows, stored in a file of JSON Lines with `number`, `text` and `fault`.
+    """The new texts of rows, stored in a JSON Lines file with `number`, `text` and `fault`.
 
-    `fault` is the reason why a text is rejected. It is empty if the text is accepted.
+    `fault` is the reason for which a text was rejected. It is empty if the text was accepted.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._found: dict[int, tuple[str, str]] = {}
+        self._texts: dict[int, tuple[str, str]] = {}
         self.faults: Counter[str] = Counter()
-        """Counts of texts by the reason of their rejection. Accepted ones count under the empty reason."""
+        """Number of texts by the reason of their rejection. Accepted texts have the empty reason."""
         if file.exists():
             for _, line in whole_lines(file):
                 self._remember(**json.loads(line))
 
     def _remember(self, number: int, text: str, fault: str) -> None:
-        self._found[number] = (text, fault)
+        self._texts[number] = (text, fault)
         if fault != _NOTHING_TO_REWRITE:
             self.faults[fault] += 1
 
     def add(self, number: int, text: str, fault: str) -> None:
-        """Store a text, or why there is none."""
+        """Store a text, or the reason why there is none."""
         self._remember(number, text, fault)
         with LineWriter(self._file) as lines:
             lines.write(_line(number, text, fault))
 
     def example(self, fault: str) -> tuple[int, str]:
-        """Returns the first row whose text was rejected for this reason, and the text."""
-        return next((number, text) for number, (text, reason) in self._found.items() if reason == fault)
+        """Returns the number and the text of the first row whose text was rejected for this reason."""
+        return next((number, text) for number, (text, reason) in self._texts.items() if reason == fault)
 
     def forget_rejected(self) -> None:
-        """Remove the rejected texts, also from the file, so that they are asked for again."""
-        accepted = {number: text for number, (text, fault) in self._found.items() if not fault}
+        """Remove the rejected texts, also from the file, so that the next start requests them again."""
+        accepted = {number: text for number, (text, fault) in self._texts.items() if not fault}
         with whole_file(self._file) as file:
             file.writelines(f"{_line(number, text, '')}\n" for number, text in accepted.items())
-        self._found = {number: (text, "") for number, text in accepted.items()}
+        self._texts = {number: (text, "") for number, text in accepted.items()}
         self.faults = Counter({"": len(accepted)})
 
     def __contains__(self, number: int) -> bool:
-        return number in self._found
+        return number in self._texts
 
     def count(self, what: What, numbers: Numbers) -> Rewritten:
-        faults = Counter(self._found[number][1] for number in numbers.tolist())
+        faults = Counter(self._texts[number][1] for number in numbers.tolist())
         return Rewritten(what, faults.pop("", 0), dict(sorted(faults.items())))
 
     def put(self, number: int, what: What, messages: list[dict[str, Any]]) -> None:
-        """Put a row's new text in its place, if it was accepted."""
-        text, fault = self._found[number]
+        """Replace the text of a row by its new text, if that was accepted."""
+        text, fault = self._texts[number]
         if not fault:
             messages[_place(what, messages)]["content"] = text
 
@@ -208,49 +214,49 @@ def _line(number: int, text: str, fault: str) -> str:
 
 
 def _place(what: What, messages: list[dict[str, Any]]) -> int:
-    """The place of the message that is rewritten; -1 if there is none."""
-    wanted = (at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == _ROLES[what])
-    return next((at for at in wanted if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
+    """Returns the index of the message to rewrite. Returns -1 if there is none."""
+    of_role = (at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == _ROLES[what])
+    return next((at for at in of_role if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
 
 
 class Rewriter:
-    """Has the model of one server rewrite texts, several at once."""
+    """Lets the model of a server rewrite texts, with several requests at once."""
 
     def __init__(self, url: str, settings: Rewrite, retries: RetryPolicy) -> None:
         self._url = url
         self._settings = settings
         self._service = retries.service("server that rewrites")
-        self._takes_switch = True
-        """Whether the server may still be sent `_THINK_NOT`."""
+        self._sends_switch = True
+        """Whether requests contain `_THINK_NOT`."""
 
     def rewrite(
         self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
     ) -> None:
-        """Ask for the texts of the rows, of one source, that `texts` does not have.
+        """Request the new texts of the rows `numbers`, which are all of one source, unless `texts` already has them.
 
         Raises:
-            UserError: the server refuses the key, or does not know the model; or nearly all texts are rejected, which
-                are then asked for again by the next start.
-            Failure: it does not answer. The texts that arrived are stored.
+            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. The next
+                start then requests the rejected texts again.
+            Failure: the server does not answer. The texts that arrived are stored.
         """
         todo = _without(numbers, texts)
 
         def jobs() -> Iterator[tuple[int, list[dict[str, Any]]]]:
-            for wanted, table in rows.batches(["messages"], todo):
-                yield from zip(wanted.tolist(), table["messages"].to_pylist(), strict=True)
+            for batch_numbers, table in rows.batches(["messages"], todo):
+                yield from zip(batch_numbers.tolist(), table["messages"].to_pylist(), strict=True)
 
         async def work() -> None:
             async with aclosing(_server(self._url, _ANSWER_S)) as server:
                 waiting = jobs()
 
-                async def one_after_the_other() -> None:
+                async def take_jobs() -> None:
                     for number, messages in waiting:
                         place = _place(what, messages)
                         if place < 0:
                             texts.add(number, "", _NOTHING_TO_REWRITE)
                         else:
                             old = messages[place]["content"]
-                            answer = await self._rewritten(server, _ASK[what], _shown(messages), old)
+                            answer = await self._rewritten(server, _ASK[what], _as_text(messages), old)
                             texts.add(number, *answer)
                             self._check_accepted(rows, texts, _FIRST)
                         on_rows(1)
@@ -258,7 +264,7 @@ class Rewriter:
                 try:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(_IN_FLIGHT):
-                            group.create_task(one_after_the_other())
+                            group.create_task(take_jobs())
                 except* RStarError as errors:
                     raise first_error(errors) from None
 
@@ -270,37 +276,39 @@ class Rewriter:
             raise
 
     def _check_accepted(self, rows: Candidates, texts: Texts, least: int) -> None:
-        """Raise TooFewAccepted if there are at least this many texts, and nearly all are rejected."""
-        asked, accepted = texts.faults.total(), texts.faults[""]
-        if asked < least or accepted >= self._settings.accepted * asked:
+        """Raise TooFewAccepted if there are at least `least` texts, and too few of them were accepted."""
+        total, accepted = texts.faults.total(), texts.faults[""]
+        if total < least or accepted >= self._settings.accepted * total:
             return
         rejected = [(fault, count) for fault, count in texts.faults.most_common() if fault]
         number, text = texts.example(rejected[0][0])
         row = rows.values("id", np.array([number]))[number]
         text = " ".join(text.split())
-        shown = f"{text[:_EXAMPLE_CHARS]}…" if len(text) > _EXAMPLE_CHARS else text
+        example = f"{text[:_EXAMPLE_CHARS]}…" if len(text) > _EXAMPLE_CHARS else text
         raise TooFewAccepted(
-            f"of the first {asked} texts of {rows.source_of(number)} that {self._settings.model} rewrote, "
+            f"of the first {total} texts of {rows.source_of(number)} that {self._settings.model} rewrote, "
             f"{accepted} can be used. Rejected: {', '.join(f'{count} {fault}' for fault, count in rejected)}. "
-            f"{row}, {rejected[0][0]}: {shown!r}",
-            "Use another model, or correct its server, and start the same command again: it asks again for the "
-            "rejected texts. To take what can be used, --set rewrite.accepted=0.",
+            f"Example: {row}, {rejected[0][0]}: {example!r}",
+            "Use another model or correct its server, and run the same command again. It requests the rejected texts "
+            "again. To use only the accepted texts, add --set rewrite.accepted=0.",
         )
 
-    async def _rewritten(self, server: OpenAIServer, ask: str, shown: str, old: str) -> tuple[str, str]:
-        """Returns the new text and an empty reason; or what the server sent, and why it is rejected."""
-        messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
+    async def _rewritten(
+        self, server: OpenAIServer, ask: str, conversation: str, old: str
+    ) -> tuple[str, str]:
+        """Returns the new text and an empty reason, or a rejected text and the reason."""
+        messages = [{"role": "system", "content": ask}, {"role": "user", "content": conversation}]
         body = {"model": self._settings.model, "messages": messages}
-        switched = self._takes_switch
-        answer = await self._asked(server, {**body, **_THINK_NOT} if switched else body)
-        if switched and answer.fault in (_REFUSED, _ONLY_A_THOUGHT):
-            # Some servers refuse fields that they do not know. Some parsers take an answer without a thought for one.
-            answer = await self._asked(server, body)
-            self._takes_switch = self._takes_switch and answer.fault != ""
+        sent_switch = self._sends_switch
+        answer = await self._answer(server, {**body, **_THINK_NOT} if sent_switch else body)
+        if sent_switch and answer.fault in (_REFUSED, _ONLY_A_THOUGHT):
+            # Some servers refuse unknown fields. Some parsers mistake an answer without a thought for a thought.
+            answer = await self._answer(server, body)
+            self._sends_switch = self._sends_switch and answer.fault != ""
         return answer.text, answer.fault or fault_of(old, answer.text, answer.finish, self._settings)
 
-    async def _asked(self, server: OpenAIServer, body: dict[str, Any]) -> _Answer:
-        """Returns what the server answers, without a thought in front of it."""
+    async def _answer(self, server: OpenAIServer, body: dict[str, Any]) -> _Answer:
+        """Returns the server's answer, without a thought before it."""
         choices: list[Choice] = []
 
         async def attempt() -> str:
@@ -333,12 +341,12 @@ def _without(numbers: Numbers, texts: Texts) -> Numbers:
     return numbers[[number not in texts for number in numbers.tolist()]]
 
 
-def _shown(messages: list[dict[str, Any]]) -> str:
+def _as_text(messages: list[dict[str, Any]]) -> str:
     return "\n\n".join(f"[{message['role']}]\n{message['content'] or ''}" for message in messages)
 
 
 def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
-    """Returns why a new text is rejected, by its length, words, format and language; empty if it is accepted."""
+    """Returns why a new text is rejected. Empty if it is accepted."""
     if finish not in (None, "stop"):
         return "cut off"
     if not new:

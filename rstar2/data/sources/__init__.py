@@ -1,6 +1,6 @@
-"""The sources of the recipe, one file each: where a source is, its columns, and how a row of it is read.
+"""The data sources that rstar2 ships. Each file of this folder defines one source as `SOURCE`.
 
-A new source is one more file here with a `SOURCE`; its name is the file's, with `-` for `_`.
+The name of a source is the name of its file, with `-` in place of `_`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ from rstar2.data.source import Source
 
 @cache
 def sources() -> dict[str, Source]:
-    """Every source by its name, in the order of names."""
+    """Returns all shipped sources by name, in alphabetical order."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return {name.replace("_", "-"): importlib.import_module(f"{__name__}.{name}").SOURCE for name in names}

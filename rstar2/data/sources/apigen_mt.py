@@ -1,4 +1,4 @@
-"""APIGen-MT: conversations with a policy in the system text, tools as JSON, and one call or reply per turn."""
+"""APIGen-MT: conversations with a policy in the system text, tools as JSON, and one call or one reply per turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DAPO's problems with integer answers, as its processed set has them or, wrapped and repeated, its raw one."""
+"""DAPO's problems with integer answers.
+
+The source reads the processed set, and also the raw set, which repeats problems and adds instructions around them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _WRAPPER = re.compile(
     r'|\n\nRemember to put your answer on its own line after "Answer:"\.?\s*$',
     re.DOTALL,
 )
-"""The words around a problem in the raw set."""
+"""Matches the instructions around a problem in the raw set."""
 _PART_OF_WRAPPER = re.compile(
     r"Solve the following math\w* (?:problem|question)"
     r"|\A\W*(?:please )?solve (?:the following|this) (?:problem|question)"
@@ -22,7 +25,7 @@ _PART_OF_WRAPPER = re.compile(
     r"|(?:with)?in(?:side)?\s+(?:an? )?[$`]*\\+boxed|final answer[^.\n]{0,40}\\+boxed|</?(?:think|answer)>",
     re.IGNORECASE,
 )
-"""Words that ask for a form of the answer, or for a way to think, rather than for a value."""
+"""Matches instructions about the form of the answer or the way to think, which are not part of the problem."""
 
 
 def _read(row: Row) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def _read(row: Row) -> dict[str, Any]:
         prompt = prompt[0].get("content")
     text = _WRAPPER.sub("", text_of({"prompt": prompt}, "prompt"))
     if part := _PART_OF_WRAPPER.search(text):
-        raise Refused("unknown wrapper", f"the prompt still has {part[0]!r}")
+        raise Refused("unknown wrapper", f"the prompt still contains {part[0]!r}")
     return problem_row(text, text_of(reward, "ground_truth"))
 
 
@@ -49,6 +52,6 @@ SOURCE = Source(
     download="under 10 MB, estimated",
     disk="under 20 MB",
     hub=(HubSet("open-r1/DAPO-Math-17k-Processed", "en", "train"),),
-    left_out="the words around the problem, in the raw form",
+    left_out="in the raw form, the instructions around the problem",
     paper="17K problems",
 )

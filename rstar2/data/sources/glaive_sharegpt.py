@@ -1,4 +1,4 @@
-"""Glaive's function calls, version 2, in the ShareGPT form: a copy of 101K rows, the number that the paper states."""
+"""Glaive's function calls, version 2, in the ShareGPT form. It has 101K rows, which is the number in the paper."""
 
 from __future__ import annotations
 

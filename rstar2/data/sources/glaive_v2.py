@@ -1,4 +1,4 @@
-"""Glaive's function calls, version 2: a whole chat as one text, calls as `<functioncall> {…}`."""
+"""Glaive's function calls, version 2. Each row has a whole chat as one text, with calls as `<functioncall> {…}`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rstar2.data.conversations import (
     KEPT_TOOLS,
     Message,
     Tools,
-    answered,
     call,
-    called,
+    call_message,
     conversation_row,
     paragraphs,
+    prose_message,
     refuse_unread_tools,
-    replied,
-    said,
+    text_message,
+    tool_reply,
     without_introduction,
 )
 from rstar2.data.rows import Refused, parsed, text_of
@@ -36,7 +36,7 @@ _USUAL_WORDS = re.compile(
     r"|Use them if required -"
     r"|You are a helpful assistant, with no access to external functions\."
 )
-"""The words of a system text that say nothing else than its functions."""
+"""Matches the standard sentences of a system text about its functions."""
 
 
 def _read(row: Row) -> dict[str, Any]:
@@ -44,18 +44,18 @@ def _read(row: Row) -> dict[str, Any]:
     parts = _SPEAKER.split("\n" + text_of(row, "chat"))
     if parts[0].strip() or len(parts) < 3:
         raise Refused("malformed", "chat does not begin with USER:")
-    messages: list[Message] = [said("system", instructions)] if instructions else []
+    messages: list[Message] = [text_message("system", instructions)] if instructions else []
     for speaker, text in zip(parts[1::2], parts[2::2], strict=True):
         text = text.replace(_END, "").strip()
         if speaker == "FUNCTION RESPONSE":
-            messages.append(replied(text))
+            messages.append(tool_reply(text))
         elif speaker == "ASSISTANT" and _CALL in text:
             before, *calls = text.split(_CALL)
-            messages.append(called([_one_call(each.strip()) for each in calls], before))
+            messages.append(call_message([_one_call(each.strip()) for each in calls], before))
         elif speaker == "ASSISTANT":
-            messages.append(answered(text, tools))
+            messages.append(prose_message(text, tools))
         else:
-            messages.append(said(speaker.lower(), text))
+            messages.append(text_message(speaker.lower(), text))
     return conversation_row(messages, tools)
 
 
@@ -63,17 +63,20 @@ def _one_call(text: str) -> dict[str, Any]:
     if match := _ARGUMENTS.fullmatch(text):
         return call(match["name"], match["arguments"].replace("\\'", "'"))
     try:
-        given = parsed(text)
+        value = parsed(text)
     except ValueError as error:
         raise Refused(BAD_CALL, f"not JSON: {error}: {text[:80]}") from error
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise Refused(BAD_CALL, f"not an object with name and arguments: {text[:80]}")
-    return call(given.get("name"), given.get("arguments", {}))
+    return call(value.get("name"), value.get("arguments", {}))
 
 
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
-    """The functions in a system text, as JSON objects that follow each other, and its other instructions."""
+    """Returns the functions in a system text, and its other instructions.
+
+    The functions are JSON objects that follow each other.
+    """
     functions: list[Any] = []
     rest = ""
     decoder = json.JSONDecoder(strict=False)
@@ -101,6 +104,6 @@ SOURCE = Source(
     download="271 MB",
     disk="about 550 MB",
     hub=(HubSet("glaiveai/glaive-function-calling-v2", None, "train"),),
-    left_out="the system text's usual words about its functions",
+    left_out="the standard sentences of system texts about their functions",
     paper="101K",
 )

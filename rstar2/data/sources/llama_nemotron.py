@@ -10,14 +10,14 @@ from rstar2.data.conversations import (
     Tools,
     conversation_row,
     paragraphs,
-    said,
+    text_message,
     without_empty_thought,
 )
 from rstar2.data.rows import Refused, list_of, text_of, unicode_text
 from rstar2.data.source import HubSet, Row, Source
 
 _SWITCH = re.compile(r"\s*\bdetailed thinking (?P<state>on|off)\b[.:]?\s*", re.IGNORECASE)
-"""The part of a system text that switches the reasoning of Nemotron models."""
+"""Matches the sentence of a system text that switches the reasoning of Nemotron models on or off."""
 
 
 def _read(row: Row) -> dict[str, Any]:
@@ -33,27 +33,29 @@ def _read(row: Row) -> dict[str, Any]:
         if role == "system" and isinstance(content, str):
             messages += [each for each in _system(content) if each not in messages]
         elif role in ("system", "user"):
-            messages.append(said(role, content))
+            messages.append(text_message(role, content))
         elif role == "assistant":
-            messages.append(said(role, without_empty_thought(content)))
+            messages.append(text_message(role, without_empty_thought(content)))
         else:
             raise Refused("malformed", f"a message has role {role!r}")
-    messages.append(said("assistant", without_empty_thought(text_of(row, "output"))))
+    messages.append(text_message("assistant", without_empty_thought(text_of(row, "output"))))
     licence = row.get("license")
-    own = {"licence": unicode_text(licence, "license")} if isinstance(licence, str) and licence else {}
-    return {**conversation_row(messages, Tools()), **own}
+    columns = {"licence": unicode_text(licence, "license")} if isinstance(licence, str) and licence else {}
+    return {**conversation_row(messages, Tools()), **columns}
 
 
 def _system(text: str) -> list[Message]:
-    """The message of a system text without the switch of the reasoning; none if nothing else is in it.
+    """Returns a system message without the sentence that switches reasoning off.
+
+    The result is empty if the text contains nothing else.
 
     Raises:
-        Refused: it switches the reasoning on.
+        Refused: the text switches the reasoning on.
     """
     if any(switch["state"].lower() == "on" for switch in _SWITCH.finditer(text)):
         raise Refused("reasoning", "a system text says 'detailed thinking on'")
     rest = paragraphs(_SWITCH.sub("\n\n", text))
-    return [said("system", rest)] if rest else []
+    return [text_message("system", rest)] if rest else []
 
 
 SOURCE = Source(

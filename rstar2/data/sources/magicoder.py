@@ -1,6 +1,6 @@
-"""Magicoder's programming tasks in Python, the solution's code moved into a call of the Python tool.
+"""Magicoder's programming tasks in Python. The code of a solution becomes a call of the Python tool.
 
-What follows the code is left out: nothing can follow a call in its message.
+Text after the code is left out, because nothing can follow a call in its message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.data.conversations import Tools, call, called, conversation_row, said
+from rstar2.data.conversations import Tools, call, call_message, conversation_row, text_message
 from rstar2.data.rows import Refused, text_of
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
@@ -30,9 +30,9 @@ _READERS = frozenset(
         "getpass.getpass",
     }
 )
-"""Names of the standard library that read the standard input."""
+"""Names in the standard library that read standard input."""
 _OPENERS = frozenset({"open", "io.open", "os.fdopen", "os.read"})
-"""Functions that read the standard input if their first argument is 0."""
+"""Functions that read standard input if their first argument is 0."""
 _DEVICES = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _TOOLS = Tools([python_code_with_standard_io.schema])
 
@@ -42,7 +42,7 @@ class _Block:
     """A fenced block of code in a text."""
 
     before: str
-    """The text before it."""
+    """The text before the block."""
     language: str
     code: str
     closed: bool
@@ -53,31 +53,34 @@ def _read(row: Row) -> dict[str, Any]:
     if "lang" in row and row["lang"] != "python":
         raise Refused("not Python", f"lang is {row['lang']}")
     block = _only_block(text_of(row, solution))
-    # Without a language it is Python if `lang` says so.
+    # A block without a language is Python if the row has a `lang`, which is then `python`.
     if block.language not in ("python", "py", "python3") and not (block.language == "" and "lang" in row):
-        raise Refused("not Python", f"the code is {block.language or 'in no named language'}")
+        raise Refused("not Python", f"the language of the block is {block.language or 'not stated'}")
     if not block.code.strip():
         raise Refused("no code", "the block of code is empty")
     _check_runs(block.code)
     program = call(NAME, {"code": block.code, "input": ""})
-    messages = [said("user", row.get(task)), called([program], block.before)]
+    messages = [text_message("user", row.get(task)), call_message([program], block.before)]
     return conversation_row(messages, _TOOLS)
 
 
 def _only_block(text: str) -> _Block:
-    """The block of code in a text; Refused if there are none or several, or it is not closed."""
+    """Returns the block of code in a text. Raises Refused if there is none, more than one, or an unclosed one."""
     blocks = list(_blocks(text))
     if not blocks:
         raise Refused("no code", "the solution has no block of code on lines of its own")
     if len(blocks) > 1:
-        raise Refused("several blocks", f"the solution has {len(blocks)} blocks; a call takes one")
+        raise Refused("several blocks", f"the solution has {len(blocks)} blocks of code, but a call has one")
     if not blocks[0].closed:
         raise Refused("no code", "the block of code is not closed")
     return blocks[0]
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """The fenced blocks, as CommonMark reads them: an indented fence takes its indentation off the lines within."""
+    """Yields the fenced blocks of a text by the rules of CommonMark.
+
+    If a fence is indented, its indentation is removed from the lines of the block.
+    """
     opened: re.Match[str] | None = None
     before, code, at = "", [""], 0
     for line in text.split("\n"):
@@ -95,18 +98,18 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _closes(line: str, fence: str) -> bool:
-    """Whether a line closes a block that the fence opened: it has as many of its signs, or more, and nothing else."""
+    """Whether a line closes a block: it has only the characters of the fence, and at least as many as the fence."""
     return len(line) >= len(fence) and not line.strip(fence[0])
 
 
 def _dedented(line: str, indent: int) -> str:
-    """A line without up to `indent` spaces and tabs at its start."""
+    """Returns a line without the first `indent` spaces and tabs at its start."""
     spaces = len(line) - len(line.lstrip(" \t"))
     return line[min(indent, spaces) :]
 
 
 def _check_runs(code: str) -> None:
-    """Refused if the code does not compile, or reads its input: a call of the tool gives it none."""
+    """Raise Refused if the code does not compile, or if it reads standard input, which is empty in the call."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -118,7 +121,7 @@ def _check_runs(code: str) -> None:
 
 
 def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
-    """Returns where and how a program reads its standard input; empty if it does not."""
+    """Returns where and how a program reads standard input. Empty if it does not."""
     origins = _imported(tree)
     uses_builtin = _uses_global(scopes, _BUILTIN_READERS)
     for node in ast.walk(tree):
@@ -128,7 +131,7 @@ def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
 
 
 def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
-    """Returns the reader of standard input that an expression names or calls; empty if it is none."""
+    """Returns the reader of standard input that an expression names or calls. Empty if there is none."""
     if isinstance(node, ast.Name | ast.Attribute):
         name = _dotted(node, origins)
         return name if name in _READERS or (uses_builtin and name in _BUILTIN_READERS) else ""
@@ -145,7 +148,7 @@ def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """The full names of what a program imports, by the names that it uses."""
+    """Returns the full names of the objects that a program imports, by the names that the program uses."""
     origins: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -163,7 +166,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
-    """The full name of what an expression names, such as `sys.stdin`; empty if it is no name."""
+    """Returns the full name of the object that an expression names, such as `sys.stdin`. Empty if it is not a name."""
     if isinstance(node, ast.Name):
         return origins.get(node.id, node.id)
     if isinstance(node, ast.Attribute) and (of := _dotted(node.value, origins)):
@@ -172,7 +175,7 @@ def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
 
 
 def _uses_global(scope: symtable.SymbolTable, names: frozenset[str]) -> bool:
-    """Whether a scope, or one within it, uses one of these names as that of a builtin."""
+    """Whether a scope or a nested scope uses one of these names for a Python builtin."""
     for symbol in scope.get_symbols():
         is_own = symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter()
         is_builtin = not is_own if scope.get_type() == "module" else symbol.is_global()

@@ -1,4 +1,4 @@
-"""OpenMathReasoning's problems from AoPS; the same problem stands in a row for each of its solutions."""
+"""OpenMathReasoning's problems from AoPS. Each problem has one row per solution."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rstar2.data.rows import Refused, problem_row, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _NO_LABEL = {"no_answer_extracted": "no answer extracted", "converted_proof": "converted proof"}
-"""Types of problems whose expected answer no person gave, and the reason why they are refused."""
+"""Types of problems that have no answer by a person, and the reasons with which their rows are refused."""
 
 _NOT_MEASURED = ("", "n/a", "none")
 

@@ -1,4 +1,4 @@
-"""Project Euler's problems, from a file that the user gives: no public set with answers is confirmed."""
+"""Project Euler's problems, from a file of the user, because no public set with answers is known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rstar2.data.source import Row, Source
 
 
 def _read(row: Row) -> dict[str, Any]:
-    own = {"id": text_of(row, "id")} if row.get("id") is not None else {}
-    return {**problem_row(text_of(row, "problem"), text_of(row, "answer")), **own}
+    columns = {"id": text_of(row, "id")} if row.get("id") is not None else {}
+    return {**problem_row(text_of(row, "problem"), text_of(row, "answer")), **columns}
 
 
 SOURCE = Source(

@@ -1,4 +1,4 @@
-"""ToolACE: function calls written as `[Name(arg=value), …]`, the functions listed in the system text."""
+"""ToolACE: function calls of the form `[Name(arg=value), …]`. The system text lists the functions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rstar2.data.conversations import (
     KEPT_TOOLS,
     Message,
     Tools,
-    answered,
     call,
-    called,
+    call_message,
     conversation_row,
     paragraphs,
+    prose_message,
     refuse_unread_tools,
-    replied,
-    said,
+    text_message,
+    tool_reply,
     without_introduction,
 )
 from rstar2.data.rows import Refused, list_of, parsed, strict_json, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _JSON = re.compile(r"\[\s*[{\]]|\{\s*\"")
-"""The beginning of a list of objects, of an empty list, or of an object."""
+"""Matches the start of a list of objects, an empty list, or an object."""
 _NEXT_OBJECT = re.compile(r"[\s,]*(?=\{\s*\")")
 _INSTRUCTIONS = re.compile(
     r"You are an expert in composing functions\.|You are given a question and a set of possible functions\."
@@ -41,7 +41,7 @@ _INSTRUCTIONS = re.compile(
     r"|NO other text MUST be included\.?",
     re.IGNORECASE,
 )
-"""Sentences about the functions and the form of calls, which are not those of a conversation with `tools`."""
+"""Matches sentences about the functions and the form of calls. They are wrong in a conversation with `tools`."""
 _CALL_FORM = re.compile(
     r"[\[<({]\s*func\w*\s*\([^\n]*|\[\s*\w+\((?:params?_?name|name|arg\w*)\s*=[^\n]*|\bparams?_?name\d?\s*=[^\n]*"
     r"|Should you decide to return the function call[^\n]*",
@@ -54,7 +54,7 @@ _CLOSES = {")": "(", "]": "[", "}": "{"}
 
 def _read(row: Row) -> dict[str, Any]:
     tools, instructions = _system(text_of(row, "system"))
-    messages: list[Message] = [said("system", instructions)] if instructions else []
+    messages: list[Message] = [text_message("system", instructions)] if instructions else []
     for turn in list_of(row, "conversations"):
         if not isinstance(turn, dict):
             raise Refused("malformed", "a turn is not an object")
@@ -64,7 +64,7 @@ def _read(row: Row) -> dict[str, Any]:
         elif role == "assistant" and isinstance(value, str):
             messages.append(_answer(value.strip(), tools))
         elif role in ("user", "assistant"):
-            messages.append(said(role, value))
+            messages.append(text_message(role, value))
         else:
             raise Refused("malformed", f"a turn is from {role!r}")
     return conversation_row(messages, tools)
@@ -72,13 +72,13 @@ def _read(row: Row) -> dict[str, Any]:
 
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
-    """The functions in a system text, and its instructions but for those about functions and the form of calls."""
-    found = _functions(text)
+    """Returns the functions in a system text, and its instructions without those about functions and calls."""
+    listed = _functions(text)
     functions: list[Any] = []
-    if found is None:
+    if listed is None:
         refuse_unread_tools(text, _INSTRUCTIONS.sub("", text))
     else:
-        functions, start, end = found
+        functions, start, end = listed
         text = f"{without_introduction(text[:start])}\n{text[end:].removeprefix('.')}"
     rest = _INSTRUCTIONS.sub("", text)
     if form := _CALL_FORM.search(rest):
@@ -87,9 +87,9 @@ def _system(text: str) -> tuple[Tools, str]:
 
 
 def _functions(text: str) -> tuple[list[Any], int, int] | None:
-    """The functions in a system text, and where their JSON begins and ends; None if there is no such JSON.
+    """Returns the functions in a system text, and the start and end of their JSON. None if there is no such JSON.
 
-    It is a list of objects, objects with a name that follow each other, or an object that holds a list of tools.
+    The JSON is a list of objects, a sequence of objects with a name, or an object that contains a list of tools.
     """
     decoder = json.JSONDecoder(strict=False)
     at = 0
@@ -111,19 +111,19 @@ def _functions(text: str) -> tuple[list[Any], int, int] | None:
 
 
 def _answer(text: str, tools: Tools) -> Message:
-    """A message of the assistant: calls if it is a list of them, perhaps with signs after it, or else prose.
+    """Returns a message of the assistant: calls if the text is a list of calls, and otherwise prose.
 
     Raises:
-        Refused: a call has words around it or no brackets, or is in another form.
+        Refused: a call has text around it, has no brackets, or has another form.
     """
     if calls := _CALLS.fullmatch(text):
-        return called(list(_calls(calls[1])))
+        return call_message(list(_calls(calls[1])))
     for name in (each for each in tools.names if each in text):
         if re.search(rf"\[\s*{re.escape(name)}\s*\(", text):
             raise Refused(BAD_CALL, f"a call with text around it: {text[:80]}")
         if re.match(rf"{re.escape(name)}\s*\(", text):
             raise Refused(BAD_CALL, f"a call without brackets: {text[:80]}")
-    return answered(text, tools)
+    return prose_message(text, tools)
 
 
 def _calls(value: str) -> Iterator[dict[str, Any]]:
@@ -136,7 +136,7 @@ def _calls(value: str) -> Iterator[dict[str, Any]]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that are in no bracket and no quotes; none of an empty text."""
+    """Yields the parts of a text between commas. Commas inside brackets or quotes do not separate parts."""
     opened: list[str] = []
     quote, before, start, skip = "", "", 0, False
     for at, char in enumerate(text):
@@ -163,7 +163,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _value(text: str) -> Any:
-    """A value as JSON or Python writes it."""
+    """Parses a value in the syntax of JSON or Python."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -179,17 +179,19 @@ def _value(text: str) -> Any:
 
 
 def _replies(value: Any, messages: list[Message]) -> list[Message]:
-    """One reply per call of the last message; several calls get theirs as a JSON list of as many."""
+    """Returns one reply per call of the last message. The replies to several calls are a JSON list."""
     calls = len(messages[-1].get("tool_calls") or ()) if messages else 0
     if calls == 1:
-        return [replied(value)]
+        return [tool_reply(value)]
     try:
         parts = parsed(value) if isinstance(value, str) else value
     except ValueError:
         parts = None
     if not isinstance(parts, list) or len(parts) != calls or not calls:
-        raise Refused("malformed", f"{calls} calls, but a different number of replies")
-    return [replied(part if isinstance(part, str) else strict_json(part, "a tool's reply")) for part in parts]
+        raise Refused("malformed", f"the number of replies is not the number of calls ({calls})")
+    return [
+        tool_reply(part if isinstance(part, str) else strict_json(part, "a tool's reply")) for part in parts
+    ]
 
 
 SOURCE = Source(
@@ -199,7 +201,7 @@ SOURCE = Source(
     columns=(("system", "conversations"),),
     read=_read,
     rows="11,300",
-    left_out="the system text's sentences about its functions and the form of calls",
+    left_out="the sentences of system texts about their functions and the form of calls",
     download="37 MB",
     disk="about 80 MB",
     hub=(HubSet("Team-ACE/ToolACE", None, "train"),),

@@ -1,10 +1,10 @@
-"""Tulu 3's instructions with constraints that can be checked, and their answers."""
+"""Tulu 3's instructions with verifiable constraints, and their answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rstar2.data.conversations import Tools, conversation_row, said
+from rstar2.data.conversations import Tools, conversation_row, text_message
 from rstar2.data.rows import Refused, list_of
 from rstar2.data.source import HubSet, Row, Source
 
@@ -15,7 +15,7 @@ def _read(row: Row) -> dict[str, Any]:
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("system", "user", "assistant"):
             raise Refused("malformed", f"a message has role {role!r}")
-        messages.append(said(role, message.get("content")))
+        messages.append(text_message(role, message.get("content")))
     return conversation_row(messages, Tools())
 
 

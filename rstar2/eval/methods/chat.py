@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
 from rstar2.engines.completions import Choice
-from rstar2.engines.openai_server import OnCapped, OnLeftOut, OpenAIServer, Wording
+from rstar2.engines.openai_server import OnCapped, OnLeftOut, OpenAIServer, ServerTexts
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.refusals import FieldRefused
 from rstar2.engines.text_tokens import plain_messages
@@ -36,8 +36,8 @@ _FINISHES: dict[str, Finish] = {
 }
 """The `finish` of a trace for each `finish` of a reply. All others are "answer"."""
 _WORDING = {
-    "server": Wording(),
-    JUDGE_MODEL: Wording(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
+    "server": ServerTexts(),
+    JUDGE_MODEL: ServerTexts(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
 }
 
 

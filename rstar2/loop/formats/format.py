@@ -261,7 +261,7 @@ def _implementation(name: str, reference: str | None) -> Tool[..., Any]:
     if name not in (tool.name, *tool.aliases):
         raise UserError(
             f"the format has a tool {name}, but the tool {reference} has the name {tool.name}",
-            f"Rename the tool in {reference.partition(':')[0]} to {name}.",
+            f"Give the tool its earlier name, {name}.",
         )
     return tool
 

@@ -140,8 +140,8 @@ def test_a_mixture_in_toml_draws_its_counts_the_same_each_time(tmp_path: Path) -
     assert taken == {"toolace": (23, 20, 20), "glaive-v2": (23, 20, 7), "llama-nemotron": (23, 20, 20)}
     assert card.sources["toolace"]["refused"] == {"malformed": 1}
     assert card.sources["llama-nemotron"]["refused"] == {"reasoning": 1}
-    assert "the paper had o4-mini rewrite" in card.sources["llama-nemotron"]["note"]
-    assert "left out of its rows: the system text" in (tmp_path / "out" / "card.md").read_text()
+    assert "in the paper, o4-mini rewrote" in card.sources["llama-nemotron"]["note"]
+    assert "left out of the rows: the sentences of system texts" in (tmp_path / "out" / "card.md").read_text()
     prepare(mixed(tmp_path), tmp_path / "again", Silent())
     assert files(tmp_path / "out") == files(tmp_path / "again")
 
@@ -195,7 +195,7 @@ def test_data_that_no_preparation_of_this_folder_wrote_is_not_replaced(tmp_path:
     out = tmp_path / "out"
     out.mkdir()
     (out / "data.parquet").write_text("mine")
-    assert "is not empty: data.parquet" in refused(out, plan(faulty(tmp_path / "it.jsonl")))
+    assert "is not empty: it contains data.parquet" in refused(out, plan(faulty(tmp_path / "it.jsonl")))
     assert (out / "data.parquet").read_text() == "mine"
 
 
@@ -277,7 +277,7 @@ def test_the_tokens_of_a_finished_set_are_counted_when_they_are_asked_for(tmp_pa
 
     assert prepare(todo, out, Silent(), count).tokens["most"] == 7
     assert Card.load(out).tokens["name"] == "words"
-    assert "## Tokens, by words" in (out / "card.md").read_text()
+    assert "## Tokens per row, with the tokenizer words" in (out / "card.md").read_text()
 
 
 def test_every_file_of_a_benchmark_is_read(tmp_path: Path) -> None:
@@ -295,13 +295,15 @@ def test_a_set_that_was_not_searched_for_benchmarks_says_so(tmp_path: Path, benc
         out = tmp_path / name
         card = prepare(plan(source, against=[benchmark], filters=filters), out, Silent())
         assert card.checked is (name == "with")
-        assert ("Not checked against any benchmark." in (out / "card.md").read_text()) is (name == "without")
+        assert ("The rows were not compared with any benchmark." in (out / "card.md").read_text()) is (
+            name == "without"
+        )
 
 
 def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchmark: str) -> None:
     source = faulty(tmp_path / "it.jsonl")
     out = tmp_path / "out"
-    with pytest.raises(UserError, match="too few rows for the mixture"):
+    with pytest.raises(UserError, match="too few rows"):
         prepare(plan(source, overrides=["sources.it.minimum=50"]), out, Silent())
     before = {path: path.stat().st_mtime_ns for path in (out / ".work").glob("read-*")}
     assert len(before) == 3
@@ -328,14 +330,12 @@ def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_pat
     about = card.sources["it"]
     assert (about["taken"], about["target"], about["missing"]) == (3, 48_000, 47_997)
     assert len(rows_of(out)) == 3
-    assert (
-        "- it: 47,997 rows fewer than the 48,000 that the mixture asks for" in (out / "card.md").read_text()
-    )
+    assert "- it: 47,997 rows are missing to reach the 48,000 of the recipe" in (out / "card.md").read_text()
     enough = prepare(
         plan(tmp_path / "it.jsonl", overrides=["sources.it.count=2"]), tmp_path / "two", Silent()
     )
     assert enough.sources["it"]["missing"] == 0
-    assert "rows fewer than" not in (tmp_path / "two" / "card.md").read_text()
+    assert "rows are missing" not in (tmp_path / "two" / "card.md").read_text()
 
 
 def test_fewer_rows_than_the_minimum_are_refused_with_what_is_left_and_why(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: P
     out = tmp_path / "out"
     prepare(plan(source), out, Silent())
     said = refused(out, plan(source, overrides=["huge.digits=3", "seed=2"]))
-    assert "holds a different set; these keys differ: recipe.huge.digits, recipe.seed" in said
+    assert "contains a different set; these keys differ: recipe.huge.digits, recipe.seed" in said
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").touch()
@@ -415,12 +415,12 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
         (["toolac"], {}, "did you mean toolace?"),
-        (["dapo", "toolace"], {}, "hold rows of two kinds, problems and conversations"),
-        (["dapo", "dapo"], {}, "two sources are called dapo"),
+        (["dapo", "toolace"], {}, "have rows of two kinds, problems and conversations"),
+        (["dapo", "dapo"], {}, "two sources have the name dapo"),
         (["it.jsonl"], {"filters": ["intger"]}, "unknown filter: intger; did you mean integer?"),
         (["it.jsonl"], {"filters": ["length", "length"]}, "named twice"),
         (["it.jsonl"], {"filters": ["solved"]}, "needs an evaluation"),
-        (["toolace"], {"filters": ["integer"]}, "for problems, not for conversations"),
+        (["toolace"], {"filters": ["integer"]}, "applies to problems, not to conversations"),
         (["it.jsonl"], {"against": ["aime26"]}, "unknown benchmark: aime26"),
         (["it.jsonl"], {"overrides": ["huge.digit=3"]}, "unknown key huge.digit"),
         (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is unknown"),
@@ -532,7 +532,7 @@ def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     about = count_tokens("words", count, prepared.file, "problems")
     assert (about["counted"], about["most"], about["over"]) == (3, 180, 0)
     assert sum(count for _, count in about["histogram"]) == 3
-    with pytest.raises(UserError, match="no prepared data at"):
+    with pytest.raises(UserError, match="there is no prepared data at"):
         open_prepared(tmp_path)
 
 
@@ -599,7 +599,7 @@ def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:
 
 
 def test_problems_have_no_form_of_answers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="answer_form is for conversations"):
+    with pytest.raises(UserError, match="answer_form applies to conversations"):
         plan(faulty(tmp_path / "it.jsonl"), overrides=["answer_form=0.5"])
     card = prepare(plan(faulty(tmp_path / "it.jsonl")), tmp_path / "out", Silent())
     assert "answer_form" not in card.config["recipe"]
