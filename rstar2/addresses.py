@@ -1,4 +1,4 @@
-"""What users give to reach a service, its URL and its key: checked before anything is started or sent."""
+"""Checks the URLs and keys of services that users name, before anything is started or sent."""
 
 from __future__ import annotations
 
@@ -17,56 +17,61 @@ _REDIS = re.compile(
     """,
     re.VERBOSE,
 )
-"""A URL as redis-py reads it. Other characters in the password have to be percent-encoded."""
+"""A URL that redis-py accepts. Other characters in the password have to be percent-encoded."""
 _KEY = re.compile(r"[!-~]+")
-"""What may stand after `Authorization: Bearer`: printable ASCII without spaces."""
+"""A key that can follow `Authorization: Bearer`: printable ASCII characters without spaces."""
 
 
 def check_url(url: str, whose: str, example: str) -> None:
-    """A UserError where something is no URL over HTTP; `whose` says of what it should be one: `a server's`."""
+    """Raises UserError if `url` is not an HTTP URL.
+
+    Args:
+        whose: the owner of the URL in the message, such as "a server's".
+        example: a correct URL for the hint.
+    """
     try:
         parts = urlsplit(url)
         fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # A host that is no IP address is sent as ASCII.
+        # The name of a host is sent as ASCII.
         (parts.hostname or "").encode("idna")
-    except ValueError:  # brackets without an end, a port that is no number, a host that is none
+    except ValueError:  # an open bracket, a port that is not a number, or an invalid host name
         fit = False
     if not fit or any(character.isspace() for character in url):
         raise UserError(f"not {whose} URL: {url}", f"Example: {example}")
 
 
 def check_redis_url(url: str) -> None:
-    """Raises UserError, which shows no part of the URL, if it is not the URL of a Redis server.
+    """Raises UserError if `url` is not the URL of a Redis server.
 
-    Of a URL whose password is not percent-encoded, nobody can say where the password ends.
+    The message shows no part of the URL. If a password is not percent-encoded, its end cannot be told.
     """
     if _REDIS.fullmatch(url) is None:
         raise UserError(
-            "--redis is not the URL of a Redis server; it is not shown here, because it may hold a password",
+            "--redis is not the URL of a Redis server; it is not shown here, because it may contain a password",
             "Write redis://:PASSWORD@HOST:PORT, rediss:// for TLS, or unix:///PATH. Percent-encode the password: "
             "write @ as %40, / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D and % as %25.",
         )
 
 
 def without_password(url: str) -> str:
-    """A URL that passed `check_redis_url`, without its user, password and query."""
+    """Returns a URL that passed `check_redis_url` without its user, password and query."""
     scheme, _, rest = url.partition("?")[0].partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def is_loopback(url: str) -> bool:
-    """Whether only this machine can reach a URL: it names localhost or a loopback address."""
+    """Whether a URL has the host localhost or a loopback address, so that only this machine can reach it."""
     host = urlsplit(url).hostname or ""
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # not an address but a name
         return host == "localhost" or host.endswith(".localhost")
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy by which a URL is reached, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY; None for none.
+    """Returns the proxy for a URL, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None if there is none.
 
-    An address that is local is reached without one: a name without a dot, or an address of a private network.
+    No proxy is used for local hosts: names without a dot, and addresses of private networks.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -84,15 +89,15 @@ def proxy_of(url: str) -> str | None:
 def _is_local(host: str) -> bool:
     try:
         address = ip_address(host)
-    except ValueError:  # a name
+    except ValueError:  # not an address but a name
         return "." not in host or host.endswith((".localhost", ".local"))
     return address.is_loopback or address.is_private or address.is_link_local
 
 
 def check_key(key: str) -> None:
-    """A UserError, which does not show the key, where no HTTP header can hold it."""
+    """Raises UserError if an HTTP header cannot contain a key. The message does not show the key."""
     if _KEY.fullmatch(key) is None:
         raise UserError(
-            "the key holds spaces, line ends or characters outside ASCII, which HTTP cannot send",
-            "Check where it was copied from.",
+            "the key contains spaces, line ends or characters outside ASCII, which HTTP cannot send",
+            "Copy the key again.",
         )

@@ -1,4 +1,4 @@
-"""Reads recipes: values from TOML and `--set a.b=c`, checked by pydantic models that refuse unknown keys."""
+"""Reads recipes from TOML and `--set a.b=c`, and checks them with pydantic models that reject unknown keys."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rstar2.errors import UserError, did_you_mean, most_similar
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    """The base of every recipe model: unknown keys and infinite numbers are refused, values do not change later."""
+    """The base class of recipe models. It is immutable, and rejects unknown keys and infinite numbers."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_is_true(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true and false where a number belongs; pydantic takes them for 1 and 0."""
+        """Reject true and false for a number. Pydantic would read them as 1 and 0."""
         kind = cls.model_fields[str(info.field_name)].annotation
         kinds = {kind, *get_args(kind)}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
@@ -37,13 +37,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class KeysOf:
-    """Annotates a table that holds keys of another model, so that the nearest of them can be named."""
+    """Annotates a table with keys of another model, so that messages can suggest a similar key."""
 
     model: type[BaseModel]
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over` on top, table by table."""
+    """Returns `base` with its values replaced by those of `over`, table by table."""
     result = dict(base)
     for key, value in over.items():
         current = result.get(key)
@@ -54,7 +54,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys, so that both ways of writing them are one."""
+    """Returns nested tables as one table with dotted keys, so that both notations can be compared."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -69,14 +69,17 @@ def resolve(
     within: tuple[str, ...] = (),
     before: str = "",
 ) -> Model:
-    """Values and overrides into a model; a UserError names the first unknown key or wrong value, and who gave it.
+    """Makes a model from values and overrides.
 
     Args:
-        overrides: each as `a.b=c`, what a user typed after `--set`.
-        where: what else the values come from, a file for instance.
-        within: the tables of a larger model that the values come from, to which the overrides were applied already;
-            overrides are then told from `where`, and not applied again.
-        before: what may stand before the keys of overrides, such as `stage2.`.
+        overrides: the user's changes, each as `a.b=c`.
+        where: the source of the values in messages, such as a file.
+        within: the tables of a larger model that has the values, if the overrides were already applied to that model.
+            The overrides are then only used to find the source of a wrong value.
+        before: an optional prefix of the overrides' keys, such as `stage2.`.
+
+    Raises:
+        UserError: there is an unknown key or a wrong value. The message names the first one and its source.
     """
     changed: dict[str, Any] = json.loads(json.dumps(values))
     for override in () if within else overrides:
@@ -92,7 +95,7 @@ def _apply(values: dict[str, Any], override: str, before: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().removeprefix(before).split(".")
     if not equals or not all(parts):
-        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set rollout.prompts=64.")
+        raise UserError(f"--set {override} is not of the form a.b=c", "Example: --set rollout.prompts=64.")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -112,51 +115,51 @@ def _refusal(
 ) -> UserError:
     item = error.errors()[0]
     path = tuple(str(part) for part in item["loc"])
-    override, table = _giver(".".join(path), item["msg"], overrides, tables) or ("", "")
+    override, table = _source(".".join(path), item["msg"], overrides, tables) or ("", "")
     source = f"--set {override}" if override else where
     key = _dotted(table, *path)
     siblings = _fields(model, path[:-1])
     field = siblings.get(path[-1]) if path else None
     hint = "Correct the value, then run the command again."
     if item["type"] == "extra_forbidden":
-        what = f"unknown key {key}"
+        fault = f"unknown key {key}"
         typed = override.partition("=")[0].strip().removeprefix(f"{table}.")
         if near := _nearest(max(typed, ".".join(path), key=len), _all_fields(model)):
-            name, field_meant = near
-            what += f"; did you mean {_dotted(table, name)} ({_kind(field_meant)})?"
+            name, near_field = near
+            fault += f"; did you mean {_dotted(table, name)} ({_kind(near_field)})?"
         hint = f"Known keys in that table: {', '.join(siblings)}."
     elif item["type"] == "missing":
-        what = f"{key} is missing"
+        fault = f"{key} is missing"
     elif field is None or item["type"] == "value_error":
-        what = item["msg"].removeprefix("Value error, ")
+        fault = item["msg"].removeprefix("Value error, ")
         if item["type"] != "value_error" and key:
-            what = f"{key}: {what}"
+            fault = f"{key}: {fault}"
     else:
-        given = item["input"]
-        what = (
-            f"{key} must be {_kind(field)}, not {'a table' if isinstance(given, dict) else repr(given)[:60]}"
-        )
+        value = item["input"]
+        value_text = "a table" if isinstance(value, dict) else repr(value)[:60]
         names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        what += did_you_mean(str(given), names)
-    return UserError(f"{source}: {what}", hint)
+        fault = f"{key} must be {_kind(field)}, not {value_text}{did_you_mean(str(value), names)}"
+    return UserError(f"{source}: {fault}", hint)
 
 
 def _dotted(*parts: str) -> str:
     return ".".join(filter(None, parts))
 
 
-def _giver(key: str, message: str, overrides: list[str], tables: tuple[str, ...]) -> tuple[str, str] | None:
-    """The last override that gave the value of a key or a part of it, and the table it is in; None where none did."""
+def _source(key: str, message: str, overrides: list[str], tables: tuple[str, ...]) -> tuple[str, str] | None:
+    """Returns the last override that set a key or a part of it, with its table, or None if no override did."""
     for override in reversed(overrides):
-        given = override.partition("=")[0].strip()
+        changed_key = override.partition("=")[0].strip()
         for table in tables:
-            whole = _dotted(table, key)
+            full_key = _dotted(table, key)
             if not key:
-                # Keys that do not fit together; the message names them.
-                found = given.removeprefix(f"{table}.") in message
+                # The error is about keys that contradict each other, and its message names them.
+                is_source = changed_key.removeprefix(f"{table}.") in message
             else:
-                found = f"{given}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{given}.")
-            if found:
+                is_source = f"{changed_key}.".startswith(f"{full_key}.") or f"{full_key}.".startswith(
+                    f"{changed_key}."
+                )
+            if is_source:
                 return override, table
     return None
 
@@ -170,13 +173,13 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _fields(model: type[BaseModel], path: Iterable[str]) -> dict[str, FieldInfo]:
-    """The fields of the table at a path; empty where a model does not describe it."""
+    """Returns the fields of the table at a path, or no fields if no model describes this table."""
     parts = iter(path)
     for part in parts:
         field = model.model_fields.get(part)
         inner = None if field is None else _table(field)
         if field is not None and get_origin(field.annotation) is dict and next(parts, None) is not None:
-            # A table of tables by name.
+            # This field is a table of tables, by name.
             inner = get_args(field.annotation)[1]
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return {}
@@ -185,29 +188,29 @@ def _fields(model: type[BaseModel], path: Iterable[str]) -> dict[str, FieldInfo]
 
 
 def _all_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """Every key below a model, dotted."""
-    found: dict[str, FieldInfo] = {}
+    """Returns the fields of a model and of the tables in it, by their dotted keys."""
+    fields: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         key = _dotted(prefix, name)
-        found[key] = field
+        fields[key] = field
         if (inner := _table(field)) is not None:
-            found |= _all_fields(inner, key)
-    return found
+            fields |= _all_fields(inner, key)
+    return fields
 
 
 def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | None:
-    """The key that was meant most likely: one with the same last word, or one that is spelt much the same."""
-    last = {each: each.rpartition(".")[2] for each in fields}
+    """Returns the most similar key: one with the same last word, or else one with a similar spelling."""
+    last_words = {each: each.rpartition(".")[2] for each in fields}
     word = key.rpartition(".")[2]
-    same = [each for each in fields if last[each] == word]
-    near = most_similar(word, last.values())
+    same = [each for each in fields if last_words[each] == word]
+    near = most_similar(word, last_words.values())
     name = next(iter(same), None) or most_similar(key, fields)
-    name = name or next((each for each in fields if last[each] == near), None)
+    name = name or next((each for each in fields if last_words[each] == near), None)
     return (name, fields[name]) if name else None
 
 
 def _kind(field: FieldInfo) -> str:
-    """The type of a key in words, with its bounds."""
+    """Returns the type of a key in words, with its bounds."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
@@ -225,17 +228,17 @@ def _kind(field: FieldInfo) -> str:
 
 
 def recipes_folder() -> Path:
-    """Where the recipes are: beside the package in a checkout, inside it in an installed wheel."""
+    """Returns the folder of the recipes: beside the package in a checkout, inside the package in a wheel."""
     package = Path(rstar2.__file__).parent
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's values; a UserError where it is missing or not TOML."""
+    """Returns the values of a TOML file. Raises UserError if it cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}", "Check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}", "Fix the line it names.") from error
+        raise UserError(f"{path} is not TOML: {error}", "Correct the line that the error names.") from error

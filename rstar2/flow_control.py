@@ -1,12 +1,13 @@
-"""Adapts the number of requests that a service is sent to the rate that it allows.
+"""Adapts the number of requests in flight to the rate that a service allows.
 
-The rule for refusals is that of TCP: a refusal halves the number of requests under way, and answers raise it again
-slowly. All requests to the service share it, and all of them rest while the service asks for a pause.
+The rule is that of TCP. A request that the service refuses for its rate halves the number of requests in flight, and
+answers raise the number again slowly. All requests to the service share this number, and all pause if the service asks
+for a pause.
 
-Many services also say in each answer how many more requests they take until a moment. If that is not much more than
-what is under way, the requests are spread over the time until then, so that none needs to be refused. The rule fits
-both kinds of limits. One that counts requests in fixed windows is used up evenly. One that is refilled all the time
-settles where requests are sent as fast as it is refilled.
+Many services also announce in each answer how many more requests they accept, and until when. If that is not much more
+than the requests in flight, the next requests are spread over this time, so that none is refused. This works for both
+kinds of limits. A limit that counts requests in fixed windows is used up evenly. For a limit that is refilled
+continuously, the rate of requests becomes the rate of the refill.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 _PLENTY = 2
-"""Requests are not spread while the service takes at least this many times those under way."""
+"""Requests are not spread if the service accepts at least this many times the requests in flight."""
 _LONGEST_WINDOW_S = 90.0
-"""Limits of a minute are kept to before they are reached. Longer ones, such as those of a day, are used up instead: if
-nothing is left of one, the service refuses a request and says so."""
+"""Requests are spread only for limits with a window of at most this many seconds. A longer limit, such as one per day,
+is used up, and then the service refuses a request."""
 _LOOK_AGAIN_S = 1.0
-"""Seconds after which a request that waits for its time looks whether that is earlier now."""
+"""Seconds after which a waiting request checks whether it may be sent earlier than expected."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a service says of a limit: it takes `requests` more within the next `window_s` seconds."""
+    """The announced rest of a limit: the service accepts `requests` more within the next `window_s` seconds."""
 
     requests: float
     window_s: float
 
 
 class FlowControl:
-    """How many requests to one service may be under way, and from when on.
+    """Decides how many requests to one service may be in flight, and when the next one may be sent.
 
-    There is no limit before the service first refuses a request for its rate, or says how many more it takes.
+    There is no limit before the service first refuses a request for its rate, or announces a limit.
 
     Args:
         clock: returns the time in seconds.
@@ -47,13 +48,13 @@ class FlowControl:
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
         self.limit = float("inf")
-        """Requests that may be under way at once, at least 1."""
+        """The number of requests that may be in flight, at least 1."""
         self.paused_s = 0.0
-        """Seconds for which all requests were held back so far because some were refused, in sum."""
+        """Total seconds for which all requests were paused because some were refused."""
         self.spread_s = 0.0
-        """Seconds for which requests were held back so far so that none is refused, in sum."""
+        """Total seconds for which requests were delayed so that none is refused."""
         self.round = 0
-        """Counts reductions of the limit. Refusals of requests of an earlier round do not reduce it again."""
+        """The number of reductions of the limit. Refused requests of an earlier round do not reduce it again."""
         self._clock = clock
         self._sleep = sleep
         self._under_way = 0
@@ -63,12 +64,12 @@ class FlowControl:
         """Seconds between two requests, until the time of `_spread_until`."""
         self._spread_until = float("-inf")
         self._sent: deque[float] = deque()
-        """When requests were sent, of the last `_LONGEST_WINDOW_S` seconds."""
+        """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
 
     async def enter(self) -> int:
-        """Wait until one more request may be sent. Returns its round, for `refused`; afterwards call `leave`.
+        """Wait until one more request may be sent, in the order of the calls. Call `leave` after the request.
 
-        Requests are sent in the order in which they arrive here.
+        Returns the request's round, for `refused`.
         """
         if self._waiting or self._under_way + 1 > self.limit:
             turn = asyncio.get_running_loop().create_future()
@@ -89,12 +90,12 @@ class FlowControl:
         return self.round
 
     def leave(self) -> None:
-        """Note that a request that had entered has ended, with whatever result."""
+        """Record that a request after `enter` has ended, with or without success."""
         self._under_way -= 1
         self._admit()
 
     def refused(self, began_in: int, pause_s: float) -> None:
-        """Note that the service refused a request of a round for its rate, and that nothing is sent for `pause_s`."""
+        """Record that the service refused a request of the round `began_in` for its rate. Pause for `pause_s`."""
         now = self._clock()
         if now + pause_s > self._resumes_at:
             self.paused_s += now + pause_s - max(now, self._resumes_at)
@@ -104,9 +105,10 @@ class FlowControl:
             self.limit = max(1.0, min(self.limit, self._under_way) / 2)
 
     def announced(self, allowances: Iterable[Allowance], age_s: float = 0.0) -> None:
-        """Note what the service says of its limits, which replaces what it said before.
+        """Record the service's announced limits, which replace earlier ones.
 
-        It said so of the moment at which it got a request, `age_s` seconds ago. What was sent since is not counted yet.
+        The service determined them when it received a request, `age_s` seconds ago. Requests that were sent since then
+        are subtracted.
         """
         now = self._clock()
         since = sum(1 for _ in itertools.takewhile(lambda sent: sent > now - age_s, reversed(self._sent)))
@@ -121,11 +123,11 @@ class FlowControl:
 
     @property
     def pauses(self) -> bool:
-        """Whether all requests are held back at the moment because some were refused."""
+        """Whether all requests are paused at the moment because some were refused."""
         return self._resumes_at > self._clock()
 
     def answered(self) -> None:
-        """Note that the service answered a request: as many answers as the limit raise the limit by one."""
+        """Record that the service answered a request. As many answers as the limit raise the limit by one."""
         self.limit += 1 / self.limit
         self._admit()
 

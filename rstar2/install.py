@@ -1,4 +1,4 @@
-"""The command that installs an extra of this package, and which extra has a package that is missing."""
+"""Commands that install the extras of this package, for messages about missing packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""The extra that is enough for a verb, or for one of its commands. For the other verbs it is `eval`."""
+"""The extra that a verb, or one of its commands, needs. The other verbs need `eval`."""
 _MODULES = {
     "ray": "verl",
     "tensordict": "verl",
@@ -29,19 +29,19 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""Modules of packages that no extra names, and the package that brings them."""
+"""Modules of packages that are not in an extra themselves, with the package that depends on them."""
 
 
 def pip_command(*words: str) -> str:
-    """`pip install WORDS`, for the interpreter that runs this."""
+    """Returns the command `pip install WORDS` for this interpreter."""
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra to the environment that runs this; it works in every folder."""
+    """Returns the command that adds an extra to this environment. It works in every folder."""
     package = Path(rstar2.__file__).parent
     root = package.parent
-    # A wheel carries the tested versions of the two training stacks too.
+    # A wheel contains these files with the tested versions too.
     lock = next(
         (file for folder in (package, root) if (file := folder / "constraints" / f"{extra}.txt").is_file()),
         None,
@@ -53,14 +53,14 @@ def install_command(extra: str) -> str:
 
 
 def installation_for(module: str, command: Sequence[str] = ()) -> str:
-    """What to type to get a missing module.
+    """Returns the command that installs a missing module.
 
-    It names the extra of the command if that has the module, so that one installation is enough for the command.
-    Otherwise it names the smallest extra that has it.
+    It installs the extra that the user's command needs if this extra has the module, so that nothing else will be
+    missing. Otherwise it installs the smallest extra with the module.
 
     Args:
-        module: as in `import MODULE`; what follows a point does not count.
-        command: the words of the command that needs it, from its verb on.
+        module: the name in `import MODULE`. Only the part before the first dot counts.
+        command: the words of the user's command, beginning with the verb.
     """
     packages = extras()
     top = module.partition(".")[0]
@@ -78,10 +78,10 @@ def installation_for(module: str, command: Sequence[str] = ()) -> str:
 
 
 def extras() -> dict[str, dict[str, Requirement]]:
-    """What each extra for users installs, by the normal names of the packages.
+    """Returns the packages of each extra for users, by their normal names.
 
-    The packages of the extras that it includes are among them, and those that every installation has are not. This is
-    what pyproject.toml says, as the installed package repeats it. Empty if it is not installed but only on the Python
+    Packages of included extras are listed too; those of the base installation are not. The lists come from the metadata
+    of the installed package, which are those of pyproject.toml. They are empty if the package is only on the Python
     path.
     """
     from packaging.requirements import Requirement
@@ -103,7 +103,7 @@ def extras() -> dict[str, dict[str, Requirement]]:
                     yield from of(included)
                 continue
             yield _normal(each.name), each
-            if "vllm" in each.extras:  # VERL's, which brings both
+            if "vllm" in each.extras:  # VERL's extra `vllm` installs vLLM and torch
                 yield from (("vllm", Requirement("vllm")), ("torch", Requirement("torch")))
 
     provided = about.get_all("Provides-Extra") or []
@@ -111,5 +111,5 @@ def extras() -> dict[str, dict[str, Requirement]]:
 
 
 def _normal(name: str) -> str:
-    """A package's or module's name without what may differ between the two, as for TransferQueue's transfer_queue."""
+    """Returns a name that is the same for a package and its module, such as TransferQueue and transfer_queue."""
     return re.sub(r"[-_.]", "", name).lower()

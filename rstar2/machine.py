@@ -1,4 +1,4 @@
-"""What this machine has, as this process may use it: processors, memory, GPUs. And what GPUs of each kind can do."""
+"""The processors, memory and GPUs that this process may use, and the published figures of each kind of GPU."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GIB = 1 << 30
-_ASK_S = 120.0
-"""`nvidia-smi` takes long on a machine with many GPUs if its driver has to start."""
+_TIMEOUT_S = 120.0
+"""Limit for `nvidia-smi`, which is slow on a machine with many GPUs if the driver has to start."""
 _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
-"""Devices of NVIDIA's and AMD's drivers, Jetson boards and WSL included; `torch.cuda` knows of no other GPUs."""
+"""Device files of the drivers of NVIDIA and AMD, also on Jetson boards and WSL. `torch.cuda` supports only these."""
 _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
 
 
 @dataclass(frozen=True)
 class GPU:
-    """One of NVIDIA's GPUs that this process may use."""
+    """An NVIDIA GPU that this process may use."""
 
     name: str
     total_gib: float
     free_gib: float
     capability: float
-    """CUDA's compute capability. From 8.0 on a GPU computes in bfloat16."""
+    """CUDA's compute capability. GPUs with at least 8.0 support bfloat16."""
 
 
 @dataclass(frozen=True)
 class GpuKind:
-    """What a GPU has and does at most, as its maker publishes it for dense bf16."""
+    """The published figures of a kind of GPU, for dense bf16."""
 
     memory: int | None
-    """Bytes, as PyTorch reports them; None if it is the machine's memory."""
+    """Bytes of its memory, as PyTorch reports them. None means the machine's memory."""
     bytes_per_s: float
-    """From its memory."""
+    """Bandwidth of its memory."""
     flop_per_s: float
+    """Floating-point operations per second."""
 
 
 GPU_KINDS = {
@@ -52,18 +53,18 @@ GPU_KINDS = {
     "mi300x": GpuKind(int(191.7 * GIB), 5.3e12, 1307e12),
 }
 CPU = GpuKind(None, 1e10, 5e10)
-"""A rank on a CPU: about two cores, in fp32."""
+"""Figures of a rank on a CPU: about two cores, in fp32."""
 
 
 def usable_cores() -> float:
-    """Cores by affinity, and by the container's quota if it has one."""
+    """Returns the number of cores that this process may use, by its affinity and by the container's quota."""
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Total and available memory in bytes, the container's limit included."""
+    """Returns the total and the available memory in bytes, within the container's limit if there is one."""
     lines = (line.split() for line in _read(Path("/proc/meminfo")).splitlines())
     sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
     total, free = sizes["MemTotal"], sizes["MemAvailable"]
@@ -76,13 +77,13 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs that this process may use, one name each, with their memory if the driver says it."""
+    """Returns the names of the GPUs that this process may use, with their memory if the driver reports it."""
     nvidia = [f"{name}, {total} MiB" if total.isdigit() else name for name, total, *_ in _nvidia_smi()]
     return nvidia or _by_torch()
 
 
 def nvidia_gpus() -> list[GPU]:
-    """The GPUs of NVIDIA that this process may use and that have memory of their own."""
+    """Returns the NVIDIA GPUs that this process may use and that have their own memory."""
     return [
         GPU(name, int(total) / 1024, int(free) / 1024, float(capability))
         for name, total, free, capability in _nvidia_smi()
@@ -91,35 +92,35 @@ def nvidia_gpus() -> list[GPU]:
 
 
 def gpu_kind() -> str | None:
-    """The key in `GPU_KINDS` of this machine's GPU; None if it has none or one of another kind."""
-    here = " ".join(gpu_names()).lower()
-    return next((kind for kind in GPU_KINDS if kind in here), None)
+    """Returns the key in `GPU_KINDS` of this machine's GPU, or None if it has no GPU of these kinds."""
+    names = " ".join(gpu_names()).lower()
+    return next((kind for kind in GPU_KINDS if kind in names), None)
 
 
 def gpu_driver() -> str | None:
-    """The version of NVIDIA's or AMD's driver; None if neither says it."""
+    """Returns the version of the driver of NVIDIA or AMD, or None if there is no such driver."""
     versions = _nvidia_smi_rows("driver_version")
     return versions[0][0] if versions else _read(_AMD_DRIVER) or None
 
 
 def _nvidia_smi() -> list[list[str]]:
-    """Name, memory, free memory and capability of each GPU that CUDA_VISIBLE_DEVICES does not hide, as text."""
+    """Returns name, memory, free memory and capability, as text, of each GPU that CUDA_VISIBLE_DEVICES allows."""
     rows = _nvidia_smi_rows("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
     return [values for index, uuid, *values in rows if _is_visible(index, uuid)]
 
 
 def _nvidia_smi_rows(*fields: str) -> list[list[str]]:
-    """What `nvidia-smi` says of each GPU; empty if it is not installed or fails."""
+    """Returns fields of each GPU from `nvidia-smi`, or an empty list if it is not installed or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     lines = _lines(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
     rows = ([value.strip() for value in line.split(",")] for line in lines)
-    # It prints warnings among them.
+    # Lines with another number of fields are warnings.
     return [row for row in rows if len(row) == len(fields)]
 
 
 def _is_visible(index: str, uuid: str) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES has a GPU, by its index or by the beginning of its UUID."""
+    """Whether CUDA_VISIBLE_DEVICES allows a GPU, by its index or by the beginning of its UUID."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return True
@@ -128,9 +129,9 @@ def _is_visible(index: str, uuid: str) -> bool:
 
 
 def _by_torch() -> list[str]:
-    """AMD's and other GPUs, as an installed torch sees them, in a process of its own.
+    """Returns the names of GPUs that torch reports, in another process.
 
-    Importing torch takes seconds, so it is only asked where there is the device of a driver.
+    Importing torch takes seconds, so this is only done if there is the device file of a driver.
     """
     if not any(True for name in _GPU_DEVICES for _ in _DEV.glob(name)) or find_spec("torch") is None:
         return []
@@ -139,10 +140,10 @@ def _by_torch() -> list[str]:
 
 def _lines(command: list[str]) -> list[str]:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in ran.stdout.splitlines() if line.strip()]
 
 
 def _read(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""What a model's folder says of its size: the KV cache of any decoder, and all parameters of those in `KNOWN`.
+"""Reads the shape of a model from its config.json: the KV cache of any decoder, and all parameters of known models.
 
-Both are exact and come from config.json alone; no weights are needed.
+The numbers are exact, and need no weights. `KNOWN` lists the known models.
 """
 
 from __future__ import annotations
@@ -13,43 +13,46 @@ from typing import Any
 from rstar2.errors import UserError
 
 KNOWN = ("qwen3", "qwen2", "llama")
-"""Values of `model_type` whose layers are counted here; Qwen2.5 calls itself qwen2."""
+"""Values of `model_type` whose parameters can be counted. Qwen2.5 has the value qwen2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """The layers of a decoder as far as its KV cache goes."""
+    """The figures of a decoder that decide the size of its KV cache."""
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     context: int | None = None
-    """Tokens of the longest conversation; None if the config does not say."""
+    """The model's context in tokens. None if the config does not give it."""
 
     def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
-        """KV cache of one token on each GPU of an engine; GPUs beyond the KV heads hold copies."""
+        """Returns the bytes of one token in the KV cache, on each GPU of an engine.
+
+        With more GPUs than KV heads, some GPUs have copies of the same heads.
+        """
         heads = -(-self.kv_heads // tensor_parallel)
         return 2 * self.layers * heads * self.head_dim * bytes_per_value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape(AttentionShape):
-    """A decoder of equal layers, each grouped-query attention and a gated MLP."""
+    """A decoder of equal layers. Each layer has grouped-query attention and a gated MLP."""
 
     kind: str
     hidden: int
     intermediate: int
     vocab: int
     tied: bool
-    """Whether the output layer is the embedding."""
+    """Whether the output layer uses the weights of the embedding."""
     attention_bias: bool
     """Whether the projections to queries, keys and values have a bias."""
     output_bias: bool
     """Whether the projection of the attention's output has a bias."""
     mlp_bias: bool
     head_norms: bool
-    """Whether the heads of q and k are normalized, as in Qwen3."""
+    """Whether the heads of queries and keys are normalized, as in Qwen3."""
 
     @property
     def query_size(self) -> int:
@@ -57,7 +60,7 @@ class ModelShape(AttentionShape):
 
     @property
     def key_size(self) -> int:
-        """Numbers in the keys of one token in one layer; its values have as many."""
+        """The size of the keys of one token in one layer. The values have the same size."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -70,7 +73,7 @@ class ModelShape(AttentionShape):
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, the output layer and the last norm, which FSDP gathers as a whole."""
+        """Parameters of the embedding, the output layer and the last norm. FSDP gathers them together."""
         return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
 
     @property
@@ -79,11 +82,11 @@ class ModelShape(AttentionShape):
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that each token is multiplied with: all but an input embedding, which is only looked up."""
+        """Parameters in the matrix products of each token: all except an input embedding, which is a lookup."""
         return self.layers * self.layer_parameters + self.vocab * self.hidden
 
     def attention_flop(self, context: float) -> float:
-        """Operations of one token's attention to `context` tokens, in one forward pass over all layers."""
+        """Returns the operations of one token's attention to `context` tokens, in a forward pass over all layers."""
         return 4 * self.layers * self.query_size * context
 
 
@@ -95,7 +98,7 @@ _QWEN3 = {
     "14B": (5120, 17408, 40, 40),
     "32B": (5120, 25600, 64, 64),
 }
-"""By size: width, width of the MLP, layers, heads."""
+"""Hidden size, size of the MLP, layers and heads, by model size."""
 _TIED = ("0.6B", "1.7B", "4B")
 _CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
 
@@ -131,12 +134,13 @@ SHAPES = {
     for size in _QWEN3
     if not (suffix == "-Base" and size == "32B") and ("2507" not in suffix or size == "4B")
 }
-"""Models of the hub whose shape is known without a network. There is no Qwen3-32B-Base, and only the 4B has releases of
-July 2025. Source: the config.json of each model; tests compare the parameters with the published counts."""
+"""Shapes of models of the hub, by hub id, for use without a network. There is no Qwen3-32B-Base, and only the 4B model
+has releases of July 2025. Source: the config.json of each model. Tests compare the parameters with the published
+counts."""
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The files with a model's weights: safetensors, or PyTorch's own if there are none."""
+    """Returns the files with a model's weights: safetensors, or PyTorch files if there are no safetensors."""
     return sorted(model.glob("*.safetensors")) or sorted(model.glob("*.bin"))
 
 
@@ -145,7 +149,7 @@ def weight_bytes(model: Path) -> int:
 
 
 def read_attention(model: Path) -> AttentionShape | None:
-    """The layers of a model of any kind, in its folder; None if its config.json does not say."""
+    """Returns the attention shape of any model, or None if its config.json does not give it."""
     try:
         values = json.loads((model / "config.json").read_text(encoding="utf-8"))
         return _attention_of(values.get("text_config", values))
@@ -169,12 +173,12 @@ def _attention_of(values: dict[str, Any]) -> AttentionShape:
 
 
 def _head_dim(kind: object, hidden: int, heads: int) -> int:
-    """The size of a head in a config that does not say it."""
+    """Returns the size of a head for a config that does not give it."""
     return 128 if kind == "qwen3" else hidden // heads
 
 
 def read_shape(model: Path) -> ModelShape:
-    """The shape of the model in a folder. Raises UserError without a config.json, or if it is not of a known kind."""
+    """Returns the shape of the model in a folder. Raises UserError if it has no config.json, or is not in `KNOWN`."""
     path = model / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -186,7 +190,10 @@ def read_shape(model: Path) -> ModelShape:
 
 
 def shape_of(values: dict[str, Any], where: str) -> ModelShape:
-    """The shape that a config's values describe. Raises UserError, which names what is wrong in `where`."""
+    """Returns the shape that a config's values describe.
+
+    Raises UserError if a value is missing or wrong. The message begins with `where`, the source of the values.
+    """
     kind = values.get("model_type")
     if kind not in KNOWN:
         raise UserError(

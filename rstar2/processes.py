@@ -1,4 +1,4 @@
-"""Child processes and ports: start a child that never outlives its parent, stop a group, find a free port."""
+"""Child processes and ports: start a child that does not outlive its parent, stop process groups, find a free port."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _TRIES = 20_000, 100
-"""Ray's workers take the ports below."""
+"""`free_port` tries `_TRIES` random ports, none below `_FIRST_PORT`. Ray's workers use lower ports."""
 _LISTENS = "0A"
-"""The state of a socket that listens, in /proc/net/tcp."""
+"""The state of a listening socket in /proc/net/tcp."""
 _ANSWER_S = 10.0
 _END_S = 60.0
-"""How long a process may take to end that was killed, or that closed its standard input at once."""
+"""Seconds in which a process has to end after it was killed, or after it closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
 Settings = TypeVar("Settings", bound="BaseModel")
 
 
 def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """What a child runs before it becomes its program: be sent a signal when the thread that forked it ends."""
+    """Returns a `preexec_fn` with which a child gets a signal when the thread that forked it ends.
+
+    `parent` is the process id of the parent.
+    """
 
     def arrange() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, sent)
@@ -53,12 +56,19 @@ def start_bound(
     ended_by: signal.Signals = signal.SIGKILL,
     umask: int = -1,
 ) -> subprocess.Popen[bytes]:
-    """Start a process, the leader of a session of its own, that is sent a signal when this one ends.
+    """Start a process in its own session that gets a signal when this process ends.
 
-    Call it from the main thread: the kernel ties the child to the thread that forked it. What it prints is
-    appended to `log`; `text` is its standard input; `env` comes on top of this process's environment. With a
-    `umask` of -1 it has ours. It ignores SIGUSR1, which a scheduler sends to all processes of a job and which by
-    default ends a process.
+    Call this from the main thread, because the kernel ties the child to the thread that forked it. The child ignores
+    SIGUSR1. A scheduler sends this signal to all processes of a job, and its default action ends a process.
+
+    Args:
+        command: the program and its arguments.
+        log: the file to which the child's output is appended.
+        text: the child's standard input.
+        pass_fds: file descriptors that the child inherits.
+        env: environment variables in addition to those of this process.
+        ended_by: the signal that the child gets when this process ends.
+        umask: the child's umask; -1 means that of this process.
     """
     bind = die_with(os.getpid(), ended_by)
 
@@ -91,22 +101,22 @@ def start_bound(
 def start_module(
     module: str, settings: BaseModel, log: Path, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module`, bound to this process; it reads its settings with `begin_module`."""
+    """Start `python -m module` with `start_bound`. The module reads its settings with `begin_module`."""
     return start_bound([sys.executable, "-m", module], log, settings.model_dump_json() + "\n", pass_fds)
 
 
 def begin_module(settings: type[Settings]) -> Settings:
-    """What a module that was started so calls first: log to standard error, and read the settings.
+    """Set up logging to standard error, and read the settings from standard input.
 
-    All three standard streams become UTF-8, whatever the locale: what the parent reads and writes is. The settings
-    travel on standard input: on the command line and in the environment other programs could read them. Unknown
-    fields are ignored, because the process that started this one may run a version of before an update.
+    A module that `start_module` started calls this first. The three standard streams become UTF-8, as in the parent,
+    whatever the locale is. Settings come on standard input, because other programs could read a command line or an
+    environment. Unknown fields are ignored, because the parent may run an older version of this package.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace" if stream.writable() else None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    # A log whose disk is full must do no harm.
+    # A full disk must not stop the process when it logs.
     logging.raiseExceptions = False
     return settings.model_validate_json(sys.stdin.readline(), extra="ignore")
 
@@ -114,16 +124,16 @@ def begin_module(settings: type[Settings]) -> Settings:
 def stop_group(
     process: subprocess.Popen[bytes], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Ask a process that leads its own session to end, then kill it and all of its group; see `stop_groups`."""
+    """Stop a process that leads its own session, with all processes of its group. See `stop_groups`."""
     stop_groups([process], wait_s, asked_by)
 
 
 def stop_groups(
     processes: Sequence[subprocess.Popen[bytes]], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Ask processes that lead sessions of their own to end, then kill them and all of their groups.
+    """Send a signal to processes that lead their own sessions, then kill them and all processes of their groups.
 
-    Together they may take `wait_s` seconds. An interrupt meanwhile has them killed at once.
+    Together they have `wait_s` seconds to end. After a KeyboardInterrupt in this time, they are killed at once.
     """
     deadline = time.monotonic() + wait_s
     try:
@@ -145,9 +155,9 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def unassigned_ports() -> range:
-    """TCP ports that the kernel gives to no connection and to nobody who asks for any port; empty if there are few.
+    """Returns the TCP ports that the kernel never assigns by itself, or no ports if these are few.
 
-    Any other that is free now may be given away before whoever looked for it listens there.
+    The kernel may assign any other free port to a connection before the caller listens on it.
     """
     assigned = Path("/proc/sys/net/ipv4/ip_local_port_range")
     end = int(assigned.read_text().split()[0]) if assigned.exists() else 0
@@ -155,7 +165,7 @@ def unassigned_ports() -> range:
 
 
 def listens(session: int, port: int) -> bool:
-    """Whether a process of a session listens on a TCP port; true too where the kernel does not say who does.
+    """Whether a process of a session listens on a TCP port. Also true if the kernel does not tell which process does.
 
     Source: proc_pid_net(5).
     """
@@ -174,7 +184,7 @@ def listens(session: int, port: int) -> bool:
 
 
 def _session(pid: int) -> int | None:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         return os.getsid(pid)
     return None
 
@@ -187,23 +197,23 @@ def _open_files(pid: int) -> Iterator[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers at its /health."""
+    """Whether a server answers GET /health with status 200."""
     import httpx
 
-    with suppress(httpx.HTTPError):  # it does not listen, or not yet
-        # Loading CA certificates would be most of the work, and this is asked several times a second.
-        answer = httpx.get(f"{url}/health", timeout=_ANSWER_S, trust_env=False, verify=False)
-        return answer.status_code == httpx.codes.OK
+    with suppress(httpx.HTTPError):  # the server does not listen, or not yet
+        # Without verify=False, most of the time would go into loading CA certificates, several times a second.
+        response = httpx.get(f"{url}/health", timeout=_ANSWER_S, trust_env=False, verify=False)
+        return response.status_code == httpx.codes.OK
     return False
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nothing listens on now; another program may take it before you do."""
+    """Returns a TCP port on which nothing listens at the moment. Another program may take it before the caller."""
     ports = unassigned_ports()
-    tried = random.SystemRandom().sample(ports, _TRIES) if ports else []
-    for port in [*tried, 0]:
+    candidates = random.SystemRandom().sample(ports, _TRIES) if ports else []
+    for candidate in [*candidates, 0]:
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found: int = probe.getsockname()[1]
-            return found
+            probe.bind(("127.0.0.1", candidate))
+            port: int = probe.getsockname()[1]
+            return port
     raise OSError(errno.EADDRINUSE, "no TCP port is free")

@@ -1,13 +1,13 @@
-"""Retries of requests to services that are away: how long to wait, between which pauses, and what was waited for.
+"""Retries of requests to services that do not answer: the total wait, the pauses, and a record of all outages.
 
-A run makes one `RetryPolicy` and shares it between all its requests. The policy has a `Service` for each thing that the
-run asks (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted server
-therefore costs a run nothing but time.
+A run makes one `RetryPolicy` and shares it between all its requests. The policy has a `Service` for each server that
+the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
+server therefore costs a run only time.
 
-A service that refuses requests for their rate is not away. `rstar2.flow_control` sends it fewer at once, and keeps to
-the limits that it announces.
+A service that refuses requests for their rate is not away. `rstar2.flow_control` then keeps fewer requests in flight,
+and respects the limits that the service announces.
 
-`Backoff` alone is for what is restarted, not asked: child processes, connections.
+`Backoff` alone is for restarts of child processes and connections.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
-"""Receives the reason each time before a request waits to be sent again."""
+"""Called with the reason each time before a request waits to be sent again."""
 
 ATTEMPTS = 4
-"""How often one request may fail while the service answers others, unless the policy says otherwise."""
+"""Default number of failures of one request, while the service answers others, after which the request is given up."""
 FIRST_ANSWER_S = 5.0
-"""A service that has never answered is waited for this long at most, unless the policy says otherwise: most often its
-URL is wrong."""
+"""Default of the longest wait for a service that has never answered. Most often, its URL is wrong."""
 _NO_TIME_LEFT_S = 1e-6
-"""A wait with less than this left has ended: adding less to a clock may leave the clock as it is."""
+"""A wait ends if less than this is left. A smaller sleep might not change the clock."""
 _LEAST_SPREAD_S = 1.0
-"""Seconds for which requests have to be held back to be worth a line, if nothing else is."""
+"""Outages are reported from this many seconds of delayed requests on, even without a retry."""
 _MAX_CAUSES = 20
-"""Different causes that are counted for each service; further ones are counted together."""
+"""The number of causes that are counted separately for each service. Further causes are counted together."""
 _MAX_CAUSE_LENGTH = 200
 _OTHER_CAUSES = "other causes"
 
 
 def count_cause(counts: Counter[str], cause: str) -> None:
-    """Count a failure by its cause, of which a bounded number are told apart."""
+    """Count a failure by its cause. Causes after the first `_MAX_CAUSES` are counted together."""
     cause = cause[:_MAX_CAUSE_LENGTH]
     known = cause in counts or len(counts) < _MAX_CAUSES
     counts[cause if known else _OTHER_CAUSES] += 1
 
 
 def causes_text(counts: Mapping[str, int]) -> str:
-    """Counted causes for a person, the most frequent first."""
+    """Returns counted causes in words, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return "; ".join(f"{count} × {cause}" for cause, count in ordered)
 
 
 class ServiceGone(Failure):
-    """A service answered nobody for as long as the user allows."""
+    """A service answered no request for as long as the user allows."""
 
     def __init__(self, message: str, hint: str, service: Service) -> None:
         super().__init__(message, hint)
@@ -77,7 +76,7 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self, *, at_once: bool = False) -> None:
-        """Start again with `first_s`, because something worked. With `at_once`, the next wait is 0."""
+        """Begin again with `first_s`, after a success. With `at_once`, the next wait is 0."""
         self._next_s = 0.0 if at_once else self._first_s
 
     def next_s(self) -> float:
@@ -89,7 +88,7 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Pauses:
-    """Between two attempts at one request; see `Backoff`."""
+    """The pauses between the attempts of one request, see `Backoff`."""
 
     first_s: float = 0.5
     longest_s: float = 15.0
@@ -98,21 +97,21 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Outages:
-    """How long one service was away or allowed no requests, and which failures had requests sent again."""
+    """The total time in which one service was away or limited the rate, and the causes of retries."""
 
     service: str
     away_s: float
     """Seconds from a failure to the next answer, summed over all outages."""
     retries: dict[str, int]
-    """How many requests were sent again, by cause."""
+    """The number of retries, by cause."""
     paused_s: float = 0.0
-    """Seconds for which all requests were held back, because the service had refused some for their rate."""
+    """Seconds for which all requests were paused because the service refused some for their rate."""
     spread_s: float = 0.0
-    """Seconds for which requests were held back, because the service said that it takes only a few more."""
+    """Seconds for which requests were delayed because the service announced that it accepts only a few more."""
 
     @property
     def text(self) -> str:
-        """One line for a person."""
+        """The outages in one line."""
         slowed = bool(self.paused_s or self.spread_s)
         times = [f"was away for {self.away_s:.0f} s in all"] if self.away_s or not slowed else []
         if self.paused_s:
@@ -123,7 +122,7 @@ class Outages:
         return f"the {self.service} {' and '.join(times)}{again}"
 
     def as_json(self) -> dict[str, Any]:
-        """An entry of results.json."""
+        """Returns an entry of results.json."""
         slowed = {"paused_s": self.paused_s, "spread_s": self.spread_s}
         held_back = {name: seconds for name, seconds in slowed.items() if seconds}
         return {"service": self.service, "away_s": self.away_s, **held_back, "retries": self.retries}
@@ -134,13 +133,13 @@ def _backoff(policy: RetryPolicy) -> Backoff:
 
 
 class RetryPolicy:
-    """How long one run waits for services that are away. All its requests share it.
+    """The rules by which a run waits for services that do not answer. All requests of the run share the policy.
 
     Args:
-        wait_s: seconds that a service may answer nobody.
-        pauses: between the attempts at one request.
-        attempts: how often one request may fail while the service answers others; see `Service`.
-        first_answer_s: seconds that a service that has never answered is waited for.
+        wait_s: seconds for which a service may answer no request.
+        pauses: the pauses between the attempts of one request.
+        attempts: failures of one request, while the service answers others, after which it is given up. See `Service`.
+        first_answer_s: seconds to wait for a service that has never answered.
         clock: returns the time in seconds.
         sleep: waits for a number of seconds.
     """
@@ -163,11 +162,11 @@ class RetryPolicy:
         self._services: dict[str, Service] = {}
 
     def service(self, name: str, longest_wait_s: float = float("inf")) -> Service:
-        """Returns the service of a name, always the same one.
+        """Returns the service with a name. Each call with this name returns the same object.
 
         Args:
-            name: what messages call the service.
-            longest_wait_s: seconds that it may be away, if that is less than the policy's.
+            name: the name of the service, also in messages.
+            longest_wait_s: seconds for which the service may answer no request, if that is less than the policy's.
         """
         if name not in self._services:
             self._services[name] = Service(name, self, min(self.wait_s, longest_wait_s))
@@ -175,57 +174,57 @@ class RetryPolicy:
 
     @property
     def trouble(self) -> str | None:
-        """Why a service does not answer at the moment; None while all do."""
+        """Why a service does not answer at the moment. None if all answer."""
         return next(filter(None, (service.trouble for service in self._services.values())), None)
 
     @property
     def outages(self) -> list[Outages]:
-        """What was waited for so far, for each service that was away."""
+        """The outages so far, of each service that was away."""
         all_outages = [each.outages for each in self._services.values()]
         return [each for each in all_outages if each.retries or each.spread_s >= _LEAST_SPREAD_S]
 
 
 class Service:
-    """One service that a run asks. It decides, for all requests to it, whether a failed one is sent again.
+    """One service that a run uses. It decides for all requests to it whether a failed one is sent again.
 
     The wait has one clock. It starts with the first failure after the service's last answer, or when the request is
-    first sent if that is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up
-    while a request that was sent earlier is under way, because the service may be working on it.
+    first sent if that is later. If that first failure is a timeout, the clock starts with the attempt that was too
+    slow. No request is given up while an earlier one is in flight, because the service may be working on it.
 
-    A failure counts against its request only if the service has answered others since the request's failure before it.
-    All failures of one outage therefore count as one, however many there are, and whatever was answered before.
+    A failure counts against its request only if the service has answered others since the request's previous failure.
+    All failures of one outage therefore count as one.
 
-    A request that the service refuses for its rate is sent again however often that happens, while the service answers
-    others. Fewer requests are then sent at once, and none before the service asks for them. If it asks for a longer
-    pause than the wait has left, the service is given up as soon as no request that was sent earlier is under way.
+    A request that the service refuses for its rate is sent again, without a limit, as long as the service answers
+    others. There are then fewer requests in flight, and none is sent during the pause that the service asks for. If
+    this pause is longer than the rest of the wait, the service is given up when no earlier request is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
         self.name = name
         self.trouble: str | None = None
-        """Why the service does not answer at the moment; None while it does."""
+        """Why the service does not answer at the moment. None if it answers."""
         self._policy = policy
         self._wait_s = wait_s
         self._answers = 0
         self._last_answer = float("-inf")
         self._under_way: dict[object, float] = {}
-        """When each attempt under way began."""
+        """Start times of the attempts in flight."""
         self._away_since: float | None = None
         self._silent_since: float | None = None
-        """When the clock of the wait started; None while the service answers."""
+        """When the clock of the wait started. None if the service answers."""
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)
         self._rate_pauses = _backoff(policy)
-        """Pauses after refusals for the rate that name none."""
+        """Pauses after requests that were refused for the rate, if the service names no pause."""
 
     async def call(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
-        """Make attempts until one succeeds. Every error but `Unavailable` is passed on.
+        """Make attempts until one succeeds. Errors other than `Unavailable` are passed on.
 
         Raises:
-            Unavailable: this request keeps failing while the service answers others, or keeps bringing answers that
-                cannot be used.
-            ServiceGone: the service answers nobody.
+            Unavailable: this request fails again and again while the service answers others, or its answers cannot be
+                used.
+            ServiceGone: the service answers no request.
         """
         policy = self._policy
         began: float | None = None
@@ -276,7 +275,7 @@ class Service:
             await policy.sleep(pause_s)
 
     def answered(self) -> None:
-        """Note that the service has just answered."""
+        """Record that the service has just answered."""
         now = self._policy.clock()
         if self._away_since is not None:
             self._away_s += now - self._away_since
@@ -287,16 +286,16 @@ class Service:
         self._last_answer = now
 
     def announced(self, allowances: Iterable[Allowance], age_s: float) -> None:
-        """Note how many more requests the service took, by each of its limits, when it got one `age_s` seconds ago."""
+        """Record the service's announced limits, of the time when it received a request, `age_s` seconds ago."""
         self._flow.announced(allowances, age_s)
 
     def retire(self) -> None:
-        """Note that the service is used no more, so that nobody waits for it."""
+        """Record that the service is not used any more, so `trouble` is None from now on."""
         self.trouble = None
 
     @property
     def outages(self) -> Outages:
-        """What was waited for so far."""
+        """The outages of this service so far."""
         present_s = 0.0 if self._away_since is None else self._policy.clock() - self._away_since
         return Outages(
             self.name, self._away_s + present_s, dict(self._retries), self._flow.paused_s, self._flow.spread_s
@@ -308,15 +307,15 @@ class Service:
         if self._away_since is None:
             self._away_since = now
         if self._silent_since is None:
-            # A service that broke a request off was at work on it until then.
+            # A service that aborted a request worked on it until then.
             self._silent_since = max(attempt_began, self._last_answer) if error.timed_out else now
 
     async def _await_others(
         self, error: RateLimited, pause_s: float, began: float, attempt_began: float
     ) -> float:
-        """Wait for requests sent earlier, as long as they decide whether the service is given up.
+        """Wait for earlier requests, as long as these decide whether the service is given up.
 
-        Returns the seconds that are left of the pause. Raises as `_check_pause`.
+        Returns the seconds that are left of the pause. Raises what `_check_pause` raises.
         """
         policy = self._policy
         ends = policy.clock() + pause_s
@@ -326,11 +325,11 @@ class Service:
         return left_s
 
     def _wait_left_s(self, began: float) -> float:
-        """Seconds that the service may still answer nobody, for a request that began at a moment."""
+        """Returns the seconds that are left of the wait for a request that began at `began`."""
         return self._wait_s - (self._policy.clock() - max(began, self._last_answer))
 
     def _check_pause(self, error: RateLimited, pause_s: float, began: float, attempt_began: float) -> None:
-        """Raises ServiceGone if the wait ends before the service is to be asked again, and nothing is under way."""
+        """Raises ServiceGone if the pause is longer than the rest of the wait, and no earlier request is in flight."""
         left_s = self._wait_left_s(began)
         if pause_s < left_s or self._others_under_way(attempt_began):
             return
@@ -341,18 +340,18 @@ class Service:
         raise ServiceGone(f"{message}: {error.message}", hint, self) from error
 
     def _others_under_way(self, attempt_began: float) -> bool:
-        """Whether a request is under way that was sent before an attempt."""
+        """Whether a request is in flight that was sent before an attempt."""
         return any(earlier < attempt_began for earlier in self._under_way.values())
 
     def _longest_pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
     ) -> float:
-        """Returns the seconds until the next attempt, at most.
+        """Returns the most seconds until the next attempt.
 
-        Raises Unavailable or ServiceGone if there is to be no other attempt.
+        Raises Unavailable or ServiceGone if there will be no other attempt.
         """
         now = self._policy.clock()
-        # Another attempt would most likely take as long.
+        # Another attempt would most likely take just as long.
         too_slow = error.timed_out and now - attempt_began >= self._wait_s
         if others_answered and (failures >= self._policy.attempts or too_slow or not self._wait_s):
             raise error

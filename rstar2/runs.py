@@ -1,11 +1,11 @@
-"""Makes and reads a run's folder: the resolved config, a lock, the status, one folder of logs per attempt.
+"""Makes and reads the folder of a run: its resolved config, its lock, its status, and the logs of each attempt.
 
 ```
 RUN/
-  config.json        what was resolved at the last start; one that differs in what is compared refuses to mix
+  config.json        the resolved config of the last start; a start whose compared part differs is rejected
   status.json        state, time of the last change, attempt
-  attempts/1/*.log   one folder per start of the command; `attempts/latest` points at the newest
-  .grader_secret     what the grader's test points are drawn from; only the owner can read it
+  attempts/1/*.log   one folder per start of the command; `attempts/latest` is a link to the newest
+  .grader_secret     the seed of the grader's test points; only the owner can read it
 ```
 """
 
@@ -28,23 +28,23 @@ from rstar2.errors import UserError, first_few
 from rstar2.files import write_json, write_text
 
 QUIET_S = 900.0
-"""Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
+"""A run on another machine counts as killed if its logs did not grow for this many seconds. VERL logs every minute."""
 _READERS_S = 0.5
-"""A lock is asked for again for so long: `load_status` takes it for a moment."""
+"""Seconds for which a lock is tried again, because `load_status` takes it for a moment."""
 SECRET_FILE = ".grader_secret"
 GRADER_SECRET = "RSTAR2_GRADER_SECRET"
-"""The environment variable with the grader's secret, as hexadecimal digits. Child processes inherit it; what runs a
-model's programs must not."""
+"""The environment variable with the grader's secret, as hexadecimal digits. Child processes inherit it, except those
+that run a model's programs."""
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
 _NEW_SECRET = "Restore the file, or remove it: the next start makes another one."
 State = Literal["running", "finished", "failed", "stopped"]
 Compared = Callable[[dict[str, Any]], dict[str, Any]]
-"""Of a config as JSON, what must be the same at every start of a run."""
+"""Returns the part of a config, as JSON, that must be the same at every start of a run."""
 
 
 class Run:
-    """One run's folder, which `open_run` makes; `attempt` is the number of this start, from 1."""
+    """The folder of a run, from `open_run`. `attempt` is the number of this start, from 1."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self.path = path
@@ -62,11 +62,18 @@ class Run:
 def open_run(
     path: Path, kind: str, config: dict[str, Any], compared: Compared = lambda config: config
 ) -> Iterator[Run]:
-    """Make or resume a run's folder and hold its lock; within the block all processes grade with the run's own secret.
+    """Make or resume a run's folder, and hold its lock for the length of the `with` block.
 
-    `kind` is what makes it (demo, eval, train, sft); `config` is JSON-able. UserError where the folder holds
-    something else or another kind, was made with a config that differs in what is `compared` (the keys are named), or
-    is in use.
+    Within the block, this process and its child processes grade with the run's own secret.
+
+    Args:
+        kind: the verb that makes the run: demo, eval, train, sft, ….
+        config: the resolved config, which can be stored as JSON.
+        compared: returns the part of a config that must be the same as at earlier starts.
+
+    Raises:
+        UserError: the folder has other contents, or a run of another kind; its config differs (the message names the
+            keys); or another process uses it.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
@@ -100,23 +107,24 @@ def open_run(
 
 @contextlib.contextmanager
 def _grader_secret(path: Path) -> Iterator[None]:
-    """Put the run's secret into the environment for the length of the block, so that child processes have it too.
+    """Put the run's secret into the environment for the length of the `with` block, so that child processes have it.
 
-    It is made at the first start and stays in the run's folder: a verdict must not depend on the process or the start
-    that graded. Raises a UserError if the file is damaged, or the variable that the user has set is no secret.
+    The secret is made at the first start and stays in the run's folder, so that a verdict does not depend on the
+    process or the start that graded. Raises UserError if the file is damaged, or if the user's variable is not a
+    secret.
     """
     before, file = os.environ.get(GRADER_SECRET), path / SECRET_FILE
     if before and not _SECRET.fullmatch(before):
         raise UserError(f"{GRADER_SECRET} is not a secret in hexadecimal digits", "Unset it.")
     if not file.exists():
-        # Gold answers may have been graded already: with the secret of this process.
+        # This process may already have graded gold answers with the secret of its environment.
         write_text(file, f"{before or secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
     try:
         secret = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}", _NEW_SECRET) from error
     if not _SECRET.fullmatch(secret):
-        raise UserError(f"{file} does not hold a secret in hexadecimal digits", _NEW_SECRET)
+        raise UserError(f"{file} is not a secret in hexadecimal digits", _NEW_SECRET)
     os.environ[GRADER_SECRET] = secret
     try:
         yield
@@ -128,8 +136,8 @@ def _grader_secret(path: Path) -> Iterator[None]:
 
 
 def load_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The kind and the config a run folder was made with; UserError where there is no readable run at `path`."""
-    record, hint = path / "config.json", "`rstar2 runs list` shows the runs there are."
+    """Returns the kind and the config of a run. Raises UserError if there is no readable run at `path`."""
+    record, hint = path / "config.json", "`rstar2 runs list` shows the runs."
     if path.is_file():
         raise UserError(f"{path} is a file, not a run's folder", hint)
     try:
@@ -143,9 +151,10 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock.
+    """Returns a run's status.json, or an empty status if there is none.
 
-    Some file systems keep locks to one machine: a run of another one counts as running while its logs grow.
+    The state `running` is replaced by `killed` if no process holds the run's lock. Locks may not be visible on other
+    machines, so a run of another machine counts as running as long as its logs grow.
     """
     try:
         status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
@@ -157,7 +166,7 @@ def load_status(path: Path) -> dict[str, Any]:
 
 
 def _grows_elsewhere(path: Path, status: dict[str, Any]) -> bool:
-    """Whether a run was started on another machine, and a log or a step of it is young."""
+    """Whether a run was started on another machine, and wrote to a log or a metrics file in the last `QUIET_S`."""
     if status.get("host", socket.gethostname()) == socket.gethostname():
         return False
     written = (*path.glob("attempts/latest/*.log"), *path.glob("**/metrics-*.jsonl"))
@@ -165,7 +174,7 @@ def _grows_elsewhere(path: Path, status: dict[str, Any]) -> bool:
 
 
 def _in_use(path: Path) -> bool:
-    """Whether a process holds a run's lock; where locks do not work, nobody can hold one."""
+    """Whether a process holds a run's lock. False if the file system does not support locks."""
     try:
         with (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -177,32 +186,35 @@ def _in_use(path: Path) -> bool:
 
 
 def list_runs(root: Path) -> list[Path]:
-    """The run folders below `root`, at most two levels down, oldest first."""
+    """Returns the folders of the runs below `root`, at most two levels down, oldest first."""
     records = (*root.glob("*/config.json"), *root.glob("*/*/config.json"))
-    # A model's folder has a config.json too.
+    # The folder of a model has a config.json too, but no status.json.
     runs = [record for record in records if (record.parent / "status.json").exists()]
     return [record.parent for record in sorted(runs, key=lambda record: record.stat().st_mtime)]
 
 
 def json_digest(value: Any, length: int) -> str:
-    """`length` characters, at most 64, that are the same for the same JSON value, in every version of this package."""
+    """Returns the first `length` characters, at most 64, of a hash of a JSON value.
+
+    Stored results depend on this hash, so it must not change in later versions.
+    """
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:length]
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """The dotted keys at which two configs differ."""
+    """Returns the dotted keys at which two configs differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(set(old) | set(new))
         return [
-            found
+            changed
             for key in keys
-            for found in changed_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+            for changed in changed_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
         ]
     return [] if old == new else [prefix]
 
 
 def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
-    """Keep settings in `record`, or compare them with those stored; a UserError names the keys that differ."""
+    """Write settings to the file `record`. If it exists, raise UserError if its settings differ, with their keys."""
     if not record.exists():
         write_json(record, settings)
         return
@@ -213,18 +225,18 @@ def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
     _compare(record.parent, stored, _as_json(settings))
 
 
-def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    changed = changed_keys(stored, wanted)
+def _compare(folder: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
+    changed = changed_keys(stored, current)
     if changed:
-        told = first_few([f"{key}: {_value(stored, key)} → {_value(wanted, key)}" for key in changed])
+        changes = first_few([f"{key}: {_value(stored, key)} → {_value(current, key)}" for key in changed])
         raise UserError(
             f"{folder} was made with other settings: {', '.join(changed)}",
-            f"Use the same settings to resume ({told}), or give another folder with --run.",
+            f"Use the same settings to resume ({changes}), or give another folder with --run.",
         )
 
 
 def _value(config: Any, key: str) -> str:
-    """What a config holds at a dotted key, of which a table's keys may have dots of their own."""
+    """Returns the value of a dotted key in a config, as text. The keys of tables may contain dots too."""
     for name in config if isinstance(config, dict) else ():
         if key == name or key.startswith(f"{name}."):
             return _value(config[name], key[len(name) + 1 :])
@@ -246,7 +258,10 @@ def _refuse_other(record: Path, kind: str, config: dict[str, Any], compared: Com
 
 @contextlib.contextmanager
 def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
-    """Hold a folder's lock; a UserError if another process holds it for `wait_s` seconds, or the disk has no locks."""
+    """Hold a folder's lock for the length of the `with` block.
+
+    Raises UserError if another process holds the lock for `wait_s` seconds, or if the file system has no locks.
+    """
     try:
         lock = (path / ".lock").open("w")
     except OSError as error:
@@ -270,7 +285,7 @@ def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
 
 
 def _lock(lock: TextIO, wait_s: float) -> None:
-    """Take a folder's lock; BlockingIOError if it stays taken for `wait_s` seconds."""
+    """Take a folder's lock. Raises BlockingIOError if another process holds it for `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

@@ -1,4 +1,7 @@
-"""Asks one question, saves and shows its answer, in words or as one JSON object; Ctrl-C and signals end it in order."""
+"""Asks one question, shows and saves the answer, and makes JSON of it for scripts.
+
+Ctrl-C and signals stop the answer. The part that was generated until then is saved and shown.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,21 @@ def answer(
     instead_of: Trace | None = None,
     transcript: Transcript | None = None,
 ) -> Trace:
-    """Ask a question and return its answer, saved in the transcript and shown on the screen.
+    """Ask a question and return its answer, which is saved in the transcript and shown on the screen.
 
     Raises:
-        EngineError, AnswerRepeats, ContextFull: as of `Conversation.ask`.
-        SystemExit: a SIGTERM or SIGHUP stopped the answer, which is saved as far as it came.
+        EngineError, AnswerRepeats, ContextFull: see `Conversation.ask`.
+        SystemExit: SIGTERM or SIGHUP stopped the answer. The part that was generated is saved.
     """
     stopped_by: list[int] = []
 
-    async def asked() -> Trace:
+    async def ask() -> Trace:
         task = asyncio.current_task()
         assert task is not None
 
         def stop(number: int) -> None:
             stopped_by.append(number)
-            # Not by SIGINT, which is ignored in what a shell starts in the background.
+            # A SIGINT to this process would have no effect if a shell started it in the background.
             task.cancel()
 
         with ending_calls(stop):
@@ -48,8 +51,8 @@ def answer(
     on_tokens, on_call = (screen.tokens, screen.result) if screen else (None, None)
     try:
         with keys_unseen():
-            trace = runner.run(asked())
-        # Before it is shown: the terminal may be gone.
+            trace = runner.run(ask())
+        # The answer is saved before it is shown, because the terminal may have been closed.
         if transcript is not None and trace.response_ids:
             transcript.add(trace)
     except BaseException:
@@ -67,19 +70,20 @@ def answer(
 
 @dataclass(frozen=True)
 class Usage:
-    """What answers took."""
+    """The tokens, calls and time of one or more answers."""
 
     prompt_tokens: int = 0
-    """Of the last answer's prompt, the conversation before it included."""
+    """Tokens of the last answer's prompt, including the conversation before it."""
     tokens: int = 0
-    """Written by the model."""
+    """Tokens that the model generated."""
     tool_tokens: int = 0
-    """Of the replies of tools."""
+    """Tokens of tool replies."""
     turns: int = 0
     calls: int = 0
     failed_calls: int = 0
     seconds: float = 0.0
     tool_seconds: float = 0.0
+    """Seconds in which the model waited for tools."""
 
     @classmethod
     def of(cls, trace: Trace) -> Usage:
@@ -101,7 +105,7 @@ class Usage:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of generation: waiting for tools is left out."""
+        """Generated tokens per second. The time in which the model waited for tools does not count."""
         return self.tokens / max(self.seconds - self.tool_seconds, 1e-9)
 
     def words(self) -> str:
@@ -113,12 +117,12 @@ class Usage:
 
 
 def answer_text(trace: Trace) -> str:
-    """What the model's last turn says, without its thought, its calls and all tags."""
+    """Returns the text of the model's last turn, without thought, calls and tags."""
     return tags.without_tags(trace.turns[-1].text_of("text", "answer")).strip() if trace.turns else ""
 
 
 def as_object(trace: Trace, opened: OpenModel, transcript: str | None) -> dict[str, Any]:
-    """An answer for scripts, JSON-able."""
+    """Returns an answer as an object for JSON."""
     usage = Usage.of(trace)
     return {
         "answer": answer_text(trace),

@@ -1,4 +1,4 @@
-"""Keeps a chat as token ids: what the model wrote is never tokenized again, over all its answers."""
+"""A chat as token ids. The tokens that the model generated are never encoded again, in any later answer."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rstar2.loop.turns.codec import ChatCodec, Message
 
 
 class AnswerRepeats(Failure):
-    """The model had begun to write the same few tokens over and over."""
+    """The model wrote the same few tokens over and over, so its answer was stopped."""
 
 
 class ContextFull(Failure):
-    """The conversation with the new question is as long as the model's context."""
+    """The conversation with the new question leaves no room for an answer in the model's context."""
 
 
 @dataclass
 class Conversation:
-    """Questions and answers so far, and what answers the next.
+    """The questions and answers so far, with the engine and the tools that answer the next question.
 
-    A model whose format says `one_question` gets every question as the first. The tools, and with them a notebook's
-    variables, last over the conversation. An answer that is stopped is kept as far as it came; one that fails leaves
-    the conversation as it was before its question.
+    If the model's format has `one_question`, the model sees no earlier questions and answers. The tools stay open for
+    the whole conversation, so a notebook keeps its variables. If an answer is stopped, its generated part is added to
+    the conversation. If an answer fails, its question is removed too.
     """
 
     engine: Engine
@@ -38,23 +38,23 @@ class Conversation:
     limits: Limits
     sampling: Sampling
     seconds: float | None = None
-    """How long one answer may take; None for as long as it wants."""
+    """Time limit of one answer. None means no limit."""
     system: str | None = None
-    """A system text of the person's, in the prompt of each conversation; a new one needs `reset`."""
+    """The user's system text, in the prompt of each conversation. A change takes effect after `reset`."""
     answers: list[Trace] = field(default_factory=list)
     """The answers of this conversation, in order."""
     drawn: int = 0
-    """How many answers were asked for, those that were taken back or forgotten included."""
+    """The number of answers that were sampled, including those that were taken back or discarded."""
     questions: int = 0
-    """How many questions were asked; the last one's number is its trace's `problem_id`."""
+    """The number of questions. That of the last one is the `problem_id` of its trace."""
     timed_out: bool = False
-    """Whether the limit on time stopped the last answer."""
+    """Whether the time limit stopped the last answer."""
     _opened: ToolRunner | None = None
     _closing: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     @property
     def history(self) -> list[int]:
-        """Token ids of all questions and answers so far, shape (H,); ends with the end of a turn."""
+        """Token ids of all questions and answers so far, shape (H,). They end with the end of a turn."""
         if not self.answers or self.codec.format.one_question:
             return []
         last = self.answers[-1]
@@ -67,43 +67,46 @@ class Conversation:
         on_call: OnCall | None = None,
         instead_of: Trace | None = None,
     ) -> Trace:
-        """Let the model answer, with Python where it chooses to; cancelled, it returns what the model wrote so far.
+        """Let the model answer a question with its tools. If cancelled, return the part that was generated so far.
 
         Args:
-            instead_of: an answer to the same question, from `take_back`; the new one is its next sample. It comes back
-                where there is no new one.
+            text: the question.
+            on_tokens: called with generated tokens.
+            on_call: called after each tool call.
+            instead_of: an earlier answer to the same question, from `take_back`. The new answer is its next sample. If
+                there is no new answer, `instead_of` is added to the conversation again.
 
         Raises:
-            EngineError: it cannot generate.
-            AnswerRepeats: it wrote the same again and again, and was stopped.
+            EngineError: the engine cannot generate.
+            AnswerRepeats: the answer was stopped because it repeats itself.
             ContextFull: there is no room for an answer.
         """
-        new = False
+        has_answer = False
         try:
             trace = await self._ask(self._begin(text, instead_of), on_tokens, on_call)
-            new = bool(trace.response_ids)
+            has_answer = bool(trace.response_ids)
         finally:
-            if instead_of is not None and not new:
+            if instead_of is not None and not has_answer:
                 self.answers.append(instead_of)
         return trace
 
     async def _ask(self, trace: Trace, on_tokens: OnTokens | None, on_call: OnCall | None) -> Trace:
-        """Have the answer of a trace written; as `ask`."""
+        """Generate the answer of a trace, which has only its prompt. See `ask`."""
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
         self.timed_out = False
         written: list[int] = []
 
-        def watched(token_ids: list[int]) -> None:
+        def add(token_ids: list[int]) -> None:
             if answer.cancelling():
-                return  # an engine's thread notices later
+                return  # the thread of an engine may generate some more tokens
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
             if repeats(written, self.codec):
                 answer.cancel()
 
-        async def answered() -> None:
+        async def generate() -> None:
             await continue_rollout(
                 trace,
                 engine=self.engine,
@@ -111,19 +114,19 @@ class Conversation:
                 codec=self.codec,
                 limits=self.limits,
                 sampling=replace(self.sampling, seed=seed),
-                on_tokens=watched,
+                on_tokens=add,
                 on_call=on_call,
             )
 
-        answer = asyncio.ensure_future(answered())
+        answer = asyncio.ensure_future(generate())
         try:
             async with asyncio.timeout(self.seconds):
                 await answer
         except (asyncio.CancelledError, TimeoutError) as reason:
             if repeats(written, self.codec):
                 raise AnswerRepeats("the answer repeated itself and was stopped; it is discarded") from None
-            if (me := asyncio.current_task()) is not None:
-                me.uncancel()
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
             self._stop(trace, written)
             self.timed_out = isinstance(reason, TimeoutError)
         finally:
@@ -139,23 +142,24 @@ class Conversation:
         return trace
 
     def take_back(self) -> Trace | None:
-        """Forget the last question with its answer, and return that; None where there is none."""
+        """Remove the last question with its answer, and return the answer, or None if there is no answer."""
         return self.answers.pop() if self.answers else None
 
     async def reset(self) -> None:
-        """Forget all questions and answers, and the variables of a notebook."""
+        """Remove all questions and answers, and discard the variables of a notebook."""
         self.answers = []
         await self._close_tools()
 
     async def resume(self, traces: Iterable[Trace]) -> str:
-        """Continue the conversation whose answers, of this format, were kept; the last one in `traces` decides.
+        """Continue a saved conversation of this format.
 
-        Before each answer, those are forgotten that its prompt does not have: a person took them back. The system text
-        becomes that of the conversation; returns a line for people if it was another, "" if not.
+        Answers that were taken back or discarded are in `traces` too. They are not in the prompts of later answers, so
+        they are left out. The system text of the saved conversation is used from now on. Returns a line for the user if
+        that is a change, else "".
         """
         await self.reset()
         traces = list(traces)
-        # Chats of earlier versions do not name the system text that is in their prompts.
+        # Traces of earlier versions do not record the system text that is in their prompts.
         systems = list(dict.fromkeys([self.system, *(trace.system for trace in traces), None]))
         for trace in traces:
             while self.answers and not self._follows(trace, self.answers[-1], systems):
@@ -174,7 +178,7 @@ class Conversation:
         )
 
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
-        """The system text of the conversation so far, one of `systems` if its answers do not name it."""
+        """Returns the system text of the conversation. If its traces do not record it, one of `systems` is tried."""
         for answer in self.answers:
             if answer.system is not None:
                 return answer.system
@@ -199,36 +203,36 @@ class Conversation:
         return trace
 
     def _follows(self, trace: Trace, earlier: Trace, systems: Iterable[str | None]) -> bool:
-        """Whether an answer was given in the conversation so far, whose last answer is `earlier`.
+        """Whether an answer continues the conversation so far, whose last answer is `earlier`.
 
-        The system text is one of `systems` if the answer does not name it.
+        If the trace does not record its system text, those in `systems` are tried.
         """
         if trace.problem_id == earlier.problem_id:
             return False  # another answer to the same question
-        own = systems if trace.system is None else [trace.system]
+        candidates = systems if trace.system is None else [trace.system]
         try:
-            return any(trace.prompt_ids == self._prompt(trace.problem, system) for system in own)
-        except UserError:  # The format cannot lead on from `earlier`, so nothing was asked after it.
+            return any(trace.prompt_ids == self._prompt(trace.problem, system) for system in candidates)
+        except UserError:  # In this format, no question can follow `earlier`.
             return False
 
     def _prompt(self, text: str, system: str | None) -> list[int]:
-        """Token ids of the conversation so far with a question; `system` is the person's system text in it."""
+        """Returns the token ids of the conversation so far with a question. `system` is the user's system text."""
         history = self.history
         if not history:
             return self.codec.prompt(self._opening(text, system))
         last = self.answers[-1]
         start = len(last.prompt_ids) + last.turns[-1].start
-        asked: Message = {"role": "user", "content": text}
-        bridge = self.codec.bridge(history[:start], history[start:], [asked])
+        question: Message = {"role": "user", "content": text}
+        bridge = self.codec.bridge(history[:start], history[start:], [question])
         if bridge is not None:
             return history + bridge
-        # The model is trained with earlier thoughts left out, so the conversation is rendered anew.
+        # The model was trained without the thoughts of earlier answers, so the conversation is rendered again.
         messages = self._opening(self.answers[0].problem, system)
         for number, answer in enumerate(self.answers):
             if number:
                 messages.append({"role": "user", "content": answer.problem})
             messages += answer_messages(answer)
-        return self.codec.prompt([*messages, asked])
+        return self.codec.prompt([*messages, question])
 
     def _opening(self, text: str, system: str | None) -> list[Message]:
         messages: list[Message] = [*self.codec.format.messages(text)]
@@ -240,14 +244,14 @@ class Conversation:
         return [{"role": "system", "content": system}, *messages]
 
     def _stop(self, trace: Trace, written: list[int]) -> None:
-        """Add to an answer that was stopped the turn that it was stopped in."""
+        """Add the incomplete last turn to an answer that was stopped."""
         partial = written[sum(trace.response_mask) :]
         if partial:
             start = len(trace.response_ids)
             before = [*trace.prompt_ids, *trace.response_ids]
             trace.append(partial, None, mask=1)
-            read = self.codec.parse(partial, before)
-            trace.turns.append(Turn.read(read, start, start + len(partial)))
+            parsed = self.codec.parse(partial, before)
+            trace.turns.append(Turn.read(parsed, start, start + len(partial)))
         trace.finish = "stopped"
 
     async def _tools(self) -> ToolRunner:

@@ -1,4 +1,4 @@
-"""The judge that runs a chat's programs: the one that was named, or one started for the chat."""
+"""The judge that runs a chat's programs: the judge at --judge, or one that is started for the chat."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from rstar2.loop.judge_check import PACKAGES, judge_report
 
 
 class NamedJudge:
-    """A judge that somebody else runs."""
+    """A judge that was not started by this chat."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.client = JudgeClient(url, token, wait_s=WAIT_S)
         self.isolation = ""
-        """The tier under which programs run, where it is known."""
+        """The isolation tier of programs. Empty if it is not known."""
 
     @property
     def described(self) -> str:
-        """Where programs run, for people."""
+        """Returns where programs run, in words."""
         return f"on the judge at {self.client.url}" + (
             f", isolation {self.isolation}" if self.isolation else ""
         )
 
     async def check(self, fmt: Format) -> list[str]:
-        """Run programs as the format's calls will; returns what a person must know. AccessRefused for a wrong token."""
+        """Run programs in the same way as the format's calls, and return notices for the user.
+
+        Raises AccessRefused if the judge rejects the token.
+        """
         try:
             report = await judge_report(self.client, fmt, PACKAGES)
         except AccessRefused:
@@ -45,7 +48,7 @@ class NamedJudge:
         return [f"programs cannot import {report.missing_text}"] if report.missing else []
 
     async def trouble(self) -> str:
-        """Why it does not answer; empty where it does."""
+        """Returns why the judge does not answer, or "" if it answers."""
         try:
             await self.client.health()
         except RStarError as error:
@@ -53,14 +56,13 @@ class NamedJudge:
         return ""
 
     async def recover(self) -> None:
-        """It is not ours to start."""
+        """Do nothing, because this chat did not start the judge."""
 
 
 class OwnJudge(NamedJudge):
-    """A judge of one worker, which is started again where it ended.
+    """A judge with one worker that this chat starts, and restarts if it ended.
 
-    Raises:
-        UserError, Failure: as of `start_service`.
+    Raises what `start_service` raises.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +71,7 @@ class OwnJudge(NamedJudge):
         super().__init__(handle.url, handle.token)
         self.isolation = str(handle.isolation)
         port = int(handle.url.rpartition(":")[2])
-        # The client asks where the judge was.
+        # A restarted judge gets the same port and token, so that the client still reaches it.
         self._settings = self._settings.model_copy(update={"port": port, "token": handle.token})
 
     async def trouble(self) -> str:
@@ -88,7 +90,7 @@ class OwnJudge(NamedJudge):
 
 
 async def refuse_wrong_token(url: str, token: str | None) -> None:
-    """Raise AccessRefused if the judge at `url` refuses the token. A judge that is away may come back later."""
+    """Raise AccessRefused if the judge at `url` rejects the token. A judge that does not answer is no error here."""
     async with JudgeClient(url, token, wait_s=WAIT_S) as client:
         try:
             await judge_report(client)
@@ -100,7 +102,10 @@ async def refuse_wrong_token(url: str, token: str | None) -> None:
 
 @contextmanager
 def open_judge(url: str | None, token: str | None) -> Iterator[NamedJudge]:
-    """The judge at `url`, or without one a judge of the block's own; raises what `OwnJudge` raises."""
+    """Yield the judge at `url`. Without a URL, start a judge for the length of the `with` block.
+
+    Raises what `OwnJudge` raises.
+    """
     if url is not None:
         yield NamedJudge(url, token)
         return

@@ -1,4 +1,4 @@
-"""Hides what is typed while a chat starts. It imports the standard library alone, so that it takes effect at once."""
+"""Hides keys that are pressed while a chat starts. Imports only the standard library, to be fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def keys_unseen() -> Iterator[None]:
-    """The terminal shows no key that is pressed within the block; they are read by the next prompt."""
+    """Hide the keys that are pressed within a `with` block. The next prompt reads these keys."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-r"""Writes the LaTeX in a model's words as a person would write it in a terminal: `\frac{1}{2}` as 1/2."""
+r"""Converts the LaTeX formulas in a model's text to Unicode, as a person would write them: `\frac{1}{2}` as 1/2."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from rstar2.loop.turns.formulas import FORMULA
 
 BOX_START, BOX_END = "\ue000", "\ue001"
-"""Stand around what was in `\\boxed{}`; of Unicode's private use, so that no text has them."""
+"""Marks around the content of `\\boxed{}`. They are private-use characters of Unicode, so no text contains them."""
 FORMULA_START, FORMULA_END = "\ue002", "\ue003"
-"""Stand around a formula that is marked, so that nothing in it is taken for Markdown."""
+"""Marks around a formula, so that nothing in it is taken for Markdown."""
 _LONGEST = 2000
-"""Characters of a formula that is waited for; longer ones are shown as they were written."""
+"""The most characters of a formula that is converted. A longer formula is shown as the model wrote it."""
 _OPENER = re.compile(r"\$(?=\S|\Z)|\\[\[(]|\\boxed\s*\{|\\[a-z]*\Z")
 _INLINE_END = re.compile(r"\n\s*\n")
 _SUPERSCRIPTS = str.maketrans("0123456789+-=()nixyabcdkmt", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱˣʸᵃᵇᶜᵈᵏᵐᵗ")
@@ -22,44 +22,44 @@ _SCRIPT = re.compile(r"([\^_])(?:\{((?:[^{}]|\{[^{}]*\})*)\}|([^\s{}\\]|\\[a-zA-
 _SPACE = re.compile(
     r"(?!\\(?:[cdt]?frac|sqrt|left|right|[bB]igg?[lr]?|begin|end|mathrm|text)\b)(\\[a-zA-Z]+) +(?=[^{\s])"
 )
-"""A space after a name, which the library takes for the end of the name alone."""
+"""A space after a macro name. The library would treat it as the end of the name and leave it out."""
 _SIMPLE = re.compile(r"-?[\w.√²³°]*(\([^()]*\))?")
 
 
 def readable(text: str) -> str:
-    r"""A text whose formulas, `$…$`, `\(…\)`, `\[…\]` and `\boxed{…}`, are written in Unicode.
+    r"""Returns a text with its formulas, `$…$`, `\(…\)`, `\[…\]` and `\boxed{…}`, converted to Unicode.
 
-    What was boxed stands between `BOX_START` and `BOX_END`. What is no LaTeX that the library reads stays as it is.
+    The content of a box is between `BOX_START` and `BOX_END`. A formula that the library cannot read is not changed.
     """
     return FORMULA.sub(_rewritten, text)
 
 
 class FormulaStream:
-    """Makes a text readable that arrives in pieces of any size: a formula is withheld until it is whole."""
+    """Converts the formulas of a text that arrives in pieces. A formula is withheld until it is complete."""
 
     def __init__(self, marked: bool = False) -> None:
         self._pending = ""
         self._rewrite = _marked if marked else _rewritten
 
     def add(self, text: str) -> str:
-        """What can be shown now."""
+        """Returns the text that can be shown now."""
         self._pending += text
-        ready = self._ready()
-        shown, self._pending = self._pending[:ready], self._pending[ready:]
-        return FORMULA.sub(self._rewrite, shown)
+        size = self._ready_size()
+        ready, self._pending = self._pending[:size], self._pending[size:]
+        return FORMULA.sub(self._rewrite, ready)
 
     def end(self) -> str:
-        """What is left at the end of the text."""
-        shown, self._pending = self._pending, ""
-        return FORMULA.sub(self._rewrite, shown)
+        """Returns the withheld text. Call this at the end of the text."""
+        rest, self._pending = self._pending, ""
+        return FORMULA.sub(self._rewrite, rest)
 
-    def _ready(self) -> int:
-        """How many characters of what is pending hold no formula that is still open."""
+    def _ready_size(self) -> int:
+        """Returns the number of characters of the pending text before the first formula that is still open."""
         text, at = self._pending, 0
         while opener := _OPENER.search(text, at):
             start = opener.start()
             whole = FORMULA.match(text, start)
-            # A character more decides whether a dollar ends a formula.
+            # Only the next character tells whether a dollar sign ends a formula.
             if whole is not None and whole.end() < len(text):
                 at = whole.end()
             elif len(text) - start > _LONGEST or (text[start] == "$" and _INLINE_END.search(text, start)):
@@ -81,27 +81,27 @@ def _rewritten(match: re.Match[str]) -> str:
 
 
 def _marked(match: re.Match[str]) -> str:
-    """As `_rewritten`, each line between marks."""
+    """Returns the converted formula with marks around each line."""
     lines = _rewritten(match).split("\n")
     return "\n".join(f"{FORMULA_START}{line}{FORMULA_END}" if line else "" for line in lines)
 
 
 @functools.lru_cache(maxsize=256)
 def _unicode(latex: str) -> str | None:
-    """A formula in Unicode; None where it cannot be read."""
+    """Returns a formula in Unicode, or None if the library cannot read it."""
     latex = _SPACE.sub(r"\1{} ", _SCRIPT.sub(_script, latex))
     try:
-        written = str(_converter().latex_to_text(latex))
-    except Exception:  # noqa: BLE001 - each fault of a formula has an exception of its own, or Python's
+        converted = str(_converter().latex_to_text(latex))
+    except Exception:  # noqa: BLE001 - the library raises exceptions of many kinds, and those of Python
         return None
-    return re.sub(r"[ \t]+", " ", written).strip() or None
+    return re.sub(r"[ \t]+", " ", converted).strip() or None
 
 
 def _script(match: re.Match[str]) -> str:
     content = match[2] if match[2] is not None else match[3]
     table = _SUPERSCRIPTS if match[1] == "^" else _SUBSCRIPTS
     if content and all(ord(character) in table for character in content):
-        return f"{{}}{content.translate(table)}"  # the braces part it from the name of a macro
+        return f"{{}}{content.translate(table)}"  # the braces separate it from the name of a macro
     if content in (r"\circ", "∘"):
         return "°"
     content = _SCRIPT.sub(_script, content)
@@ -166,5 +166,5 @@ def _converter() -> Any:
 
 
 def _grouped(text: str) -> str:
-    """A numerator or denominator, in parentheses where it needs them."""
+    """Returns a numerator or denominator, in parentheses if it needs them."""
     return text if _SIMPLE.fullmatch(text) else f"({text})"

@@ -1,4 +1,4 @@
-"""Puts streamed text on a terminal: whole words on a line, code in a frame, long results folded."""
+"""Writes streamed text to a terminal. Lines break between words, code has a frame, and long results are shortened."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rstar2.terminal import encodable, harmless
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 _MARKS = re.compile(f"([{BOX_START}{BOX_END}])")
 _HEAD, _TAIL = 24, 12
-"""Lines of a long result that are shown, at its beginning and its end."""
+"""Lines that are shown of the beginning and of the end of a long result."""
 
 
 def folded(text: str) -> str:
-    """The beginning and the end of a text of many lines."""
+    """Returns a text without the middle of its lines, if it has many lines."""
     lines = text.splitlines()
     left_out = len(lines) - _HEAD - _TAIL
     if left_out <= 1:
@@ -29,21 +29,21 @@ def folded(text: str) -> str:
 
 
 class WrappedText:
-    """Writes text as it comes, and breaks lines between words; where `out` is no terminal, nothing is broken."""
+    """Writes text that arrives in pieces, and breaks lines between words. Without a terminal, no line is broken."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
         self._column = 0
-        self._held = ""
-        """The word that may not be whole, with the space before it."""
+        self._pending = ""
+        """A word that may be incomplete, with the white space before it."""
         self._style = ""
         self._boxed = False
         self.hanging = 0
-        """Columns by which the further lines of a broken line are indented."""
+        """Columns by which all lines of a broken line except the first are indented."""
 
     @property
     def at_margin(self) -> bool:
-        return self._column == 0 and not self._held
+        return self._column == 0 and not self._pending
 
     def write(self, text: str, style: str = "") -> None:
         if style != self._style:
@@ -54,26 +54,28 @@ class WrappedText:
             self._column = 0 if text.endswith("\n") else 1
             return
         parts = _MARKS.split(harmless(text))
-        shown = "".join(each if _MARKS.match(each) else encodable(each, self._out.encoding) for each in parts)
-        for part in _WORDS.findall(shown):
+        printable = "".join(
+            part if _MARKS.match(part) else encodable(part, self._out.encoding) for part in parts
+        )
+        for part in _WORDS.findall(printable):
             self._add(part)
 
     def flush(self) -> None:
-        """Write the word that was held."""
-        held, self._held = self._held, ""
-        word = held.lstrip(" \t")
+        """Write the pending word."""
+        pending, self._pending = self._pending, ""
+        word = pending.lstrip(" \t")
         width = cell_len(word.replace(BOX_START, "").replace(BOX_END, ""))
-        if self._column and word and self._column + cell_len(held) > self._out.width:
+        if self._column and word and self._column + cell_len(pending) > self._out.width:
             hanging = min(self.hanging, self._out.width // 2)
             self._print("\n" + " " * hanging)
-            self._column, held = hanging, word
-        self._print(held)
-        self._column += width + len(held) - len(word)
+            self._column, pending = hanging, word
+        self._print(pending)
+        self._column += width + len(pending) - len(word)
         if self._column > self._out.width:
             self._column = (self._column - 1) % self._out.width + 1
 
     def margin(self) -> None:
-        """Go to the beginning of a line."""
+        """Go to the beginning of a line, unless the cursor is there already."""
         self.flush()
         if self._column:
             self._print("\n")
@@ -81,21 +83,21 @@ class WrappedText:
 
     def _add(self, part: str) -> None:
         if part == "\n":
-            if self._held.isspace():
-                self._held = ""
+            if self._pending.isspace():
+                self._pending = ""
             self.flush()
             self._print("\n")
             self._column = 0
         elif part.isspace():
             self.flush()
-            self._held = part.expandtabs(4)
+            self._pending = part.expandtabs(4)
         else:
-            self._held += part
-            if cell_len(self._held) >= self._out.width:
+            self._pending += part
+            if cell_len(self._pending) >= self._out.width:
                 self.flush()
 
     def _print(self, text: str) -> None:
-        """Write text as it is; what was boxed is emphasized."""
+        """Write text without line breaks. The content of boxes is emphasized."""
         for part in _MARKS.split(text):
             if part in (BOX_START, BOX_END):
                 self._boxed = part == BOX_START
@@ -105,7 +107,10 @@ class WrappedText:
 
 
 class CodeFrame:
-    """Writes a program line by line as it comes, highlighted, in a frame. `language` is one that Pygments knows."""
+    """Writes a program that arrives in pieces, line by line, highlighted, in a frame.
+
+    `language` is a language of Pygments.
+    """
 
     def __init__(self, out: Console, title: str, language: str = "python") -> None:
         self._out = out
@@ -113,7 +118,7 @@ class CodeFrame:
         self._language = language
         self._code = ""
         self._lines = 0
-        """Whole lines that were written."""
+        """The number of lines that are written."""
         head = f"─ {title} " if cell_len(title) < out.width - 6 else ""
         self._edge("╭", head, "╮")
 
@@ -129,7 +134,7 @@ class CodeFrame:
 
     @property
     def _width(self) -> int:
-        """Columns for code."""
+        """The number of columns for code."""
         return max(8, self._out.width - 4)
 
     def _edge(self, left: str, head: str, right: str) -> None:
@@ -137,11 +142,11 @@ class CodeFrame:
         self._out.print(Text(left + line + right, "cyan"), no_wrap=True, crop=True)
 
     def _write(self, until: int) -> None:
-        # All of it is highlighted again: what a line means depends on those before it.
-        shown = Syntax("", self._language, background_color="default").highlight(
+        # The whole program is highlighted again, because the meaning of a line depends on the lines before it.
+        highlighted = Syntax("", self._language, background_color="default").highlight(
             encodable(harmless(self._code), self._out.encoding)
         )
-        lines = shown.split("\n", allow_blank=True)
+        lines = highlighted.split("\n", allow_blank=True)
         left, right = Text("│ ", Style.parse("cyan")), Text(" │", Style.parse("cyan"))
         for line in lines[self._lines : until]:
             line.expand_tabs(4)

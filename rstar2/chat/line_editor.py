@@ -1,4 +1,4 @@
-"""Reads what a person types: one line or several, with a history kept across chats and completion of commands."""
+"""Reads the user's input, of one or several lines, with a history over all chats and completion of commands."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rstar2.supervision.state import state_folder
 from rstar2.terminal import encodable
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals at which a chat ends in order."""
+"""Signals after which a chat saves its answer and ends."""
 HISTORY_FILE = "chat_history"
 
 
 def _history() -> History:
-    """What was typed in earlier chats; where it cannot be kept, this chat's alone."""
+    """Returns the history of all chats, or a history of this chat alone if the file cannot be used."""
     try:
         return FileHistory(str(private_file(state_folder() / HISTORY_FILE)))
     except OSError:
@@ -35,11 +35,11 @@ def _history() -> History:
 
 
 class CommandCompleter(Completer):
-    """Completes commands, their choices, and paths after those that take one."""
+    """Completes commands, and the words or the path that follow a command."""
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None]) -> None:
         self._choices = choices
-        """By command, the words that may follow; None for a path."""
+        """By command, the words that may follow. None means a path."""
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -59,20 +59,20 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
     return (Completion(word, start_position=-len(typed)) for word in words if word.startswith(typed))
 
 
-class AskedToEnd(Exception):
-    """One of the signals `ENDING`, its only argument, came while a person was asked."""
+class EndSignal(Exception):
+    """One of the signals `ENDING` came while the user was typing. Its number is the only argument."""
 
 
 class LineEditor:
-    """Asks a person for the next line. Enter sends; Alt-Enter, or a backslash before Enter, begins another line.
+    """Reads the user's next input. Enter sends it. Alt-Enter, or a backslash before Enter, begins another line.
 
-    A paste of several lines is one text. Where standard output is no terminal, the prompt goes to standard error.
+    Several pasted lines are one input. If standard output is not a terminal, the prompt goes to standard error.
     """
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None], colored: bool) -> None:
         stream = sys.stdout if sys.stdout.isatty() else sys.stderr
-        # The library writes `?` for what an encoding lacks.
-        mark, more = (encodable(each, stream.encoding) for each in ("› ", "… "))
+        # Without `encodable`, the library would write `?` for a character that the encoding lacks.
+        mark, continuation = (encodable(each, stream.encoding) for each in ("› ", "… "))
         self._prompt: AnyFormattedText = [("bold fg:ansicyan" if colored else "", mark)]
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
@@ -80,31 +80,31 @@ class LineEditor:
             complete_while_typing=Condition(self._types_a_command),
             key_bindings=_keys(),
             multiline=True,
-            prompt_continuation=more,
+            prompt_continuation=continuation,
             output=create_output(stdout=stream),
         )
 
     async def read(self, default: str = "") -> str:
-        """The text that was typed.
+        """Read one input.
 
         Raises:
-            EOFError: Ctrl-D.
-            KeyboardInterrupt: Ctrl-C; `typed` says in what.
-            AskedToEnd: a signal came.
+            EOFError: the user pressed Ctrl-D.
+            KeyboardInterrupt: the user pressed Ctrl-C. `typed` is then the text in the line.
+            EndSignal: one of the signals `ENDING` came.
         """
 
         def end(number: int) -> None:
-            # An exception in a signal's own handler would end some callback of the library.
-            self._session.app.exit(exception=AskedToEnd(number))
+            # An exception raised by a signal handler would end an arbitrary callback of the library.
+            self._session.app.exit(exception=EndSignal(number))
 
         with ending_calls(end):
             text = await self._session.prompt_async(self._prompt, default=default)
-            # A byte that is not UTF-8 comes as half a character, which no tokenizer takes.
+            # A byte that is not UTF-8 arrives as half of a surrogate pair, which tokenizers reject.
             return text.encode("utf-8", "replace").decode()
 
     @property
     def typed(self) -> str:
-        """What stands in the line."""
+        """The text in the line."""
         return self._session.default_buffer.text
 
     def _types_a_command(self) -> bool:
@@ -132,15 +132,17 @@ def _keys() -> KeyBindings:
 
 @contextmanager
 def ending_calls(end: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, which an event loop runs, the signals `ENDING` call `end` with their number and do no more."""
+    """Within a `with` block in an event loop, the signals `ENDING` only call `end` with their number."""
     loop = asyncio.get_running_loop()
-    # nohup has SIGHUP ignored, which stays so.
-    before = {number: done for number in ENDING if (done := signal.getsignal(number)) != signal.SIG_IGN}
-    for number in before:
+    # A signal that is ignored stays ignored, such as SIGHUP under nohup.
+    handlers = {
+        number: handler for number in ENDING if (handler := signal.getsignal(number)) != signal.SIG_IGN
+    }
+    for number in handlers:
         loop.add_signal_handler(number, end, number)
     try:
         yield
     finally:
-        for number, done in before.items():
+        for number, handler in handlers.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, done)
+            signal.signal(number, handler)

@@ -1,8 +1,8 @@
-"""Shows Markdown at a terminal while it is written: word after word, without drawing anything twice.
+"""Shows Markdown on a terminal while the model writes it, word by word, and draws nothing twice.
 
-A library that renders whole texts would have to wait, or to draw again. It would also take mathematics for markup: it
-leaves out the stars of `2*3*4` and all that stands between `<` and `>`. Here a star is markup only at the edge of a
-word, and what is no markup stays as it was written.
+A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. It would
+also treat mathematics as markup: it would leave out the stars of `2*3*4`, and everything between `<` and `>`. Here a
+star is markup only at the edge of a word, and text that is not markup is not changed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rstar2.terminal import encodable, harmless
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
 _MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
 _MAYBE_BLOCK = re.compile(r"[ \t]*([-*_#>|]{0,6}[ \t]?|[-*_=]+|\+[ \t]*[^\W\d_]*)")
-"""The start of a line that may still become markup of a block, because it is no line yet and ends here."""
+"""The beginning of an incomplete line that may still become the markup of a block."""
 _RULE = re.compile(r" {0,3}(-{3,}|\*{3,}|_{3,})[ \t]*\n")
 _UNDERLINE = re.compile(r" {0,3}={3,}[ \t]*\n")
 """The line under a heading."""
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
 _BULLET = re.compile(r"""([ \t]*)(?:[-*][ \t]+(?=[^\s])|\+[ \t]+(?=[*_`\["']|[^\W\d_]{2,}(?![\w(])))""")
-"""A plus begins the line of a list only before a word or a mark. `+ 5` and `+ sin(x)` are the rest of a sum."""
+"""The mark of a list item. A plus is one only before a word or a mark, because `+ 5` and `+ sin(x)` belong to a sum."""
 _NUMBER = re.compile(r"[ \t]*\d{1,3}[.)][ \t]+")
 _QUOTE = re.compile(r" {0,3}>[ \t]?")
 _SPAN = re.compile(
@@ -59,41 +59,41 @@ _SPECIAL_NAMES = frozenset(
         "__version__",
     }
 )
-"""Names of Python such as `__init__`, which are no bold words."""
+"""Names of Python such as `__init__`, whose underscores do not mean bold text."""
 _IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
-"""A mark whose end does not come within this many characters is shown as it is."""
+"""The most characters of a span. A mark without its closing mark within this many characters is shown as text."""
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
 """The second line of a table."""
 
 
 class MarkdownStream:
-    """Writes the Markdown of an answer, which arrives in pieces of any size, with its formulas in readable form.
+    """Writes the Markdown of an answer that arrives in pieces, with its formulas in readable form.
 
-    Code between fences has a frame, tables are drawn once they are whole, and lines of lists hang.
+    Code between fences gets a frame, a table is drawn when it is complete, and list items have a hanging indent.
     """
 
     def __init__(self, out: Console, text: WrappedText) -> None:
         self._out = out
         self._text = text
         self._pending = ""
-        """What may be the start of a fence, or the last line of a program."""
+        """Text that may be the beginning of a fence, or the last line of a program."""
         self._line_begun = False
-        """Whether the line that is being read has begun with something that is no fence."""
+        """Whether the beginning of the current line is known not to be a fence."""
         self._fence = ""
-        """The marks that end the program, if the text is inside one."""
+        """The opening fence of the program that is being written. Empty outside of a program."""
         self._frame: CodeFrame | None = None
         self._formulas = FormulaStream(marked=True)
         self._lines = _Lines(out, text)
 
     def add(self, content: str) -> None:
-        """Write what can be shown now."""
+        """Write the text that can be shown now."""
         self._pending += content
         while self._pending and (self._code() if self._fence else self._prose()):
             pass
 
     def end(self) -> None:
-        """Write what is left."""
+        """Write the rest of the text. Call this at the end of the text."""
         if self._fence:
             self._end_code(self._pending)
         else:
@@ -102,7 +102,7 @@ class MarkdownStream:
         self._end_prose()
 
     def _prose(self) -> bool:
-        """Read what is pending up to the end of its line; False if more has to come first."""
+        """Read the pending text up to the end of its line. Returns False if more text has to arrive first."""
         if not self._line_begun:
             if fence := _FENCE.match(self._pending):
                 self._end_prose()
@@ -123,7 +123,7 @@ class MarkdownStream:
         self._lines.end()
 
     def _code(self) -> bool:
-        """Read one line of a program; False if it is not whole."""
+        """Read one line of a program. Returns False if the line is not complete."""
         line, newline, rest = self._pending.partition("\n")
         if not newline:
             return False
@@ -147,20 +147,20 @@ class MarkdownStream:
 
 
 class _Lines:
-    """Writes lines of Markdown that are no program."""
+    """Writes lines of Markdown outside of programs."""
 
     def __init__(self, out: Console, text: WrappedText) -> None:
         self._out = out
         self._text = text
         self._pending = ""
         self._style: str | None = None
-        """The style of the line that is being written; None before it has begun."""
+        """The style of the current line. None before the line has begun."""
         self._table: list[str] = []
-        """The lines of a table so far."""
+        """The lines of the current table."""
         self._last = ""
-        """The last character that was written of the line, which tells whether a star is at the edge of a word."""
+        """The last character of the current line so far. It decides whether a star is at the edge of a word."""
         self._after_words = False
-        """Whether the line before is words, so that a line of `=` under it makes it a heading."""
+        """Whether the line before has text, so that a line of `=` under it makes it a heading."""
 
     def add(self, content: str) -> None:
         self._pending += content
@@ -175,7 +175,7 @@ class _Lines:
         self._text.hanging = 0
 
     def _step(self, at_end: bool) -> bool:
-        """Write a part of what is pending; False if more has to come first."""
+        """Write a part of the pending text. Returns False if more text has to arrive first."""
         if self._style is None:
             return self._begin_line(at_end)
         if self._pending.startswith("\n"):
@@ -199,10 +199,10 @@ class _Lines:
         self._end_table()
         after_words, self._after_words = self._after_words, bool(pending.partition("\n")[0].strip())
         rule, underline = _RULE.match(pending), _UNDERLINE.match(pending) if after_words else None
-        if drawn := rule or underline:
+        if line_match := rule or underline:
             self._text.margin()
             self._text.write(("─" if rule else "═") * min(self._out.width, 40) + "\n", "dim")
-            self._pending, self._after_words = pending[drawn.end() :], False
+            self._pending, self._after_words = pending[line_match.end() :], False
         elif heading := _HEADING.match(pending):
             self._begin("", heading.end(), "bold")
         elif bullet := _BULLET.match(pending):
@@ -225,7 +225,10 @@ class _Lines:
         self._style = style
 
     def _inline(self, at_end: bool) -> bool:
-        """Write words up to the next mark, or what is between two marks; False if more has to come first."""
+        """Write the text up to the next mark, or the span between two marks.
+
+        Returns False if more text has to arrive first.
+        """
         line = self._pending.partition("\n")[0]
         whole = at_end or len(line) < len(self._pending)
         mark = _OPENS.search(line)
@@ -233,7 +236,7 @@ class _Lines:
             self._write(line, "", len(line))
         elif mark.start() > 0:
             self._write(line[: mark.start()], "", mark.start())
-        # With the character before it, which decides whether a star begins a word.
+        # Matched together with the character before, which decides whether a star begins a word.
         elif (span := _SPAN.match(self._last + line, len(self._last))) is not None and (
             whole or span.end() < len(self._last) + len(line)
         ):
@@ -247,7 +250,7 @@ class _Lines:
         return True
 
     def _write_span(self, span: re.Match[str], used: int) -> None:
-        """Write what is between two marks, which stand in the first `used` characters of what is pending."""
+        """Write the span between two marks. It is in the first `used` characters of the pending text."""
         kind = next(kind for kind in _STYLES if span[kind] is not None)
         if kind == "strong" and f"__{span[kind]}__" in _SPECIAL_NAMES:
             self._write(self._pending[:used], "", used)
@@ -257,7 +260,7 @@ class _Lines:
             self._text.write(f" ({span['target']})", self._style or "")
 
     def _write(self, text: str, style: str, used: int) -> None:
-        """Write a text, which stands for the first `used` characters of what is pending."""
+        """Write a text in place of the first `used` characters of the pending text."""
         self._last = self._pending[used - 1]
         self._pending = self._pending[used:]
         plain = text.replace(FORMULA_START, "").replace(FORMULA_END, "")
@@ -270,23 +273,22 @@ class _Lines:
         self._text.margin()
         plain = [_one_cell(line).replace(FORMULA_START, "").replace(FORMULA_END, "") for line in lines]
         if len(plain) > 1 and _DELIMITERS.fullmatch(plain[1].strip()):
-            # Neither tags, which would be left out, nor stars within a word, which would be taken for marks.
-            safe = [
+            # The library would leave out tags, and would treat stars within a word as marks.
+            escaped = [
                 re.sub(r"<|(?<=\w)\*(?=\w)", r"\\\g<0>", encodable(harmless(line), self._out.encoding))
                 for line in plain
             ]
-            drawn = self._out.render_lines(Markdown("\n".join(safe)), pad=False)
-            # The library puts an empty line before and after, where the text has its own.
-            for drawn_line in drawn:
-                if any(part.text.strip() for part in drawn_line):
-                    self._out.print(Segments([*drawn_line, Segment.line()]), end="")
+            # The library adds an empty line before and after the table.
+            for line in self._out.render_lines(Markdown("\n".join(escaped)), pad=False):
+                if any(part.text.strip() for part in line):
+                    self._out.print(Segments([*line, Segment.line()]), end="")
         else:
             for row in lines:
                 self._text.write(row.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
 
 
 def _is_no_span(line: str) -> bool:
-    """Whether a line that begins with a bracket or an underscore does not begin with a link or with strong words."""
+    """Whether a line that begins with a bracket or an underscore cannot begin with a link or with bold text."""
     if line.startswith("_"):
         return _MAYBE_STRONG.fullmatch(line) is None
     if not line.startswith("["):
@@ -297,5 +299,5 @@ def _is_no_span(line: str) -> bool:
 
 
 def _one_cell(row: str) -> str:
-    """A row of a table in which a `|` of a formula or of code, as in `|x|`, ends no cell."""
+    """Returns a table row in which each `|` in a formula or in code, as in `|x|`, is escaped, so it ends no cell."""
     return _IN_A_CELL.sub(lambda part: re.sub(r"(?<!\\)\|", r"\|", part[0]), row)

@@ -1,4 +1,4 @@
-"""Opens the model to chat with: the one that was named, never one that was guessed."""
+"""Opens the model of a chat, which the user names. There is no default model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from rstar2.serve.hardware import check_float32
 
 T = TypeVar("T")
 Api = Literal["tokens", "chat"]
-"""tokens: token ids go to a vLLM server and come back. chat: any OpenAI-compatible chat endpoint, text alone."""
+"""tokens: token ids are exchanged with a vLLM server. chat: texts are exchanged with any OpenAI-compatible endpoint."""
 EngineName = Literal["auto", "vllm", "transformers"]
-"""What runs a model of this machine; auto: vLLM where it is installed and worth its start, else transformers."""
+"""The engine of a model on this machine. auto: vLLM if it is installed and the model is large enough to justify its
+start-up, else transformers."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""The tools of the package by the names that a chat has for them."""
+"""The package's tools, by their names in `--tool`."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
@@ -33,7 +34,7 @@ _HINT = (
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model to chat with, as a user names it; a UserError where that is nothing, or not one thing."""
+    """The user's choice of a model. Raises UserError if the options name no model, or contradict each other."""
 
     run: Path | None = None
     model: str | None = None
@@ -44,14 +45,16 @@ class ModelChoice:
     format: FormatChoice = MODELS_OWN
     engine: EngineName = "auto"
     tool: str | None = None
-    """One of `TOOLS`, or a tool of the user's as `module:object`; None for those of the model's format."""
+    """One of `TOOLS`, or a user's tool as `module:object`. None means the tools of the model's format."""
     away_s: float = WAIT_S
-    """How long a server that went away is waited for."""
+    """Seconds to wait for a server that stopped answering."""
 
     def __post_init__(self) -> None:
         self._check_tool()
         if self.run is not None and self.model is not None:
-            raise UserError("--run and --model both name a model", "Give only one of them.")
+            raise UserError(
+                f"--run {self.run} and --model {self.model} both name a model", "Give only one of them."
+            )
         if self.run is not None and not self.run.is_dir():
             raise UserError(f"no run at {self.run}", "`rstar2 runs list` shows the runs.")
         if self.api == "chat":
@@ -60,7 +63,8 @@ class ModelChoice:
             raise UserError("no model named", _HINT)
         if self.name is not None and self.url is None:
             raise UserError(
-                "--model-name names a model on a server, and no server is given", "Give it with --url."
+                f"--model-name {self.name} is a model on a server, but no server is given",
+                "Name the server with --url.",
             )
         if self.engine != "auto" and self.url is not None:
             raise UserError(
@@ -70,7 +74,7 @@ class ModelChoice:
 
     @property
     def named(self) -> str | None:
-        """The model, or with a server the tokenizer, by folder or hub id."""
+        """The folder or hub id of the model; with a server, that of its tokenizer."""
         return self.model if self.run is None else str(self.run)
 
     def _check_tool(self) -> None:
@@ -78,14 +82,14 @@ class ModelChoice:
             return
         if not is_reference(self.tool):
             raise UserError(
-                f"--tool {self.tool}: there is no such tool",
-                f"Give {', '.join(TOOLS)}, or module:object for your own.",
+                f"--tool {self.tool} is not a tool",
+                f"Give {', '.join(TOOLS)}, or module:object for a tool of your own.",
             )
         load_tool(self.tool)
 
     def _check_chat_api(self) -> None:
         if self.url is None:
-            raise UserError("--api chat needs an endpoint", "Give it with --url.")
+            raise UserError("--api chat needs an endpoint", "Name it with --url.")
         if self.named is not None:
             raise UserError(
                 "--api chat takes no local model: the endpoint has its own tokenizer and template",
@@ -105,17 +109,17 @@ class OpenModel:
     engine: ContinuingEngine
     codec: ChatCodec
     checkpoint: str
-    """Which model it is, and where."""
+    """The model's name and place, for the user."""
     inexact: tuple[str, ...] = ()
-    """What of its traces is an estimate."""
+    """The parts of its traces that are estimates, in words."""
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
     """Load the model, or connect to its server.
 
     Raises:
-        UserError: no such model or tokenizer; no torch installed, or too little memory; nothing answers at the URL, or
-            not with that model.
+        UserError: there is no such model or tokenizer, torch is not installed, memory is too small, nothing answers at
+            the URL, or the server does not have the model.
     """
     retries = RetryPolicy(choice.away_s, PAUSES)
     if choice.url is None:
@@ -148,23 +152,23 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
     return OpenModel(ContinuingEngine(server.engine, codec.stop_ids, notice, retries), codec, checkpoint)
 
 
-async def _reached(asked: Coroutine[Any, Any, T]) -> T:
-    """What a server answered at first; where it did not, a URL or a name was wrong."""
+async def _reached(opening: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of opening a server. A failure becomes a UserError, because a URL or a name is wrong."""
     with as_user_error():
-        return await asked
+        return await opening
 
 
 def _tool_name(tool: str) -> str:
-    """A tool as formats name it."""
+    """Returns the name of a tool in formats."""
     return TOOLS.get(tool, tool)
 
 
 def _with_tool(codec: ChatCodec, tool: str | None) -> ChatCodec:
-    """A model's codec with the tool that the user named in place of those of its format, if any."""
+    """Returns a model's codec with a tool in place of the tools of its format. None keeps these tools."""
     if tool is None:
         return codec
-    named = _tool_name(tool)
-    fmt = codec.format.with_tool(named)
+    name = _tool_name(tool)
+    fmt = codec.format.with_tool(name)
     if fmt.load_tools() == codec.format.load_tools():
         return codec
-    return codec_for(codec.tokenizer, fmt, f"{codec.source}, with the tool {named}")
+    return codec_for(codec.tokenizer, fmt, f"{codec.source}, with the tool {name}")

@@ -1,4 +1,4 @@
-"""The conversation of a person with a model at a terminal: questions, answers, and commands that begin with a slash."""
+"""A chat at a terminal: questions, answers, and commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rstar2.chat.answer import Usage, answer
 from rstar2.chat.conversation import Conversation
-from rstar2.chat.line_editor import AskedToEnd, LineEditor
+from rstar2.chat.line_editor import EndSignal, LineEditor
 from rstar2.chat.screen import THOUGHTS, Screen, Thoughts
 from rstar2.chat.transcript import TRACES, Transcript, open_transcript, read_transcript
 from rstar2.errors import RStarError, UserError
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/stats": ("", "show the tokens, calls and time of this chat", ()),
     "/quit": ("", "exit, like Ctrl-D", ()),
 }
-"""By name: what follows it, what it does, and the words that may follow (None: a path)."""
+"""By name: the arguments, the help, and the words that may follow. None means a path."""
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
 KEYS = {
     "Enter": "send",
@@ -48,15 +48,15 @@ KEYS = {
 
 
 class Leave(Exception):
-    """The person wants to leave."""
+    """The user ends the chat."""
 
 
 class Repl:
     """A chat at a terminal.
 
     Args:
-        describe: the model and the isolation of its programs, each as a line for people.
-        stack: holds the transcript alone, which a command may close and replace.
+        describe: a description of the model, and one of where its programs run.
+        stack: contains only the transcript, which a command may close and replace.
     """
 
     def __init__(
@@ -80,26 +80,26 @@ class Repl:
         self._answers = 0
         self._screen: Screen | None = None
         self._failed = ""
-        """The last question, where it got no answer."""
+        """The last question if it has no answer, else empty."""
         self._default = ""
-        """What the next line begins with."""
+        """Text that the next input line begins with."""
         colored = self._out.color_system is not None and not self._out.no_color
         self._line = LineEditor({name: words for name, (_, _, words) in COMMANDS.items()}, colored)
 
     def notice(self, text: str) -> None:
-        """A line about what happens, within an answer or between two."""
+        """Show a line about an event, within an answer or between two answers."""
         if self._screen is not None:
             self._screen.notice(text)
         else:
             self._say(text, "yellow")
 
     def run(self) -> None:
-        """Chat until the person leaves; KeyboardInterrupt where that was by Ctrl-C."""
+        """Chat until the user leaves. Raises KeyboardInterrupt if the user leaves with Ctrl-C."""
         self._say("/help lists the commands; Ctrl-C stops an answer, Ctrl-D exits")
-        words = self._conversation.codec.format
-        if words.one_question:
+        fmt = self._conversation.codec.format
+        if fmt.one_question:
             self._say("this model takes single questions: it does not see earlier questions and answers")
-        for example in words.examples:
+        for example in fmt.examples:
             self._say(f"try: {example}")
         interrupted = False
         while True:
@@ -108,8 +108,8 @@ class Repl:
                 text = self._runner.run(self._line.read(default)).strip()
             except EOFError:
                 return
-            except AskedToEnd as asked:
-                sys.exit(128 + asked.args[0])
+            except EndSignal as signal:
+                sys.exit(128 + signal.args[0])
             except KeyboardInterrupt:
                 if not self._line.typed:
                     if interrupted:
@@ -122,13 +122,13 @@ class Repl:
                 self._obey(text)
             except Leave:
                 return
-            except KeyboardInterrupt:  # a second one, before the first had its effect
+            except KeyboardInterrupt:  # a second Ctrl-C, before the first one stopped the answer
                 self._say("stopped; the answer is discarded")
             except RStarError as error:
                 self._say(str(error), "red")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        """A remark; where it goes to no terminal, its lines are not broken."""
+        """Show a message. If standard error is not a terminal, its lines are not broken."""
         self._err.print(Text(text, style), soft_wrap=not self._err.is_terminal)
 
     def _obey(self, text: str) -> None:
@@ -147,7 +147,7 @@ class Repl:
         method(words)
 
     def _ask(self, text: str, instead_of: Trace | None = None) -> None:
-        # Where it fails, an answer that there was stays, and /retry asks for another in its place.
+        # If a retry fails, the earlier answer stays, and /retry asks for another answer in its place.
         self._failed = text if instead_of is None else ""
         self._screen = Screen(self._conversation.codec, self._out, self._err, self._thoughts)
         try:
@@ -161,22 +161,25 @@ class Repl:
         stopped = "stopped; " if trace.finish == "stopped" else ""
         self._say(f"{stopped}{usage.words()}\n")
         if trace.finish == "format":
-            self._say("before you ask on, ask again with /retry, or change the question with /edit", "yellow")
+            self._say(
+                "ask this question again with /retry, or change it with /edit, before you ask another",
+                "yellow",
+            )
 
     def _do_help(self, _: str) -> None:
-        width = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items()) + 2
-        beside = not self._err.is_terminal or self._err.width >= 2 * width
-        for name, (after, what, _follow) in COMMANDS.items():
-            command = Text(f"{name} {after}".strip(), "cyan")
-            if beside:
+        width = max(len(f"{name} {arguments}") for name, (arguments, _, _) in COMMANDS.items()) + 2
+        side_by_side = not self._err.is_terminal or self._err.width >= 2 * width
+        for name, (arguments, purpose, _words) in COMMANDS.items():
+            command = Text(f"{name} {arguments}".strip(), "cyan")
+            if side_by_side:
                 table = Table.grid(Column(width=width), Column())
-                table.add_row(command, what)
+                table.add_row(command, purpose)
                 self._err.print(table)
             else:
                 self._err.print(command)
-                self._err.print(Padding(what, (0, 0, 0, 4)))
-        for keys, what in KEYS.items():
-            self._say(f"{keys}: {what}")
+                self._err.print(Padding(purpose, (0, 0, 0, 4)))
+        for keys, purpose in KEYS.items():
+            self._say(f"{keys}: {purpose}")
 
     def _do_reset(self, _: str) -> None:
         self._runner.run(self._conversation.reset())
@@ -203,15 +206,15 @@ class Repl:
         path = Path(folder).expanduser()
         if (path / TRACES).exists():
             raise UserError(
-                f"{path} already holds a chat", f"Continue it with /load {path}, or give a new folder."
+                f"{path} already has a chat", f"Continue it with /load {path}, or give a new folder."
             )
-        self._keep_in(path, self._conversation.answers)
+        self._save_in(path, self._conversation.answers)
         self._say(
-            f"saved to {path}, and so is the rest of this chat; next: rstar2 report {path}, or /load {path}"
+            f"saved to {path}; later answers will be saved there too; next: rstar2 report {path}, or /load {path}"
         )
 
-    def _keep_in(self, path: Path, earlier: Iterable[Trace] = ()) -> None:
-        """Save what follows in a folder, and in none beside it; raises as `open_transcript`."""
+    def _save_in(self, path: Path, earlier: Iterable[Trace] = ()) -> None:
+        """Save the following answers in a folder, and no longer in another. Raises what `open_transcript` raises."""
         with ExitStack() as opening:
             opened = open_transcript(path, self._conversation.codec, self._model, earlier)
             transcript = opening.enter_context(opened)
@@ -226,7 +229,7 @@ class Repl:
         path = Path(folder).expanduser()
         traces = read_transcript(path, self._conversation.codec)
         if self._transcript is None or not path.samefile(self._transcript.folder):
-            self._keep_in(path)
+            self._save_in(path)
         remark = self._runner.run(self._conversation.resume(traces))
         self._failed = ""
         for trace in self._conversation.answers:
@@ -235,7 +238,7 @@ class Repl:
             self._say(remark, "yellow")
         count = len(self._conversation.answers)
         self._say(
-            f"{count} answer{'s' * (count != 1)} loaded; the conversation continues, and is saved, in {path}"
+            f"{count} answer{'s' * (count != 1)} loaded from {path}; later answers will be saved there too"
         )
 
     def _do_system(self, text: str) -> None:
@@ -244,7 +247,7 @@ class Repl:
             self._do_reset("")
         if self._conversation.system is None:
             self._say(
-                f"system text: {self._conversation.codec.format.system or 'whatever the chat template writes'}"
+                f"system text: {self._conversation.codec.format.system or 'that of the chat template, if any'}"
             )
         else:
             self._say(f"system text: {self._conversation.system} (the model was not trained with it)")
@@ -261,10 +264,12 @@ class Repl:
     def _do_model(self, _: str) -> None:
         chat = self._conversation
         self._say(f"model: {self._model}\nformat: {chat.codec.source}")
-        drawn = "greedy" if chat.sampling.temperature == 0 else f"temperature {chat.sampling.temperature:g}"
+        sampling = (
+            "greedy" if chat.sampling.temperature == 0 else f"temperature {chat.sampling.temperature:g}"
+        )
         time = "" if chat.seconds is None else f", {chat.seconds:g} s"
         self._say(
-            f"{drawn}; an answer: {chat.limits.max_tokens:,} tokens, {chat.limits.max_turns} turns{time}"
+            f"{sampling}; an answer has at most {chat.limits.max_tokens:,} tokens, {chat.limits.max_turns} turns{time}"
         )
 
     def _do_stats(self, _: str) -> None:
@@ -276,9 +281,9 @@ class Repl:
         )
 
     def _do_thoughts(self, how: str) -> None:
-        found = [choice for choice in THOUGHTS if choice == how]
-        self._thoughts = found[0] if found else self._thoughts
-        self._say(f"thoughts: {self._thoughts}" if found or not how else "use /thoughts on, off or fold")
+        choices = [choice for choice in THOUGHTS if choice == how]
+        self._thoughts = choices[0] if choices else self._thoughts
+        self._say(f"thoughts: {self._thoughts}" if choices or not how else "use /thoughts on, off or fold")
 
     def _do_quit(self, _: str) -> None:
         raise Leave

@@ -1,4 +1,4 @@
-"""Shows an answer of the model as it is generated: thought, code, each call's result, the answer."""
+"""Shows an answer while the model generates it: the thought, the code, the result of each call, and the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rstar2.loop.turns.stream import Kind, Piece
 from rstar2.terminal import encodable, harmless
 
 Thoughts = Literal["on", "off", "fold"]
-"""on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""
+"""How thoughts are shown. on: dimmed. fold: only their length. off: not at all."""
 THOUGHTS: tuple[Thoughts, ...] = get_args(Thoughts)
 CUT = {
     "max_tokens": "out of tokens",
@@ -31,14 +31,14 @@ CUT = {
     "max_turns": "out of turns",
     "format": "the format cannot continue after the model's tool call",
 }
-"""What ended an answer early, in words."""
+"""Reasons, in words, why an answer ended early, by the trace's `finish`."""
 
 
 class Screen:
-    """Shows one answer: the answer on `out`, remarks about it on `err`.
+    """Shows one answer on `out`, and notices about it on `err`.
 
-    If `out` is no terminal, everything is plain text, LaTeX and Markdown as they were written: no boxes, and no line is
-    broken.
+    If `out` is not a terminal, the answer is plain text: LaTeX and Markdown are not changed, there are no boxes, and no
+    line is broken.
     """
 
     def __init__(self, codec: ChatCodec, out: Console, err: Console, thoughts: Thoughts = "on") -> None:
@@ -49,14 +49,14 @@ class Screen:
         self._thoughts = thoughts
         self._text = WrappedText(out)
         self._formulas = FormulaStream()
-        """Finds the formulas in the thought."""
+        """Converts the formulas in the thought."""
         self._answer = MarkdownStream(out, self._text)
         self._kind: Kind = "text"
         self._begun = False
-        """Whether the thought or the answer has begun, of which nothing may be written yet."""
+        """Whether the thought or the answer has begun. Its first words may not be written yet."""
         self._frame: CodeFrame | None = None
         self._thought = ""
-        """The thought that is folded."""
+        """The text of a folded thought so far."""
         self._thinking_since = 0.0
 
     def tokens(self, token_ids: list[int]) -> None:
@@ -69,20 +69,20 @@ class Screen:
         self._box(title, call.output, Text(self._readable(folded(call.output))), style)
 
     def notice(self, text: str) -> None:
-        """A line about what happens, such as that the judge does not answer."""
+        """Show a line about an event, for instance that the judge does not answer."""
         self._text.margin()
         self._err.print(Text(text, "yellow"), soft_wrap=not self._err.is_terminal)
 
     def stop(self) -> None:
-        """End the line that the answer has come to, so that the next one begins at the margin."""
+        """End the current line of the answer, so that the next text begins at the margin."""
         self._end_turn()
         self._text.margin()
 
     def end(self, trace: Trace, out_of_time: bool = False) -> None:
         self.stop()
         if trace.finish in CUT or out_of_time:
-            why = trace.cause or CUT.get(trace.finish, "out of time")
-            self.notice(f"the answer was cut off: {why}")
+            reason = trace.cause or CUT.get(trace.finish, "out of time")
+            self.notice(f"the answer was cut off: {reason}")
 
     def _end_turn(self) -> None:
         self._show(self._pieces.end())
@@ -106,10 +106,10 @@ class Screen:
                 self._write(piece.content)
 
     def _close(self) -> None:
-        """End the piece that was shown last."""
+        """End the part of the answer that is being shown."""
         self._begun = False
-        if self._kind == "thought" and (left := self._formulas.end()):
-            self._text.write(left, "dim")
+        if self._kind == "thought" and (rest := self._formulas.end()):
+            self._text.write(rest, "dim")
         elif self._kind == "text":
             self._answer.end()
         self._text.flush()
@@ -155,24 +155,25 @@ class Screen:
             self._frame = None
         call = None if piece.call is None else checked_call(piece.call, self._format)
         if not isinstance(call, tuple):
-            written = tags.without_tags(piece.content).strip()
-            self._box("not a call", written, Text(self._readable(written)), "red")
+            text = tags.without_tags(piece.content).strip()
+            self._box("not a call", text, Text(self._readable(text)), "red")
         elif not was_framed:
             name, arguments = call
             code = arguments.get("code")
-            shown = code if isinstance(code, str) else json.dumps(arguments, indent=2, ensure_ascii=False)
+            text = code if isinstance(code, str) else json.dumps(arguments, indent=2, ensure_ascii=False)
             language = "python" if isinstance(code, str) else "json"
-            highlighted = Syntax(self._readable(shown), language, background_color="default", word_wrap=True)
-            self._box(name, shown, highlighted, "cyan")
-        elif given := call[1].get("input"):
-            self._box("standard input", given, Text(self._readable(folded(given))), "cyan")
+            highlighted = Syntax(self._readable(text), language, background_color="default", word_wrap=True)
+            self._box(name, text, highlighted, "cyan")
+        elif stdin := call[1].get("input"):
+            self._box("standard input", stdin, Text(self._readable(folded(stdin))), "cyan")
 
     def _readable(self, text: str) -> str:
         return encodable(harmless(text), self._out.encoding)
 
-    def _box(self, title: str, plain: str, shown: Text | Syntax, style: str) -> None:
+    def _box(self, title: str, plain: str, highlighted: Text | Syntax, style: str) -> None:
+        """Show `highlighted` in a box; if the output is not a terminal, `plain` with an indent."""
         self._text.margin()
         if self._out.is_terminal:
-            self._out.print(Panel(shown, title=Text(title), title_align="left", border_style=style))
+            self._out.print(Panel(highlighted, title=Text(title), title_align="left", border_style=style))
         else:
             self._out.print(Text(f"{title}:\n{textwrap.indent(plain, '    ')}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The vLLM that runs a chat's model: started with the chat where it is installed and fits, and ended with it."""
+"""The vLLM server of a chat, which starts and ends with the chat if vLLM is installed and fits this machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from rstar2.serve.start import supervised
 from rstar2.serve.vllm import VLLM, distribution_here, find_vllm, install_hint, vllm_python
 
 SMALL_GIB = 0.1
-"""Of weights. A smaller model has answered in this process before vLLM, which takes a minute or more, is ready."""
+"""GiB of weights. A smaller model runs in this process. It answers before vLLM, which needs a minute or more, is
+ready."""
 READY_S = 1800.0
 RESTARTS = 3
 RESTART_S = 300.0
-"""How long a person waits for a vLLM that crashed and is started again."""
+"""Seconds that a chat waits for a vLLM that crashed and is being restarted."""
 OnProgress = Callable[[str], None]
 
 
@@ -32,25 +33,26 @@ OnProgress = Callable[[str], None]
 def started_engine(
     choice: ModelChoice, notice: Notice, progress: OnProgress = lambda _: None
 ) -> Iterator[ModelChoice]:
-    """The choice with the URL of a vLLM that is started for it, where that is what runs it; else as it is.
+    """Start vLLM for a model if it should run it, and yield the choice with the URL of this vLLM, else unchanged.
 
-    `progress` gets what vLLM does while it loads, in a few words.
+    `progress` is called with a few words about what vLLM is doing while it loads.
 
     Raises:
-        UserError: there is no such model, it cannot be shown its format, or vLLM was asked for and is not installed.
-        UserError, Failure: vLLM was asked for and did not start; with `auto` that is said, and the model runs in this
-            process.
+        UserError: there is no such model, its chat template does not fit its format, or the engine `vllm` is chosen and
+            not installed.
+        UserError, Failure: the engine `vllm` is chosen and did not start. With `auto`, a notice says so, and the model
+            runs in this process.
     """
-    vllm = _wanted(choice)
+    vllm = _vllm_for(choice)
     folder = None if vllm is None or choice.named is None else local_model(choice.named)
     if vllm is None or folder is None or (choice.engine == "auto" and _is_small(folder)):
         yield choice
         return
-    # What a chat would refuse once vLLM has loaded.
+    # The chat would fail for the same reasons, but only after vLLM has loaded.
     load_codec(folder, choice.format)
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(_own_vllm(folder, vllm, choice.format, notice, progress))
+            url = stack.enter_context(_started_vllm(folder, vllm, choice.format, notice, progress))
         except (Failure, UserError) as error:
             if choice.engine == "vllm":
                 raise
@@ -63,8 +65,8 @@ def started_engine(
         yield started
 
 
-def _wanted(choice: ModelChoice) -> VLLM | None:
-    """The vLLM that would run the model; None where that is not vLLM."""
+def _vllm_for(choice: ModelChoice) -> VLLM | None:
+    """Returns the vLLM that should run the model, or None if another engine should."""
     if choice.url is not None or choice.engine == "transformers":
         return None
     vllm = find_vllm(vllm_python())
@@ -82,12 +84,12 @@ def _is_small(folder: Path) -> bool:
 
 
 @contextmanager
-def _own_vllm(
+def _started_vllm(
     folder: Path, vllm: VLLM, fmt: FormatChoice, notice: Notice, progress: OnProgress
 ) -> Iterator[str]:
-    """The URL of a vLLM that ends with the block; raises what `choose` and `supervised` raise."""
+    """Start a vLLM that ends with the `with` block, and yield its URL. Raises what `choose` and `supervised` raise."""
     endpoint = Endpoint("127.0.0.1", free_port())
-    # One person asks: a copy on every GPU would be of no use.
+    # A chat has one user, so one copy of the model is enough.
     chosen = choose(Choice(str(folder), "vllm", endpoint, vllm.python, fmt, replicas=1))
     settings = chosen.settings(READY_S, RESTARTS, detached=False)
     for note in chosen.notes:
@@ -95,7 +97,7 @@ def _own_vllm(
     notice(
         f"starting {chosen.engine} for {folder}; this takes a minute or more (--engine transformers starts sooner)"
     )
-    notice(f"its log: tail -F {settings.folder}/logs/engine.log")
+    notice(f"vLLM's log: tail -F {settings.folder}/logs/engine.log")
     progress("starting")
     with closing(supervised(settings)) as events:
         for event in events:

@@ -1,4 +1,4 @@
-"""Keeps a chat's answers in a run's folder, as traces that a report shows and a later chat continues."""
+"""Saves the answers of a chat in a run's folder, as traces that a report shows and a later chat continues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TRACES = "traces.jsonl"
 
 
 class Transcript:
-    """One folder of traces, which is written to as the chat continues."""
+    """A folder of traces, to which each answer of the chat is appended."""
 
     def __init__(self, folder: Path, writer: TraceWriter) -> None:
         self.folder = folder
         self._writer = writer
 
     def add(self, trace: Trace) -> None:
-        """Append an answer; a UserError where it cannot be written."""
+        """Append an answer. Raises UserError if it cannot be written."""
         try:
             self._writer.write(trace)
         except OSError as error:
@@ -36,13 +36,13 @@ class Transcript:
 def open_transcript(
     folder: Path, codec: ChatCodec, model: str, earlier: Iterable[Trace] = ()
 ) -> Iterator[Transcript]:
-    """A new folder's transcript, or the one in it to be continued, for the length of the block.
+    """Open the transcript in a folder for the length of a `with` block. An existing transcript is continued.
 
     Args:
         earlier: answers to write first.
 
     Raises:
-        UserError: the folder holds something else, a chat in another format, or is in use.
+        UserError: the folder has other contents or a chat in another format, or another process uses it.
     """
     _check(folder, codec)
     with open_run(folder, KIND, {"tokens_sha256": _tokens_digest(codec)}) as run, _writer(run.path) as writer:
@@ -54,7 +54,7 @@ def open_transcript(
 
 
 def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
-    """The answers of a kept chat, in order; a UserError where there is none, or one in another format."""
+    """Returns the answers of a saved chat, in order. Raises UserError if there is none, or one in another format."""
     if not (folder / TRACES).is_file():
         raise UserError(f"no chat transcript at {folder}", "Give a folder that /save or --transcript made.")
     _check(folder, codec)
@@ -62,13 +62,13 @@ def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
 
 
 def _check(folder: Path, codec: ChatCodec) -> None:
-    """Refuse a folder that holds something else, and a transcript whose ids mean something else to this model."""
+    """Raise UserError if a folder has other contents than a transcript, or a transcript with other token ids."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a transcript folder", "Give a new folder.")
     if not (folder / "config.json").is_file():
         if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise UserError(
-                f"{folder} is not empty and holds no chat transcript", "Give an empty or new folder."
+                f"{folder} is not empty and has no chat transcript", "Give an empty or new folder."
             )
         return
     kind, config = load_config(folder)
@@ -82,7 +82,7 @@ def _check(folder: Path, codec: ChatCodec) -> None:
 
 
 def _tokens_digest(codec: ChatCodec) -> str:
-    """SHA-256 of the format and of a prompt's ids in it, which another tokenizer would not give."""
+    """Returns the SHA-256 of the format and of the token ids of a prompt. It differs for another tokenizer."""
     probe = codec.prompt(codec.format.messages("What is 12 + 34·π?"))
     return hashlib.sha256(f"{codec.format.digest} {probe}".encode()).hexdigest()
 

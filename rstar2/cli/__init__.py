@@ -1,4 +1,4 @@
-"""The command line: one file a verb, heavy packages imported only inside commands."""
+"""The command line. Each verb has its own file, and heavy packages are imported only inside commands."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def _root(
     pass
 
 
-def _end(number: int, _frame: object) -> None:
+def _exit_on_signal(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
 def main() -> None:
-    """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C.
+    """Run the command line.
 
-    `rstar2.train.stopping` has those of a training that was stopped by a scheduler.
+    The exit code is 2 after a mistake of the user, 1 after a failure, and 130 after Ctrl-C. `rstar2.train.stopping` has
+    the exit codes of a training run that a scheduler stopped.
     """
-    # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written. So does a terminal that is
-    # closed, unless nohup has that ignored.
-    signal.signal(signal.SIGTERM, _end)
+    # SIGTERM of a scheduler ends a run in the same way as Ctrl-C: child processes are stopped and the status is
+    # written. SIGHUP of a closed terminal does the same, unless nohup ignores it.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _end)
+        signal.signal(signal.SIGHUP, _exit_on_signal)
     write_readably()
-    # For speed only: torch and transformers make hundreds of thousands of objects as they are imported, nearly all of
-    # which stay. It is kept for the whole command, whose own objects are freed without a collection unless they form
-    # cycles.
+    # For speed: the imports of torch and transformers make hundreds of thousands of objects, and nearly all of them
+    # stay. Fewer collections do no harm later, because objects are freed without one unless they form cycles.
     gc.set_threshold(20_000, 20, 100)
     try:
         app(prog_name="rstar2")

@@ -1,4 +1,4 @@
-"""`rstar2 data agree`: samples a model on candidates for RL, to keep those on which it agrees with the label."""
+"""`rstar2 data agree`: samples a model on candidate problems for RL, to find those whose label it agrees with."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def command(
 ) -> None:
     """Sample a model on every candidate problem and record how often its answer agrees with the label.
 
-    It is an evaluation that keeps no traces. The run's folder has verdicts.jsonl, with the id, sample and verdict of
-    each rollout. Pass the folder to `data prepare` as --agree, or as --measured for --pass-rate and --exclude-solved.
+    This is an evaluation that stores no traces. The run's folder gets verdicts.jsonl, with the id, sample and verdict
+    of each rollout. Pass the folder to `data prepare` as --agree, or as --measured for --pass-rate and
+    --exclude-solved.
     """
     from rstar2.eval.measure import measure
     from rstar2.eval.plan import EvalRequest

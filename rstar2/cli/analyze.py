@@ -1,4 +1,4 @@
-"""`rstar2 analyze`: the entropy of each token, tool calls and behaviour in the traces of a run."""
+"""`rstar2 analyze`: analyses the token entropies, the tool calls and the behaviour in the traces of a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rstar2.errors import UserError
 if TYPE_CHECKING:
     from rstar2.analysis.tables import Table
 
-WIDE = 8
-"""Columns above which a table is printed with its rows as columns."""
-SIDE_BY_SIDE = 5
-"""Rows that are then printed side by side."""
+MAX_COLUMNS = 8
+"""A table with more columns is printed transposed, with its rows as columns."""
+MAX_TRANSPOSED_ROWS = 5
+"""The most rows that a transposed table shows side by side."""
 
 EPILOG = examples(
     ("a training run: its own models compute the entropies", "rstar2 analyze runs/demo"),
@@ -26,7 +26,7 @@ EPILOG = examples(
         "rstar2 analyze runs/before --model Qwen/Qwen3-0.6B",
     ),
     (
-        "bounds on the entropy from a vLLM server that serves the model",
+        "bounds on the entropies, from a vLLM server with the model",
         "rstar2 analyze runs/before/aime24/traces.jsonl --url http://127.0.0.1:8000",
     ),
     ("two runs side by side", "rstar2 analyze runs/before runs/after --output both"),
@@ -36,19 +36,20 @@ EPILOG = examples(
 
 def command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="TRACES|RUN...", help="Runs' folders, or files of traces.")
+        list[Path], typer.Argument(metavar="TRACES|RUN...", help="Folders of runs, or files of traces.")
     ],
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that wrote the traces, to compute exact entropies with a forward pass. A model's folder, "
-            "the folder of a run or stage that made it, or a hub id. With --url, only its tokenizer is used."
+            help="The model that wrote the traces; a forward pass computes exact entropies. A model's folder, the "
+            "folder of a run or stage that made it, or a hub id. With --url, only its tokenizer is used."
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="A vLLM server with that model: entropies are bounds from its top 20 log-probabilities."
+            help="A vLLM server with the model that wrote the traces; entropies are then bounds, from its top 20 "
+            "log-probabilities."
         ),
     ] = None,
     model_name: ModelName = None,
@@ -56,7 +57,7 @@ def command(
     temperature: Annotated[
         float,
         typer.Option(
-            min=0.01, max=10, help="Temperature of the distribution whose entropy --model computes."
+            min=0.01, max=10, help="Temperature of the token distributions whose entropies --model computes."
         ),
     ] = 1.0,
     output: Annotated[
@@ -71,9 +72,9 @@ def command(
 ) -> None:
     """Look inside traces: uncertain tokens, failed calls, behaviour.
 
-    For a training run without --model and --url, the run's own models compute the entropies of its evaluations; the
-    entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies are stored beside the
-    traces, and `rstar2 report` shades the traces by them.
+    A training run needs neither --model nor --url. The run's own models compute the entropies of its evaluations, and
+    the entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies are stored beside
+    the traces, and `rstar2 report` shades the traces by them.
     """
     import json
 
@@ -81,7 +82,7 @@ def command(
 
     if len(paths) > 1 and output is None:
         raise UserError(
-            "several paths need a folder for their combined tables and plots",
+            f"{len(paths)} paths need a folder for their combined tables and plots",
             "Name one with --output.",
         )
     source = EntropySource(model, url, model_name, temperature, api_key)
@@ -99,7 +100,7 @@ def command(
         for table in analysis.tables:
             if table.output == "everywhere" and table.rows:
                 _print(table)
-    # To draw the plots takes longer than to compute the tables, which are therefore shown first.
+    # The tables are shown first because drawing the plots takes longer.
     folder = output or _folder(paths[0])
     with err.status("writing tables and plots"):
         analysis.write(folder)
@@ -112,23 +113,25 @@ def _folder(path: Path) -> Path:
 
 
 def _print(table: Table) -> None:
-    from rich.table import Table as Shown
+    from rich.table import Table as RichTable
 
     from rstar2.analysis.tables import text_of
 
     names = [column.removesuffix(" share") for column in table.columns]
     rows = [[text_of(*cell) for cell in zip(table.columns, row, strict=True)] for row in table.rows]
-    pages = [(names, rows)]
-    if len(names) > WIDE:
-        parts = [[names, *rows[start : start + SIDE_BY_SIDE]] for start in range(0, len(rows), SIDE_BY_SIDE)]
-        turned = [[list(line) for line in zip(*part, strict=True)] for part in parts]
-        pages = [(lines[0], lines[1:]) for lines in turned]
+    parts = [(names, rows)]
+    if len(names) > MAX_COLUMNS:
+        parts = []
+        for start in range(0, len(rows), MAX_TRANSPOSED_ROWS):
+            columns = [names, *rows[start : start + MAX_TRANSPOSED_ROWS]]
+            headings, *lines = [list(line) for line in zip(*columns, strict=True)]
+            parts.append((headings, lines))
     out.print(table.title, style="bold", markup=False)
-    for heads, lines in pages:
-        drawn = Shown()
-        for place, head in enumerate(heads):
-            numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
-            drawn.add_column(escape(head), justify="right" if numbers else "left", overflow="fold")
+    for headings, lines in parts:
+        part = RichTable()
+        for place, heading in enumerate(headings):
+            is_number = all(line[place][-1:] in "0123456789%–" for line in lines)
+            part.add_column(escape(heading), justify="right" if is_number else "left", overflow="fold")
         for line in lines:
-            drawn.add_row(*map(escape, line))
-        out.print(drawn)
+            part.add_row(*map(escape, line))
+        out.print(part)

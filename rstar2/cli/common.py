@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 
 
 class QuietConsole(Console):
-    """Falls silent when its reader has gone, as in `rstar2 … | head`: the work continues as if it were read.
+    """A console that prints nothing more after its reader has ended, as in `rstar2 … | head`. The work continues.
 
-    On a terminal, control sequences in texts of models and programs are shown and not obeyed. A table that is too wide
-    is shown as records. Raises Failure if standard output cannot be written for another reason, such as a full disk.
+    On a terminal, control sequences in the texts of models and programs are shown and not obeyed. A table that is too
+    wide is printed as records. Raises Failure if standard output cannot be written for another reason, such as a full
+    disk.
     """
 
     _silent = False
 
     @property
     def reader_gone(self) -> bool:
-        """Whether nobody reads it any more, as once `head` in `rstar2 … | head` has ended."""
+        """Whether the reader has ended, such as `head` in `rstar2 … | head`."""
         poll = select.poll()
-        poll.register(self.file.fileno(), 0)  # an error is told without being asked for
+        poll.register(self.file.fileno(), 0)  # poll reports errors even if no event is requested
         return self._silent or any(event & select.POLLERR for _, event in poll.poll(0))
 
     def on_broken_pipe(self) -> None:
@@ -55,7 +56,7 @@ class QuietConsole(Console):
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         if self.is_terminal:
-            # Segments with `control` are rich's own movements of the cursor.
+            # Segments with `control` are the cursor movements of rich itself.
             buffer = [each if each.control else Segment(harmless(each.text), each.style) for each in buffer]
         return super()._render_buffer(buffer)
 
@@ -73,12 +74,15 @@ out = QuietConsole(highlight=False, emoji=False)
 err = QuietConsole(stderr=True, highlight=False, emoji=False)
 
 
-Names = Callable[[str], list[str]]
-"""What typer calls with the beginning of a word to complete it."""
+Completion = Callable[[str], list[str]]
+"""Returns the completions of the beginning of a word, for typer's `autocompletion`."""
 
 
-def completed_by(read: Callable[[], Iterable[str]]) -> Names:
-    """Completes words by the names that `read` returns; by none if an extra that it needs is not installed."""
+def completed_by(read: Callable[[], Iterable[str]]) -> Completion:
+    """Returns a completion from the names that `read` returns.
+
+    It completes nothing if an extra that `read` needs is not installed.
+    """
 
     def names(incomplete: str) -> list[str]:
         try:
@@ -108,7 +112,7 @@ def _formats() -> list[str]:
 
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]
-RunFolder = Annotated[Path, typer.Option(help="The run's folder; use the same one to resume a killed run.")]
+RunFolder = Annotated[Path, typer.Option(help="The run's folder; use the same one to resume a stopped run.")]
 Recipe = Annotated[
     str,
     typer.Option(
@@ -122,12 +126,14 @@ Profile = Annotated[
         autocompletion=completed_by(_profiles),
     ),
 ]
-Change = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")]
+Change = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key. Repeatable.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Read the problems from this file, not from the dataset hub: JSON lines; for gpqa-diamond also CSV.",
+        help="Read the problems from this file instead of the dataset hub: JSON lines, for gpqa-diamond also CSV.",
         metavar="FILE",
     ),
 ]
@@ -169,7 +175,7 @@ Api = Annotated[
 
 
 def checked_key(key: str | None) -> str | None:
-    """The callback of an option that takes a key or token: UserError as of `check_key`."""
+    """Callback of an option that takes a key or token. Raises what `check_key` raises."""
     if key:
         from rstar2.addresses import check_key
 
@@ -178,7 +184,7 @@ def checked_key(key: str | None) -> str | None:
 
 
 def checked_judge(url: str | None) -> str | None:
-    """The callback of an option that takes a judge's URL: UserError as of `check_url`."""
+    """Callback of an option that takes a judge's URL. Raises what `check_url` raises."""
     if url is not None:
         from rstar2.addresses import check_url
 
@@ -191,41 +197,46 @@ ApiKey = Annotated[
     typer.Option(
         envvar="RSTAR2_API_KEY",
         callback=checked_key,
-        help="The server's API key; for api.openai.com by default OPENAI_API_KEY.",
+        help="The server's API key. For api.openai.com the default is OPENAI_API_KEY.",
     ),
 ]
 JudgeToken = Annotated[
     str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", callback=checked_key, help="The judge's token.")
 ]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling; 1 is off.")]
-LogLines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each part.")]
+TopP = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Nucleus sampling: probability mass to sample from; 1 turns it off."),
+]
+LogLines = Annotated[
+    int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end of each log.")
+]
 FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")]
 
 
 RUN = "run"
-"""In a `RunGroup`, the command that arguments without a command go to."""
+"""The command of a `RunGroup` that is run if the first argument names no command."""
 
 
 class RunGroup(TyperGroup):
-    """Takes the arguments of its command `run`, a model or benchmarks, where other groups take a command."""
+    """A group whose command `run` needs no name: `rstar2 eval aime24` runs it with `aime24`."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name != RUN]
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        # What is being completed may still become a command.
+        # A word that is being completed may still become a command.
         is_command = args[0] in self.commands if args else ctx.resilient_parsing
         return super().parse_args(ctx, args if is_command else [RUN, *args])
 
     def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
-        found = super().shell_complete(ctx, incomplete)
+        commands = super().shell_complete(ctx, incomplete)
         command = self.commands[RUN]
         with typer.Context(command, parent=ctx) as inner:
             if incomplete.startswith("-"):
-                return [*found, *command.shell_complete(inner, incomplete)]
+                return [*commands, *command.shell_complete(inner, incomplete)]
             first = next(param for param in command.params if param.param_type_name == "argument")
-            return [*found, *first.shell_complete(inner, incomplete)]
+            return [*commands, *first.shell_complete(inner, incomplete)]
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -235,7 +246,7 @@ class RunGroup(TyperGroup):
 
 
 class _RunContext(typer.Context):
-    """Of a command without a name, which would leave a space in `Usage: rstar2 eval  [OPTIONS]`."""
+    """Context of a command without a name. Its path has no space at the end, which would be shown in the usage."""
 
     @property
     def command_path(self) -> str:
@@ -244,7 +255,10 @@ class _RunContext(typer.Context):
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Shows what is done at the moment, with the seconds since the start: on a terminal in a line that is replaced."""
+    """Yield a function that shows the current work and the seconds since the start.
+
+    On a terminal each text replaces the one before; otherwise each is a line on standard error.
+    """
     began = time.monotonic()
     with ExitStack() as stack:
         status: Status | None = None
@@ -262,11 +276,12 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield show
 
 
-_PAGE_NOTE_S = 2.0
+_PAGE_PROGRESS_S = 2.0
+"""Seconds between two updates of the progress of a report page."""
 
 
 def write_page(run: Path, output: Path | None = None) -> Path:
-    """Write the report page of a run, as `rstar2.report.write_report`, and show every two seconds how far it is."""
+    """Write the report page of a run with `rstar2.report.write_report`, and show the number of traces so far."""
     from rstar2.report import write_report
 
     shown_at = time.monotonic()
@@ -274,7 +289,7 @@ def write_page(run: Path, output: Path | None = None) -> Path:
 
         def on_traces(traces: int) -> None:
             nonlocal shown_at
-            if time.monotonic() - shown_at >= _PAGE_NOTE_S:
+            if time.monotonic() - shown_at >= _PAGE_PROGRESS_S:
                 shown_at = time.monotonic()
                 show(f"writing the report page: {counted(traces, 'trace')}")
 
@@ -282,18 +297,19 @@ def write_page(run: Path, output: Path | None = None) -> Path:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
+    """Returns a number with its noun, such as `1 row` or `2 rows`."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
-    """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
+    """Print the last lines of the logs in a folder whose file name begins with `part`.
 
-    Following ends once nobody reads it any more. Logs without a line are named on standard error.
+    With `follow`, lines that are added later are printed too, until the reader of standard output has ended. If all of
+    the logs are empty, a message on standard error names them.
 
     Args:
         whose: the owner of the logs, for messages.
-        hint: what to do if nothing ever ran.
+        hint: what to do if the owner never ran.
 
     Raises:
         UserError: there are no such logs.
@@ -305,19 +321,21 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
     if not files and (others := logs.logs_of(folder, "")):
         names = ", ".join(file.stem for file in others)
         raise UserError(
-            f"no log in {folder} is of a part whose name starts with {part!r}", f"There are: {names}."
+            f"there is no log in {folder} whose name starts with {part!r}", f"Give one of: {names}."
         )
     if not files:
         raise UserError(f"no logs of {whose} in {folder}", hint)
     if not follow and not any(file.stat().st_size for file in files):
         names = ", ".join(file.name for file in files)
         err.print(f"nothing has been logged yet in {folder}: {names}", markup=False, soft_wrap=True)
-    ends = ((file.stem, line) for file in files for line in logs.tail(file, lines))
-    for name, line in logs.follow(folder, part, lines, lambda: out.reader_gone) if follow else ends:
+    last_lines = ((file.stem, line) for file in files for line in logs.tail(file, lines))
+    for name, line in logs.follow(folder, part, lines, lambda: out.reader_gone) if follow else last_lines:
         out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
 def examples(*lines: tuple[str, str]) -> str:
-    """The end of a help text: one worked example per paragraph, as (what it does, command line)."""
-    shown = "\n\n".join(f"[dim]{what}[/dim]\n\n  [cyan]{command}[/cyan]" for what, command in lines)
-    return f"[bold]Examples[/bold]\n\n{shown}"
+    """Returns the end of a help text, with one example per paragraph. `lines` are pairs of purpose and command line."""
+    paragraphs = "\n\n".join(
+        f"[dim]{purpose}[/dim]\n\n  [cyan]{command}[/cyan]" for purpose, command in lines
+    )
+    return f"[bold]Examples[/bold]\n\n{paragraphs}"

@@ -1,4 +1,4 @@
-"""`rstar2 data`: the data sources of the recipe, their preparation, and a look at what was prepared."""
+"""`rstar2 data`: lists the data sources of the recipe, prepares data for training, and shows prepared data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="data",
-    help="List the known data sources, and prepare them for training.",
+    help="List the known data sources, prepare them for training, and look at prepared data.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -33,7 +33,7 @@ app = typer.Typer(
             "rstar2 data prepare paper-rl --output data/rl --from project-euler=euler.jsonl",
         ),
         ("the SFT mixture of the paper", "rstar2 data prepare paper-sft --output data/sft"),
-        ("what is in it", "rstar2 data inspect data/sft"),
+        ("row counts and a few rows of prepared data", "rstar2 data inspect data/sft"),
     ),
 )
 
@@ -52,7 +52,7 @@ def _benchmarks() -> tuple[str, ...]:
 
 
 def _filters(incomplete: str) -> list[str]:
-    """Completes the last of several filters that are separated by commas."""
+    """Returns completions for the last filter of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in completed_by(_filter_names)(last)]
 
@@ -81,48 +81,54 @@ Tokenizer = Annotated[
 
 
 @app.command(
-    "list", epilog=examples(("as a table", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
+    "list", epilog=examples(("for a person", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
 )
 def list_sources(as_json: AsJson = False) -> None:
-    """List the known data sources (use, place, columns, rows, download, disk, licence) and the shipped mixtures."""
+    """List the known data sources and the shipped mixtures.
+
+    For each source: its use, its place and columns on the hub, its rows, the rows that the paper uses, the sizes of the
+    download and of the prepared data, its licence, and the verb that reads it.
+    """
     from rstar2.data.catalog import cards
 
     if as_json:
         import json
         from dataclasses import asdict
 
-        shown = [{**asdict(card), "needs_hub": card.needs_hub} for card in cards()]
-        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        records = [{**asdict(card), "needs_hub": card.needs_hub} for card in cards()]
+        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from rich.padding import Padding
+    from rich.table import Column, Table
 
     from rstar2.data.mixture.recipe import mixtures
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("source", no_wrap=True)
-    table.add_column("for, where on the hub, columns", min_width=36, overflow="fold")
-    table.add_column("rows; those the paper takes", max_width=24)
-    table.add_column("download; disk", max_width=20)
-    table.add_column("licence", max_width=16)
-    table.add_column("verb", max_width=12)
     for card in cards():
-        gated = "gated: accept its terms on the hub" if card.gated else ""
-        place = Text("".join(f"\n{line}" for line in (card.hub, card.columns, gated) if line), style="dim")
-        rows = "; ".join(filter(None, [card.rows, card.kept]))
-        size = "; ".join(filter(None, [card.download, card.disk]))
-        table.add_row(card.name, Text(card.use) + place, rows, size, card.licence, card.verb)
-    out.print(table)
-    out.print(f"Mixtures for `data prepare`: {', '.join(mixtures())}.")
-    out.print("`data prepare` prints what it will read of the hub, in bytes, before it reads a row.")
+        facts = {
+            "hub": escape(card.hub) + ("; gated: accept its terms there" if card.gated else ""),
+            "columns": escape(card.columns),
+            "rows": card.rows,
+            "used by the paper": card.kept,
+            "download": card.download,
+            "disk needed": card.disk,
+            "licence": card.licence,
+            "read by": f"rstar2 {card.verb}",
+        }
+        table = Table.grid(Column(style="dim", width=17), Column(overflow="fold"), padding=(0, 2, 0, 0))
+        for name, fact in facts.items():
+            if fact:
+                table.add_row(name, fact)
+        out.print(f"[bold]{card.name}[/]  {card.use}")
+        out.print(Padding(table, (0, 0, 0, 2)))
+    out.print(f"\nMixtures for `data prepare`: {', '.join(mixtures())}.")
+    out.print("Before `data prepare` reads a row, it prints how many bytes it will read from the hub.")
     out.print("A file with the same columns can replace a source on the hub: --from NAME=FILE.")
 
 
 @app.command(
     epilog=examples(
         (
-            "the problems of the paper: two sources from the hub, one from a file",
+            "the RL problems of the paper: two sources from the hub, one from a file",
             "rstar2 data prepare paper-rl --output data/rl --from project-euler=euler.jsonl",
         ),
         (
@@ -130,7 +136,7 @@ def list_sources(as_json: AsJson = False) -> None:
             "rstar2 data prepare dapo --output data/dapo",
         ),
         (
-            "the conversations of the paper, some rewritten by a served model",
+            "the SFT conversations of the paper, some rewritten by a served model",
             "rstar2 data prepare paper-sft --output data/sft --rewrite http://gpu:8000 --model Qwen3-32B",
         ),
         (
@@ -149,17 +155,17 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="MIXTURE | SOURCE…",
-            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file), or names of sources and files of your own.",
+            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file); or names of sources, and files of your own.",
             autocompletion=completed_by(_mixtures_and_sources),
         ),
     ],
     output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
-    given: From = None,
+    source_files: From = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drop rows that share words with this benchmark, a name or a file (see grams.rule). Repeatable. "
-            "[default: the mixture's]",
+            help="Drop rows that share words with this benchmark, a name or a file; the recipe key grams.rule sets "
+            "the rule. Repeatable. [default: the mixture's]",
             autocompletion=completed_by(_benchmarks),
         ),
     ] = None,
@@ -173,13 +179,14 @@ def prepare(
     agree: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Keep problems where this `data agree` or `eval` run agrees with the label."
+            metavar="RUN", help="Keep problems if this `data agree` or `eval` run agrees with their label."
         ),
     ] = None,
     measured: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="A `data agree` or `eval` run, for --pass-rate and --exclude-solved."
+            metavar="RUN",
+            help="The `data agree` or `eval` run that --pass-rate and --exclude-solved read pass rates from.",
         ),
     ] = None,
     pass_rate: Annotated[
@@ -207,16 +214,16 @@ def prepare(
 ) -> None:
     """Prepare data for RL or SFT: read sources, apply filters, and write the rows with a data card.
 
-    The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, which lists each unusable or
-    filtered row with the reason; and card.md.
+    The folder gets three files. data.parquet is for `rstar2 train` and `rstar2 sft`, dropped.jsonl lists each dropped
+    row with the reason, and card.md is the data card.
     """
     from rstar2.data.mixture.recipe import MixtureRequest, plan_mixture
     from rstar2.eval.grader.grading import gold_fault
 
-    changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
+    changes, added_filters = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
     if model is not None:
         changes["rewrite"] = {"model": model}
-    request = MixtureRequest(sources, given or [], changes, also, change or [], rewrite or "")
+    request = MixtureRequest(sources, source_files or [], changes, added_filters, change or [], rewrite or "")
     plan = plan_mixture(request, offline=dry_run, answer_fault=gold_fault)
     if dry_run:
         out.print_json(plan.recipe.model_dump_json())
@@ -236,19 +243,19 @@ def _changes(
     pass_rate: str | None,
     exclude_solved: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The recipe's keys that options replace, and the filters that they add."""
+    """Returns the recipe keys that the options replace, and the filters that they add."""
     from rstar2.errors import UserError
 
     changes: dict[str, Any] = {}
-    also = []
+    added_filters = []
     if filters is not None:
         changes["filters"] = [name.strip() for name in filters.split(",") if name.strip()]
     if against:
         changes["against"] = against
-        also.append("grams")
+        added_filters.append("grams")
     if agree is not None:
         changes["agreement"] = {"by": str(agree)}
-        also.append("agreement")
+        added_filters.append("agreement")
     if measured is not None:
         changes["measured"] = {"run": str(measured)}
     if pass_rate is not None:
@@ -256,17 +263,19 @@ def _changes(
         try:
             bounds = {"least": float(least), "most": float(most)}
         except ValueError as error:
-            message = f"--pass-rate {pass_rate}: not of the form MIN..MAX"
-            raise UserError(message, "Example: --pass-rate 0.1..0.9 --measured runs/eval") from error
+            raise UserError(
+                f"--pass-rate {pass_rate} is not of the form MIN..MAX",
+                "Give two numbers from 0 to 1, such as --pass-rate 0.1..0.9 --measured runs/eval.",
+            ) from error
         changes["measured"] = {**changes.get("measured", {}), **bounds}
-        also.append("pass-rate")
+        added_filters.append("pass-rate")
     if exclude_solved:
-        also.append("solved")
-    return changes, also
+        added_filters.append("solved")
+    return changes, added_filters
 
 
 class _Steps:
-    """Shows the steps of a preparation: rows and rate while one runs, and a line when it is done."""
+    """Shows each step of a preparation: its rows and their rate while the step runs, and a line at its end."""
 
     def __init__(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -306,8 +315,8 @@ def _print_card(card: Card, output: Path) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for head in ("source", "read", "refused", "dropped", "left", "taken"):
-        table.add_column(head, justify="left" if head == "source" else "right")
+    for heading in ("source", "read", "refused", "dropped", "left", "taken"):
+        table.add_column(heading, justify="left" if heading == "source" else "right")
     for name, each in card.sources.items():
         numbers = (
             each["read"],
@@ -318,18 +327,25 @@ def _print_card(card: Card, output: Path) -> None:
         )
         table.add_row(escape(name), *(f"{number:,}" for number in numbers))
     out.print(table)
+    out.print(
+        "Rows of each source. refused: unusable; dropped: by a filter; taken: written to data.parquet.",
+        style="dim",
+    )
     for name, each in card.sources.items():
         if each.get("missing"):
-            few = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
-            err.print(f"[yellow]{escape(name)}[/]: {few}", soft_wrap=True)
+            missing = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+            err.print(f"[yellow]{escape(name)}[/]: {missing}", soft_wrap=True)
     _print_form({name: each["form"] for name, each in card.sources.items() if "form" in each})
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.checked:
-        err.print("[yellow]not checked against any benchmark[/]: name with --against those you will measure")
-    data, written = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
+        err.print(
+            "[yellow]not checked against any benchmark[/]: name those that you will evaluate on with --against",
+            soft_wrap=True,
+        )
+    data, card_file = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
     out.print(f"{card.rows:,} {card.kind}: [cyan]{data}[/]", soft_wrap=True)
-    out.print(f"what was dropped, and why: [cyan]{written}[/]", soft_wrap=True)
+    out.print(f"the rows that were dropped, and why: [cyan]{card_file}[/]", soft_wrap=True)
 
 
 _FORM_NOTES = {
@@ -337,13 +353,13 @@ _FORM_NOTES = {
     "lost_thoughts": "× a thought is left out, since the format has no place for it",
     "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
 }
-"""What is said of further counts of `FormCounts`, if they are not 0."""
+"""Warnings for counts of `FormCounts` that are not 0, by the count's name."""
 
 
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
-    """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it.
+    """Print how many turns of each source have the answer form that they are asked for, and warn about the others.
 
-    `rewarded`: the format asks for a form of answers, which RL rewards.
+    `rewarded` is true if the model's format asks for a form of answers that RL rewards.
     """
     from rich import box
     from rich.table import Table
@@ -358,8 +374,8 @@ def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -
         "demanded_turns": "asked for a form",
         "compliant_turns": "keep it",
     }
-    for head in ("source", *columns.values()):
-        table.add_column(head, justify="left" if head == "source" else "right")
+    for heading in ("source", *columns.values()):
+        table.add_column(heading, justify="left" if heading == "source" else "right")
     for name, form in forms.items():
         table.add_row(escape(name), *(f"{form[key]:,}" for key in columns))
     out.print(table)
@@ -426,8 +442,8 @@ def inspect(
         texts = codec.texts if codec else format_texts(default_format())
         forms = form_by_source(prepared, texts)
         _print_form(forms, bool(texts.rewarded))
-        if (counted := sum(form["conversations"] for form in forms.values())) < prepared.rows:
-            out.print(f"turns counted in {counted:,} of the {prepared.rows:,} rows", style="dim")
+        if (counted_rows := sum(form["conversations"] for form in forms.values())) < prepared.rows:
+            out.print(f"turns counted in {counted_rows:,} of the {prepared.rows:,} rows", style="dim")
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""
@@ -436,11 +452,11 @@ def inspect(
         if prepared.kind == "problems":
             out.print(f"answer: {row['answer']}", markup=False, style="dim")
     if tokens_of and tokenizer:
-        about = count_tokens(tokenizer, tokens_of, prepared.file, prepared.kind)
+        lengths = count_tokens(tokenizer, tokens_of, prepared.file, prepared.kind)
         out.rule(align="left")
         out.print(
-            f"tokens: mean {about['mean']:.0f}, longest {about['most']:,}; "
-            f"{about['over']:.1%} of {about['counted']:,} rows have more than {about['limit']:,}"
+            f"tokens: mean {lengths['mean']:.0f}, longest {lengths['most']:,}; "
+            f"{lengths['over']:.1%} of {lengths['counted']:,} rows have more than {lengths['limit']:,}"
         )
 
 
@@ -451,14 +467,17 @@ app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
     "from-traces",
     epilog=examples(
         (
-            "of an evaluation over training problems",
+            "from an evaluation on training problems",
             "rstar2 data from-traces runs/eval --output data/traces --against aime24 --against aime25",
         ),
         (
             "two traces of a problem, with at most one failed call each",
             "rstar2 data from-traces runs/rl --output data/traces --per-problem 2 --failed-calls 1",
         ),
-        ("beside another source", "rstar2 data prepare data/traces/data.parquet toolace --output data/sft"),
+        (
+            "mix them with another source",
+            "rstar2 data prepare data/traces/data.parquet toolace --output data/sft",
+        ),
         ("train on them", "rstar2 sft --model runs/rl --data data/traces --run runs/again"),
     ),
 )
@@ -469,7 +488,11 @@ def from_traces(
     ],
     output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
     per_problem: Annotated[
-        int, typer.Option(min=1, help="Most traces of a problem: those that RoC's penalty likes best.")
+        int,
+        typer.Option(
+            min=1,
+            help="Most traces of a problem; those with the lowest penalty of Resampling on Correct (RoC) come first.",
+        ),
     ] = 4,
     failed_calls: Annotated[int, typer.Option(min=0, help="Most failed calls in a trace.")] = 0,
     model: Annotated[
@@ -486,11 +509,11 @@ def from_traces(
     ] = None,
     change: Change = None,
 ) -> None:
-    """Make an SFT set of a run's correct, clean traces (rejection sampling), with a data card.
+    """Make an SFT set from a run's correct, clean traces (rejection sampling), with a data card.
 
-    A trace is taken if its answer is correct and in the format that RL rewards, it was not cut off, and no more calls
-    failed than allowed. Its rows keep the model's own token ids. Traces of held-out problems and of benchmarks are left
-    out, unless RUN is their own folder or file.
+    A trace is taken if its answer is correct and in the form that RL rewards, if it was not cut off, and if no more
+    calls failed than --failed-calls allows. The rows have the token ids that the model wrote. Traces of held-out
+    problems and of benchmarks are left out unless RUN is their own folder or file.
     """
     from rstar2.data.mixture.prepare import prepare
     from rstar2.train.rejection import Selection, plan_traces, traces_of
@@ -511,18 +534,18 @@ def diff(
     """Show which rows differ between two prepared sets, by source; exit code 1 if any do."""
     from rstar2.data.mixture.look import difference
 
-    found = difference(first, second)
+    delta = difference(first, second)
     for text, kind, counts in (
-        (f"only in {first}", "first", found.only_first),
-        (f"only in {second}", "second", found.only_second),
-        ("in both, with different content", "changed", found.changed),
+        (f"rows only in {first}", "first", delta.only_first),
+        (f"rows only in {second}", "second", delta.only_second),
+        ("rows in both, with different content", "changed", delta.changed),
     ):
         if counts:
             listed = ", ".join(f"{count:,} of {source}" for source, count in counts.items())
-            shown = f"{text}: {listed}; such as {', '.join(found.examples[kind])}"
-            out.print(shown, markup=False, soft_wrap=True)
-    out.print(f"identical: {found.same:,}")
-    if found.only_first or found.only_second or found.changed:
+            line = f"{text}: {listed}; such as {', '.join(delta.examples[kind])}"
+            out.print(line, markup=False, soft_wrap=True)
+    out.print(f"identical rows: {delta.same:,}")
+    if delta.only_first or delta.only_second or delta.changed:
         raise typer.Exit(1)
 
 
@@ -544,7 +567,7 @@ def _counter(tokenizer: str | None) -> CountTokens | None:
 
 
 def _rendered(row: dict[str, Any], codec: ChatCodec | None) -> str:
-    """What a row becomes for a model, in its format; without one, its text."""
+    """Returns a row as the model sees it, or its plain text if `codec` is None."""
     if codec is not None:
         return str(codec.tokenizer.decode(_token_ids(row, codec), skip_special_tokens=False))
     if "problem" in row:

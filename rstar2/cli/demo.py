@@ -1,10 +1,10 @@
-"""`rstar2 demo`: the whole recipe in miniature."""
+"""`rstar2 demo`: trains a tiny model with the whole recipe."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -12,9 +12,13 @@ from rich.markup import escape
 from rstar2.cli.common import Change, Recipe, examples, out, write_page
 from rstar2.cli.training import ProgressRows, need_training_extra, shell_lines, timing_table
 
+if TYPE_CHECKING:
+    from rstar2.demo.recipe import DemoPlan
+    from rstar2.judge.schema import Isolation
+
 EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
-    ("GRPO-RoC beside plain GRPO, from the same SFT model", "rstar2 demo --compare"),
+    ("GRPO-RoC and plain GRPO, from the same SFT model", "rstar2 demo --compare"),
     ("another seed, in a folder of its own", "rstar2 demo --seed 2 --run runs/demo-seed2"),
     ("change a setting of the recipe", "rstar2 demo --set rl.steps=30 --run runs/longer"),
     ("print what would run, without running it", "rstar2 demo --dry-run"),
@@ -25,14 +29,14 @@ def command(
     run: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder; use the same one to resume a killed run. By default runs/demo, or "
-            "runs/demo-seedN for another seed."
+            help="The run's folder; use the same one to resume a stopped run. By default runs/demo, or "
+            "runs/demo-seedN for seed N."
         ),
     ] = None,
     recipe: Recipe = "demo",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, model and sampling.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both together.")
+        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both.")
     ] = False,
     isolation: Annotated[
         Literal["strict", "landlock", "none"] | None,
@@ -45,9 +49,10 @@ def command(
 ) -> None:
     """Train a tiny model from scratch to think in Python, and measure it after every stage.
 
-    VERL runs SFT and then three stages of GRPO-RoC. The judge runs every program. Needs no GPU.
+    VERL runs supervised fine-tuning (SFT), then three stages of GRPO with Resampling on Correct (GRPO-RoC). The judge
+    runs every program. No GPU is needed.
     """
-    from rstar2.demo.recipe import commands, demo_plan
+    from rstar2.demo.recipe import demo_plan
     from rstar2.train.command import verl_overrides
     from rstar2.train.trainer.verl_config import check_verl_keys
 
@@ -55,18 +60,29 @@ def command(
     folder = run or plan.folder
     check_verl_keys("ppo_trainer", (verl_overrides(stage.verl) for stage in plan.stages.values()))
     if dry_run:
-        from rstar2.cli.plan import show_run
-        from rstar2.demo.tiny import config_values
-        from rstar2.eval.settings import JudgeChoice
-        from rstar2.model_shape import shape_of
+        _show_plan(plan, recipe, folder)
+    else:
+        _run(plan, folder, compare, isolation)
 
-        shape, problems = shape_of(config_values(plan.demo.model), recipe), plan.demo.problems.train
-        show_run(shape, plan.stages, JudgeChoice().workers, folder, problems)
-        out.print_json(json.dumps(plan.config()))
-        for name, trainer in commands(plan, folder):
-            out.print(f"[bold]{name}[/]")
-            typer.echo(shell_lines(trainer.argv))
-        return
+
+def _show_plan(plan: DemoPlan, recipe: str, folder: Path) -> None:
+    """Print the plan of the run, the resolved recipe and VERL's commands."""
+    from rstar2.cli.plan import show_run
+    from rstar2.demo.recipe import commands
+    from rstar2.demo.tiny import config_values
+    from rstar2.eval.settings import JudgeChoice
+    from rstar2.model_shape import shape_of
+
+    shape, problems = shape_of(config_values(plan.demo.model), recipe), plan.demo.problems.train
+    show_run(shape, plan.stages, JudgeChoice().workers, folder, problems)
+    out.print_json(json.dumps(plan.config()))
+    for name, trainer in commands(plan, folder):
+        out.print(f"[bold]{name}[/]")
+        typer.echo(shell_lines(trainer.argv))
+
+
+def _run(plan: DemoPlan, folder: Path, compare: bool, isolation: Isolation | None) -> None:
+    """Run the demo, show its progress and its results, and write its report page."""
     need_training_extra(rollouts_on=[stage.hardware for stage in plan.stages.values()])
     from rstar2.train.stopping import end_resumably
 
@@ -92,7 +108,7 @@ def command(
     out.print(plot(folder, summary))
     out.print(timing_table(run_timing(folder)))
     out.print(f"report   [cyan]{escape(str(page))}[/]")
-    # So small a model knows only problems worded like those it was taught.
-    known = builtin.held_out(plan.demo.seed, 1)[0].problem
-    chat = escape(f'rstar2 chat --run {folder} --prompt "{known}"')
+    # A model this small can only solve problems that are worded like its training data.
+    question = builtin.held_out(plan.demo.seed, 1)[0].problem
+    chat = escape(f'rstar2 chat --run {folder} --prompt "{question}"')
     out.print(f"next     [cyan]{chat}[/]", soft_wrap=True)

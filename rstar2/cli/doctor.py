@@ -1,4 +1,4 @@
-"""`rstar2 doctor`: checks what this machine can do; with --gpu-check, by training and serving a random model."""
+"""`rstar2 doctor`: checks what this machine can run. With --gpu-check it trains and serves a random model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import AsJson, examples, out
 from rstar2.errors import UserError
@@ -17,7 +18,7 @@ EPILOG = examples(
     ("check this machine", "rstar2 doctor"),
     ("for a script: `laptop_ready` says whether the demo can run", "rstar2 doctor --json > machine.json"),
     (
-        "the first thing on a GPU machine: about ten minutes, and a report to paste into an issue",
+        "first on a GPU machine: takes about ten minutes and writes a report to paste into an issue",
         "rstar2 doctor --gpu-check --output runs/gpu-check",
     ),
     ("only some of its checks", "rstar2 doctor --gpu-check --check attention --check update"),
@@ -32,30 +33,31 @@ def command(
         bool,
         typer.Option(
             "--gpu-check",
-            help="Run the checks of a GPU machine with a random Qwen3, and write a report: attention, memory and "
-            "speed of an update beside the plan, vLLM and a tool call, SFT, RL, resume after a kill.",
+            help="Check a GPU machine with a random Qwen3, and write a report. The checks: attention; memory and speed "
+            "of an update, compared with the plan; vLLM and a tool call; SFT; RL; resume after a kill.",
         ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="With --gpu-check: folder for gpu-check.md, gpu-check.json and logs; by default this one."
+            help="With --gpu-check: folder for gpu-check.md, gpu-check.json and logs; by default the current one."
         ),
     ] = None,
     device: Annotated[
         Device | None,
         typer.Option(
-            help="With --gpu-check: cuda (GPUs by NVIDIA or AMD) or cpu; by default auto: GPUs if there are any."
+            help="With --gpu-check: cuda (GPUs by NVIDIA or AMD) or cpu. The default, auto, uses GPUs if there are "
+            "any."
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu-check: GPUs that training uses; by default 1.")
+        int | None,
+        typer.Option(min=1, help="With --gpu-check: number of GPUs that training uses; by default 1."),
     ] = None,
     check: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --gpu-check: run only this check; may be repeated. Checks: attention, update, serve, sft, rl, "
-            "resume."
+            help="With --gpu-check: run only this check: attention, update, serve, sft, rl or resume. Repeatable."
         ),
     ] = None,
     limit: Annotated[
@@ -70,20 +72,23 @@ def command(
 ) -> None:
     """Check what this machine can run, and show the commands that fix what is missing.
 
-    The exit code is 0 if what is installed can run, with whichever extras, else 1. In --json, `laptop_ready` says
-    whether the laptop path (`rstar2 demo`) can run, and `broken` of a finding that it keeps what is installed from
-    running. With --gpu-check it is 1 if a check failed;
-    checks that cannot run here are reported as not run.
+    The exit code is 0 if everything that is installed can run, whichever extras that is, else 1. In the JSON output,
+    `laptop_ready` says whether `rstar2 demo` can run, and a finding is `broken` if it keeps something that is installed
+    from running. With --gpu-check, the exit code is 1 if a check failed. A check that cannot run here is reported as
+    not run.
     """
     if gpu_check:
         if as_json:
-            raise UserError("--json is not for --gpu-check", "Read gpu-check.json, which it writes.")
-        from rstar2.doctor.gpu_check.run import Asked
+            raise UserError(
+                "--json and --gpu-check exclude each other",
+                "Leave out --json; --gpu-check writes gpu-check.json.",
+            )
+        from rstar2.doctor.gpu_check.run import CheckOptions
         from rstar2.doctor.gpu_check.run import gpu_check as run
 
-        asked = Asked(output or Path(), device or "auto", gpus or 1, tuple(check or ()), limit, keep)
-        raise typer.Exit(run(asked, lambda text: out.print(text, markup=False, soft_wrap=True)))
-    given = {
+        options = CheckOptions(output or Path(), device or "auto", gpus or 1, tuple(check or ()), limit, keep)
+        raise typer.Exit(run(options, lambda text: out.print(text, markup=False, soft_wrap=True)))
+    gpu_options = {
         "--output": output,
         "--device": device,
         "--gpus": gpus,
@@ -91,8 +96,8 @@ def command(
         "--limit": limit,
         "--keep": keep,
     }
-    if wrong := [name for name, value in given.items() if value]:
-        raise UserError(f"{', '.join(wrong)} needs --gpu-check", "Add --gpu-check, or leave it out.")
+    if without_effect := [name for name, value in gpu_options.items() if value]:
+        raise UserError(f"{', '.join(without_effect)} needs --gpu-check", "Add --gpu-check, or leave it out.")
     _examine(as_json)
 
 
@@ -106,23 +111,23 @@ def _examine(as_json: bool) -> None:
         import json
         from dataclasses import asdict
 
-        shown = {"laptop_ready": ready, "findings": [asdict(finding) for finding in findings]}
-        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        record = {"laptop_ready": ready, "findings": [asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
     else:
         _show(findings)
         if not works:
             out.print("[red]What is installed cannot run yet:[/] first fix everything marked ✗.")
         elif ready:
-            out.print("[green]The laptop path can run.[/] Next: [cyan]rstar2 demo[/]")
+            out.print("[green]The demo can run on this machine.[/] Next: [cyan]rstar2 demo[/]")
         else:
-            whole = [
+            complete = [
                 each.name.removeprefix("extra ")
                 for each in findings
                 if each.state == "ok" and each.name.startswith("extra ")
             ]
-            extras = f"the extras {', '.join(whole)}" if whole else "the package without extras"
+            extras = f"the extras {', '.join(complete)}" if complete else "the package without extras"
             out.print(
-                f"[green]What is installed can run:[/] {extras}. The commands above add the others; "
+                f"[green]What is installed can run:[/] {extras}. The commands above install the other extras. "
                 "[cyan]rstar2 demo[/] needs the extra laptop.",
                 highlight=False,
             )
@@ -134,7 +139,7 @@ def _show(findings: list[Finding]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    columns = ("", Column("What", no_wrap=True), Column("Found", overflow="fold"))
+    columns = ("", Column("checked", no_wrap=True), Column("result", overflow="fold"))
     table = Table(*columns, box=box.SIMPLE_HEAD)
     fixes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for finding in findings:
@@ -144,9 +149,13 @@ def _show(findings: list[Finding]) -> None:
         if finding.state != "ok":
             fixes.setdefault((finding.fix, finding.commands), []).append(finding.name)
     out.print(table)
+    if fixes:
+        legend = "✓ as it should be   ! less than recommended   – missing"
+        broken = "   ✗ installed, but broken" if any(finding.broken for finding in findings) else ""
+        out.print(f"{legend}{broken}\n", style="dim")
     # Not in the table, so that a command is one line and can be copied.
-    for (words, commands), names in fixes.items():
-        out.print(f"[bold]{', '.join(names)}:[/]", Text(words), soft_wrap=True)
+    for (advice, commands), names in fixes.items():
+        out.print(f"[bold]{', '.join(names)}:[/] {escape(advice)}".rstrip())
         for command in commands:
             out.print(Text(command, "cyan"), soft_wrap=True)
         out.print()

@@ -1,4 +1,4 @@
-"""`rstar2 eval`: measure a model on benchmarks, and compare two measurements."""
+"""`rstar2 eval`: measures a model on benchmarks, compares two runs, and controls a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ GENERAL = tuple(
         for path in (Path(rstar2.eval.__file__).parent / "benchmarks").glob("[!_]*.py")
     )
 )
-"""The benchmarks beside mathematics, by their files, since help is to need none of their packages."""
+"""Names of the benchmarks other than mathematics. They come from the file names, so that help needs none of their
+packages."""
 GROUPS = ("paper-math", "paper-general", "paper-all")
 
 
@@ -44,23 +45,24 @@ Benchmarks = Annotated[
     list[str],
     typer.Argument(
         metavar="BENCHMARK|GROUP|FILE.jsonl|MODULE:OBJECT...",
-        help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
-        "`problem`, `answer` and optionally `id`; or a `Benchmark` of your own module. `setup` makes a "
-        "harness's environment, `compare` compares two runs, `ctl` controls a run.",
+        help=f"A benchmark: {', '.join(dict.fromkeys((*NAMES, *GENERAL)))}. A group: {', '.join(GROUPS)}. JSON lines "
+        "with `problem`, `answer` and optionally `id`. Or a `Benchmark` of your own module. Instead of a benchmark, a "
+        "command: `setup` makes a harness's environment, `compare` compares two runs, `ctl` controls a run.",
         autocompletion=completed_by(known_names),
     ),
 ]
 Oracle = Annotated[
     bool,
     typer.Option(
-        "--oracle", help="Use the gold answers in place of a model, with every tenth wrong on purpose."
+        "--oracle",
+        help="Check the set-up without a model: give the gold answers, every tenth wrong on purpose.",
     ),
 ]
-_OWN = "; by default the benchmark's own"
+_OWN = "; by default the benchmark's own number"
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        min=1, help=f"Token budget after the prompt, tool output included{_OWN}, 30000 for mathematics."
+        min=1, help=f"Most tokens after the prompt, tool output included{_OWN}, 30000 for mathematics."
     ),
 ]
 Samples = Annotated[
@@ -69,16 +71,16 @@ Samples = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=2, help=f"Sampling temperature, 0 is greedy{_OWN}, 0.6 for mathematics."),
+    typer.Option(min=0, max=2, help=f"Sampling temperature; 0 is greedy{_OWN}, 0.6 for mathematics."),
 ]
 Baseline = Annotated[
     Path | None,
-    typer.Option(help="Read the baseline answers for arena-hard from this file, not from the hub."),
+    typer.Option(help="Read the baseline answers for arena-hard from this file instead of the hub."),
 ]
 JudgeModelUrl = Annotated[
     str | None,
     typer.Option(
-        help="URL of an OpenAI-compatible server whose model grades arena-hard; its key is in OPENAI_API_KEY."
+        help="URL of an OpenAI-compatible server with a model that grades arena-hard. Its key is in OPENAI_API_KEY."
     ),
 ]
 JudgeModelName = Annotated[
@@ -87,11 +89,11 @@ JudgeModelName = Annotated[
 NativeCalls = Annotated[
     bool,
     typer.Option(
-        "--native-calls", help="BFCL: put the functions into the request's `tools`, not into the prompt."
+        "--native-calls", help="For BFCL: put the functions into the request's `tools`, not into the prompt."
     ),
 ]
 NoTools = Annotated[
-    bool, typer.Option("--no-tools", help="With --api chat: ask a model that takes no tools, without any.")
+    bool, typer.Option("--no-tools", help="With --api chat: send no tools, for a model that takes none.")
 ]
 ToolsInText = Annotated[
     bool,
@@ -104,11 +106,13 @@ RequestBody = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="A further field of each request to the --url server; the value is JSON or a text, and a dot leads into "
-        "an object: `chat_template_kwargs.enable_thinking=false`. May be given several times.",
+        help="A further field of each request to the --url server. The value is JSON or a text. A dot leads into an "
+        "object: `chat_template_kwargs.enable_thinking=false`. Repeatable.",
     ),
 ]
-PerProblem = Annotated[bool, typer.Option("--per-problem", help="Also show a table of problems.")]
+PerProblem = Annotated[
+    bool, typer.Option("--per-problem", help="Also show a table with the result of each problem.")
+]
 Judge = Annotated[
     str | None,
     typer.Option(
@@ -122,16 +126,16 @@ Wait = Annotated[
     float,
     typer.Option(
         min=0,
-        help="Seconds to wait for a server that does not answer. The wait for its first answer is at most 30 s, or "
-        "5 s if nothing listens there.",
+        help="Seconds to wait for a server that does not answer. The wait for its first answer is at most 30 s, and at "
+        "most 5 s if nothing listens at its address.",
     ),
 ]
 RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run",
-        help="The run's folder; by default one named after the settings. A later start with the same folder may add "
-        "samples (-n), problems (--limit) and benchmarks.",
+        help="The run's folder; by default one that is named after the settings. A later start with the same folder "
+        "may add samples (-n), problems (--limit) and benchmarks.",
     ),
 ]
 
@@ -157,12 +161,12 @@ RunFolder = Annotated[
             "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
         ),
         (
-            "a hosted model that is to think little, without tools",
+            "a hosted model with low reasoning effort, without tools",
             "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted --no-tools "
             "--request-body reasoning.effort=low",
         ),
         (
-            "the paper's whole table, after `rstar2 eval setup paper-all`",
+            "all benchmarks of the paper, after `rstar2 eval setup paper-all`",
             "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com "
             "--judge-model-name gpt-4.1",
         ),
@@ -171,8 +175,8 @@ RunFolder = Annotated[
             "a benchmark of your own, BENCHMARK in my_bench.py",
             "rstar2 eval my_bench:BENCHMARK --model runs/demo/stage1",
         ),
-        ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
-        ("compare two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
+        ("check data, judge and grader without a model; the score is 90 %", "rstar2 eval math500 --oracle"),
+        ("compare two runs, paired by problem", "rstar2 eval compare runs/before runs/after"),
     ),
 )
 def run(
@@ -197,14 +201,16 @@ def run(
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 is off.")] = 0,
     max_tokens: MaxTokens = None,
     max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in a rollout.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Sampling seed.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     data: common.Data = None,
     baseline: Baseline = None,
     judge_model_url: JudgeModelUrl = None,
     judge_model_name: JudgeModelName = None,
     native_calls: NativeCalls = False,
-    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once, and gradings.")] = 64,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Number of rollouts, and of gradings, that run at once.")
+    ] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,
     per_problem: PerProblem = False,
@@ -212,8 +218,8 @@ def run(
     """Measure a model on benchmarks.
 
     Samples every problem, runs the model's Python and grades its answers. The defaults are each benchmark's own
-    protocol. To resume a stopped run, run the same command again. Ctrl-C stops after the samples in flight; a second
-    Ctrl-C abandons them.
+    protocol. To resume a stopped run, run the same command again. Ctrl-C stops the run after the samples in flight; a
+    second Ctrl-C abandons these samples.
     """
     from rstar2.engines.request_fields import request_fields
     from rstar2.errors import UserError
@@ -227,7 +233,7 @@ def run(
 
     if run_folder is not None and not (model or url or oracle):
         raise UserError(
-            "no model to measure: --run names the folder for the evaluation, not a model",
+            f"no model to measure: --run {run_folder} is the folder for the evaluation, not a model",
             f"To measure the model that a run trained, give --model {run_folder}.",
         )
     settings = {
@@ -269,8 +275,8 @@ def run(
 
 @app.command(
     epilog=examples(
-        ("the harness of BFCL v3, in an environment of its own", "rstar2 eval setup bfcl-v3"),
-        ("every harness that the paper's table needs", "rstar2 eval setup paper-all"),
+        ("the harness of BFCL v3", "rstar2 eval setup bfcl-v3"),
+        ("every harness that the paper's benchmarks need", "rstar2 eval setup paper-all"),
     )
 )
 def setup(
@@ -278,32 +284,33 @@ def setup(
         list[str],
         typer.Argument(
             metavar="BENCHMARK|GROUP...",
-            help="Benchmarks whose own harness scores the answers.",
+            help="Benchmarks whose answers are scored by their own harness.",
             autocompletion=completed_by(known_names),
         ),
     ],
 ) -> None:
-    """Make the Python environments of benchmark harnesses in the user's data folder. `rstar2 doctor` checks them.
+    """Make the Python environments of benchmark harnesses, in the user's data folder.
 
-    An environment that works is left alone. One that is broken, incomplete or out of date is made again.
+    An environment that works is not changed. A broken, incomplete or outdated environment is made again. `rstar2
+    doctor` checks the environments.
     """
     from rstar2.eval.benchmarks import harnesses_of
     from rstar2.eval.harnesses.environment import installed, set_up
 
     for harness in harnesses_of(benchmarks):
         err.print(f"{harness.name}: {', '.join(harness.pins)}", markup=False, soft_wrap=True)
-        made = set_up(harness)
+        is_new = set_up(harness)
         packages = counted(len(installed(harness)), "package")
-        state = "made" if made else "already complete"
+        state = "made" if is_new else "already complete"
         out.print(f"{harness.name} {state}: {packages} in {harness.folder}", markup=False, soft_wrap=True)
 
 
 @app.command(
     epilog=examples(
-        ("which samples are running, and for how long", "rstar2 eval ctl runs/night"),
-        ("start no more samples for now; those in flight finish", "rstar2 eval ctl runs/night pause"),
-        ("go on", "rstar2 eval ctl runs/night resume"),
-        ("16 samples at once, fewer or more than now", "rstar2 eval ctl runs/night in-flight 16"),
+        ("list the running samples with their seconds", "rstar2 eval ctl runs/night"),
+        ("start no more samples; those in flight finish", "rstar2 eval ctl runs/night pause"),
+        ("start samples again", "rstar2 eval ctl runs/night resume"),
+        ("run 16 samples at once", "rstar2 eval ctl runs/night in-flight 16"),
         ("give up a sample that does not end", "rstar2 eval ctl runs/night cancel aime24/60/3"),
     )
 )
@@ -319,13 +326,13 @@ def ctl(
     ] = "status",
     value: Annotated[
         str,
-        typer.Argument(metavar="VALUE", help="N, or the sample to cancel as status lists it."),
+        typer.Argument(metavar="VALUE", help="For in-flight: N. For cancel: the sample, as status lists it."),
     ] = "",
 ) -> None:
-    """Control an evaluation that is running: pause, samples at once, cancel a sample.
+    """Control a running evaluation: pause and resume it, set the number of samples at once, or cancel a sample.
 
-    Also over ssh, and for a run under nohup. A cancelled sample is no wrong answer: it is left out and counted as
-    cancelled, and the next start of the evaluation asks for it again.
+    This works over ssh too, and for a run under nohup. A cancelled sample does not count as a wrong answer. It is left
+    out and counted as cancelled, and the next start of the evaluation samples it again.
     """
     from rstar2.eval.control import ask
 
@@ -339,9 +346,9 @@ def ctl(
 
 @app.command(
     epilog=examples(
-        ("did the change help?", "rstar2 eval compare runs/before runs/after"),
+        ("two runs", "rstar2 eval compare runs/before runs/after"),
         (
-            "did the stage help? two benchmarks of one run",
+            "the model before and after a stage, in one run",
             "rstar2 eval compare runs/demo/eval/sft runs/demo/eval/stage3",
         ),
         ("as JSON", "rstar2 eval compare runs/before runs/after --json"),
@@ -351,15 +358,16 @@ def compare(
     run_a: Annotated[
         Path, typer.Argument(metavar="RUN_A", help="A run's folder, or the folder of one of its benchmarks.")
     ],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, with the same problems.")],
+    run_b: Annotated[
+        Path, typer.Argument(metavar="RUN_B", help="Another such folder, with the same problems.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
 
-    If samples of a run are missing, a paragraph above the table says so. A line below the table says how large a
-    difference has to be for such a comparison to find it. A problem flips when one run gets it right in more than half
-    of its samples and the other run does not. A benchmark's own scores, such as BFCL's categories, are shown in a
-    separate table.
+    A line below the table gives the smallest difference that a comparison of this size can detect. A problem flips if
+    one run gets it right in more than half of its samples and the other run does not. If samples of a run are missing,
+    a paragraph above the table says so. A benchmark's own scores, such as BFCL's categories, have a separate table.
     """
     import json
 
@@ -372,30 +380,30 @@ def compare(
         score_differences_table,
     )
 
-    found = compare_runs(run_a, run_b)
+    comparisons = compare_runs(run_a, run_b)
     if as_json:
-        out.print_json(json.dumps([each.as_json() for each in found]))
+        out.print_json(json.dumps([each.as_json() for each in comparisons]))
         return
     out.print(f"A {run_a}\nB {run_b}\n", markup=False, soft_wrap=True)
-    for each in found:
+    for each in comparisons:
         for line in incomplete_lines(each):
             out.print(f"{line}\n", style="yellow", markup=False, highlight=False)
-    for table in comparison_tables(found, out):
+    for table in comparison_tables(comparisons, out):
         out.print(table)
     out.print()
-    for each in found:
+    for each in comparisons:
         out.print(detectable_line(each), markup=False, highlight=False)
-    for each in found:
+    for each in comparisons:
         if each.scores:
             out.print()
             out.print(score_differences_table(each.name, each.scores))
-    for each in found:
+    for each in comparisons:
         if each.changed:
-            differ = f"{each.name}: these settings differ: {', '.join(each.changed)}"
-            err.print(differ, style="yellow", markup=False)
+            differences = f"{each.name}: these settings differ: {', '.join(each.changed)}"
+            err.print(differences, style="yellow", markup=False)
         if each.unpaired:
-            alone = counted(each.unpaired, "problem")
-            err.print(f"{each.name}: left out {alone} found in only one run", style="yellow", markup=False)
+            unpaired = counted(each.unpaired, "problem")
+            err.print(f"{each.name}: left out {unpaired} that only one run has", style="yellow", markup=False)
         if each.flipped:
             out.print()
             out.print(flips_table(each))

@@ -1,4 +1,4 @@
-"""`rstar2 format`: what a model sees."""
+"""`rstar2 format`: shows the prompt and the tool replies as a model sees them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rstar2.cli.common import examples, out
 
 app = typer.Typer(
     name="format",
-    help="Show a model's prompt, its tools and their replies, as the model sees them.",
+    help="Show a model's prompt, its tools and their replies as the model sees them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    # With it, the one command keeps its name.
+    # Without a callback, typer would leave out the name of the only command.
     pass
 
 
@@ -41,18 +41,18 @@ def show(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model's folder, the folder of a run or stage that made it, or a hub id; without one, --format "
-            "is shown with a token for each byte.",
+            help="A model's folder, the folder of a run or stage that made it, or a hub id. Without a model, --format "
+            "is shown with one token per byte.",
             metavar="MODEL",
         ),
     ] = None,
-    problem: Annotated[str, typer.Option(help="The problem to ask.")] = "What is 6 times 7?",
-    reply: Annotated[str, typer.Option(help="What the tool prints.")] = "42",
+    problem: Annotated[str, typer.Option(help="The problem in the prompt.")] = "What is 6 times 7?",
+    reply: Annotated[str, typer.Option(help="The output of the tool call.")] = "42",
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Print the prompt a model sees for a problem, and the tool's reply it sees after its first call."""
+    """Print the prompt that a model sees for a problem, and the reply that it sees after its first tool call."""
     import json
 
     from rstar2.engines.models import find_model
@@ -70,26 +70,27 @@ def show(
         named = read_format(format, default_format().template)
         if named.family is not None:
             raise UserError(
-                f"the format {format} has the tokens of a family of models, so it is shown with a model only",
-                f"Name one of that family: rstar2 format show MODEL --format {format}.",
+                f"--format {format} uses the tokens of a family of models, so it can only be shown with a model",
+                f"Name a model of that family: rstar2 format show MODEL --format {format}.",
             )
         codec = byte_codec(named, f"{format}, without a model")
     else:
         raise UserError("nothing to show", "Give a model, --format NAME|FILE, or both.")
     fmt = codec.format
-    shown = result_text(RunResult(id="", outcome="ok", stdout=reply), fmt.layout, fmt.limits)
-    prompt, turn = codec.prompt(fmt.messages(problem)), codec.tool_turn([shown])
+    reply_text = result_text(RunResult(id="", outcome="ok", stdout=reply), fmt.layout, fmt.limits)
+    prompt, turn = codec.prompt(fmt.messages(problem)), codec.tool_turn([reply_text])
     texts = [codec.tokenizer.decode(ids, skip_special_tokens=False) for ids in (prompt, turn)]
     if as_json:
-        seen = {"prompt_ids": prompt, "reply_ids": turn, "prompt": texts[0], "reply": texts[1]}
-        typer.echo(json.dumps({"source": codec.source, "format": fmt.model_dump(), **seen}, indent=2))
+        record = {"prompt_ids": prompt, "reply_ids": turn, "prompt": texts[0], "reply": texts[1]}
+        typer.echo(json.dumps({"source": codec.source, "format": fmt.model_dump(), **record}, indent=2))
         return
     limits = fmt.limits
     out.print(f"format    {codec.source}", markup=False, soft_wrap=True)
     out.print(f"tools     {', '.join(fmt.tool_names) or 'none'}", markup=False)
     out.print(
-        f"limits    {limits.seconds:g} s, {limits.memory_mb} MiB; {fmt.layout} reply: {limits.characters} "
-        f"characters, {limits.traceback_lines} lines of a traceback",
+        f"a call    at most {limits.seconds:g} s and {limits.memory_mb} MiB\n"
+        f"a reply   {fmt.layout} layout, at most {limits.characters} characters and {limits.traceback_lines} lines of "
+        "a traceback",
         soft_wrap=True,
     )
     out.print(f"turns end with {codec.tokenizer.convert_ids_to_tokens(codec.end_id)}", markup=False)

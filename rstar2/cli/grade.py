@@ -1,4 +1,4 @@
-"""`rstar2 grade`: grade answers that were made elsewhere."""
+"""`rstar2 grade`: grades answers that another program produced."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from rstar2.cli.common import counted, err, examples
 if TYPE_CHECKING:
     from collections import Counter
 
-SHOWN_FAULTS = 5
+    from rstar2.eval.offline import OfflineRow
+
+Rule = Literal["paper", "boxed", "release", "lenient"]
+
+MAX_FAULTS = 5
+"""The most faults, and the most unconfirmed verdicts, that are printed."""
 
 EPILOG = examples(
-    ("grade a file and keep the verdicts", "rstar2 grade outputs.jsonl --output graded.jsonl"),
-    ("count the correct ones", 'rstar2 grade outputs.jsonl | grep -c \'"verdict": "correct"\''),
+    ("grade a file, and write the verdicts to another", "rstar2 grade outputs.jsonl --output graded.jsonl"),
+    ("count the correct answers", 'rstar2 grade outputs.jsonl | grep -c \'"verdict": "correct"\''),
     ("confirm every correct verdict by a second, independent check", "rstar2 grade outputs.jsonl --verify"),
-    ("with eight processes and five seconds of CPU time per row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
+    ("use eight processes and five seconds of CPU time per row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
     (
-        "a table, whose columns have other names",
+        "a table whose columns have other names",
         "rstar2 grade outputs.csv --gold-key answer --pred-key output",
     ),
     (
-        "from another program, which uses other keys",
+        "from a pipe, with other keys",
         "cat outputs.jsonl | rstar2 grade - --gold-key answer --pred-key output",
     ),
     (
@@ -40,8 +45,8 @@ def command(
         Path,
         typer.Argument(
             metavar="FILE|-",
-            help="Rows with `gold`, `pred` and optionally `id`, or traces: .jsonl, .json with a list, .csv, .tsv or "
-            ".parquet; - is standard input with JSON lines.",
+            help="A file of rows with `gold`, `pred` and optionally `id`, or of traces: .jsonl, .json with a list, "
+            ".csv, .tsv or .parquet. - reads JSON lines from standard input.",
         ),
     ],
     output: Annotated[
@@ -50,17 +55,18 @@ def command(
             "--output", "-o", metavar="OUT.jsonl", help="Write the rows here; by default to standard output."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Grading processes.")] = 2,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Number of grading processes.")] = 2,
     timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=0.1, help="CPU time for one row, in seconds.")
+        float, typer.Option("--timeout", "-t", min=0.1, help="Limit of CPU time for one row, in seconds.")
     ] = 1.5,
     gold_key: Annotated[str, typer.Option(help="The key of the gold answer.")] = "gold",
     pred_key: Annotated[str, typer.Option(help="The key of the answer to grade.")] = "pred",
     rule: Annotated[
-        Literal["paper", "boxed", "release", "lenient"],
+        Rule,
         typer.Option(
-            help="Where to read the answer. paper: the last box in <answer> of a finished turn. boxed: the last box "
-            "of a finished turn. release: the last box however the turn ended, else any answer. lenient: any answer."
+            help="Where to read the answer. paper: the last \\boxed in the <answer> of a finished turn. boxed: the "
+            "last \\boxed of a finished turn. release: the last \\boxed even of an unfinished turn, else any answer. "
+            "lenient: any answer."
         ),
     ] = "lenient",
     strict: Annotated[
@@ -70,38 +76,69 @@ def command(
         bool,
         typer.Option(
             "--verify",
-            help="Check the certificate of each correct verdict with an independent program; the exit code is 1 if "
-            "one is not confirmed.",
+            help="Check the certificate of each correct verdict with an independent program. The exit code is 1 if a "
+            "verdict is not confirmed.",
         ),
     ] = False,
 ) -> None:
     """Grade answers that another program produced.
 
-    Each row of FILE has `gold` and `pred` (a bare answer or a whole model
-    output), as text or numbers. An optional `finish` says how the output ended:
-    answer, max_turns, max_tokens, stopped, error.
+    Each row of FILE has `gold` and `pred` (a bare answer or a whole model output), as text or numbers. An optional
+    `finish` says how the output ended: answer, max_turns, max_tokens, stopped or error.
 
-    The output has one line for each row, in order: `id`, `verdict` (correct,
-    wrong, unparsed, timeout or invalid), the `extracted` answer and the `rule`
-    that decided. A row that cannot be graded is invalid and is reported. With
-    --verify, a correct row also has `verified`: true, or why it is not confirmed.
+    The output has one line for each row, in the same order, with `id`, `verdict` (correct, wrong, unparsed, timeout or
+    invalid), the `extracted` answer and the `rule` that decided. A row that cannot be graded gets the verdict invalid
+    and is reported. With --verify, a correct row also has `verified`: true, or the reason why it is not confirmed.
+    """
+    from rstar2.eval.offline import STANDARD_INPUT, read_rows
+
+    source = STANDARD_INPUT if str(file) == "-" else file
+    rows = read_rows(source, gold_key, pred_key, strict)
+    counts, faults, unconfirmed = _grade(rows, source, output, workers, timeout, rule, verify)
+    _summary(counts, output)
+    for fault in faults[:MAX_FAULTS]:
+        err.print(fault, markup=False, soft_wrap=True)
+    if faults:
+        of = counted(len(rows), "row")
+        err.print(f"{len(faults)} of {of} could not be graded; use --strict to stop at the first")
+    if verify:
+        of = counted(counts["correct"], "correct verdict")
+        err.print(f"{counts['correct'] - len(unconfirmed)} of {of} confirmed by their certificates")
+    for reason in unconfirmed[:MAX_FAULTS]:
+        err.print(reason, markup=False, soft_wrap=True)
+    if unconfirmed:
+        raise typer.Exit(1)
+
+
+def _grade(
+    rows: list[OfflineRow],
+    source: Path,
+    output: Path | None,
+    workers: int,
+    timeout: float,
+    rule: Rule,
+    verify: bool,
+) -> tuple[Counter[str], list[str], list[str]]:
+    """Grade the rows and write their verdicts.
+
+    Returns:
+        The number of rows by verdict; a line for each row that could not be graded; and a line for each correct verdict
+        that its certificate does not confirm.
     """
     from collections import Counter
 
     from rich.progress import Progress
 
     from rstar2.eval.grader import GraderPool
-    from rstar2.eval.offline import STANDARD_INPUT, graded, read_rows, writer
+    from rstar2.eval.offline import graded, writer
 
-    source = STANDARD_INPUT if str(file) == "-" else file
-    rows = read_rows(source, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
-    bad: list[str] = []
-    refused: list[str] = []
+    faults: list[str] = []
+    unconfirmed: list[str] = []
     with (
         writer(output, source) as write,
         GraderPool(workers, timeout) as pool,
-        # Otherwise rows written to standard output would be shown above the bar, even if that is a file.
+        # With redirect_stdout, rich would show rows above the bar even if standard output is a file.
         Progress(console=err, transient=True, redirect_stdout=False) as progress,
     ):
         task = progress.add_task("grading", total=len(rows))
@@ -110,22 +147,10 @@ def command(
             write(verdict)
             counts[verdict["verdict"]] += 1
             if verdict["verdict"] == "invalid":
-                bad.append(f"{row.place}: {row.fault or verdict['rule']}")
+                faults.append(f"{row.place}: {row.fault or verdict['rule']}")
             if verdict.get("verified", True) is not True:
-                refused.append(f"{row.place}: {verdict['verified']}")
-    _summary(counts, output)
-    for fault in bad[:SHOWN_FAULTS]:
-        err.print(fault, markup=False, soft_wrap=True)
-    if bad:
-        of = counted(len(rows), "row")
-        err.print(f"{len(bad)} of {of} could not be graded; use --strict to stop at the first")
-    if verify:
-        of = counted(counts["correct"], "correct verdict")
-        err.print(f"{counts['correct'] - len(refused)} of {of} confirmed by their certificates")
-    for reason in refused[:SHOWN_FAULTS]:
-        err.print(reason, markup=False, soft_wrap=True)
-    if refused:
-        raise typer.Exit(1)
+                unconfirmed.append(f"{row.place}: {verdict['verified']}")
+    return counts, faults, unconfirmed
 
 
 def _summary(counts: Counter[str], output: Path | None) -> None:

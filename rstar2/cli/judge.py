@@ -1,4 +1,4 @@
-"""`rstar2 judge`: start, stop and use the service that runs model-written programs."""
+"""`rstar2 judge`: starts, watches and stops the service that runs model-written programs, and runs one program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False,
     name="judge",
-    help="Run model-written programs quickly and in isolation, without losing any.",
+    help="Start, watch and stop the service that runs model-written programs in isolation.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog=examples(
@@ -49,11 +49,13 @@ app = typer.Typer(
 Workers = Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")]
 Tier = Annotated[
     Literal["strict", "landlock", "none"] | None,
-    typer.Option(help="The isolation tier; by default the best available, never none."),
+    typer.Option(help="The isolation tier; by default the best that works here, never none."),
 ]
 Preload = Annotated[
     bool,
-    typer.Option(help="Import numpy, sympy, scipy and pandas ahead of time, in idle workers."),
+    typer.Option(
+        help="Import numpy, sympy, scipy and pandas in idle workers, so that programs start faster."
+    ),
 ]
 Url = Annotated[
     str | None,
@@ -81,11 +83,13 @@ def up(
     workers: Workers = 2,
     redis: Annotated[
         str | None,
-        typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the Redis queue; by default one is started."),
+        typer.Option(
+            envvar="RSTAR2_JUDGE_REDIS", help="URL of the Redis queue; by default a Redis server is started."
+        ),
     ] = None,
     isolation: Tier = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any address other than loopback needs a token.")
+        str, typer.Option(help="Address to listen on. Any address other than loopback needs --token.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
@@ -99,12 +103,12 @@ def up(
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another host name, besides localhost, under which clients may reach a judge without a token."
+            help="A host name, besides localhost, under which clients may reach a judge without a token. Repeatable."
         ),
     ] = None,
     preload: Preload = True,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Run in the background; return once it answers.")
+        bool, typer.Option("--detach", help="Run in the background; return as soon as the judge answers.")
     ] = False,
 ) -> None:
     """Start a judge on this machine."""
@@ -146,19 +150,22 @@ def up(
 
 
 def _wait_for_end(process: Popen[bytes], folder: Path) -> None:
-    """Wait until a supervisor ends; a Failure where nobody stopped it."""
+    """Wait until a supervisor ends. Raises Failure if it was not stopped but killed or failed."""
     from rstar2.errors import Failure
 
     if code := process.wait():
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise Failure(f"the supervisor {how}", f"See {folder}/logs.")
+        raise Failure(f"the judge's supervisor {how}", f"See the logs in {folder}/logs.")
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
     number = counted(workers, "worker")
     out.print(f"judge at [bold]{escape(judge.url)}[/], {number}, isolation [bold]{judge.isolation}[/]")
     if judge.isolation == "none":
-        err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
+        err.print(
+            "[yellow]isolation none: programs can read every file that you can read; run only code you trust[/]",
+            soft_wrap=True,
+        )
     out.print(f"logs: tail -F {folder}/logs/*.log", markup=False, soft_wrap=True)
 
 
@@ -173,18 +180,18 @@ def down() -> None:
 
 @app.command(
     epilog=examples(
-        ("live, in a terminal", "rstar2 judge status"),
-        ("once, for a script", "rstar2 judge status --json"),
-        ("of a judge on another machine", "rstar2 judge status --url http://judge:8088 --token $TOKEN"),
+        ("the judge on this machine, updated every second", "rstar2 judge status"),
+        ("once as JSON, for a script", "rstar2 judge status --json"),
+        ("a judge on another machine", "rstar2 judge status --url http://judge:8088 --token $TOKEN"),
     )
 )
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Show it once, even in a terminal.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the response of /status.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the status once, even in a terminal.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the judge's answer to GET /status.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show the queue, workers, times and outcomes of a running judge."""
+    """Show the queue, workers, times and outcomes of a running judge. In a terminal, it is updated every second."""
     from rich.live import Live
 
     address = _address(url, token)
@@ -200,14 +207,15 @@ def status(
 
 
 def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
-    """One answer of `/status` as text and a table."""
+    """Returns an answer of `/status` as text and a table."""
     from rich.console import Group
 
     isolation = status["isolation"] or "unknown"
     lines = [
         f"judge at [bold]{escape(url)}[/], isolation [bold]{isolation}[/], {status['num_workers']} workers",
         f"{status['queue']} queued, {status['running']} running, {status['rate']:.0f} programs a second",
-        f"queue {_times(status['queue_time'])}; run {_times(status['run_time'])} (last 2000 programs)",
+        f"time in the queue: {_times(status['queue_time'])}; running: {_times(status['run_time'])} "
+        "(last 2000 programs)",
         f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
         *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
     ]
@@ -227,9 +235,8 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
 
     from rstar2.judge.queue.liveness import DEAD_AFTER_S
 
-    table = Table(
-        Column("worker", overflow="fold"), "pid", "isolation", "done", "mean ms", "running s", "heartbeat"
-    )
+    columns = ("pid", "isolation", "programs", "mean ms", "running s", "heartbeat")
+    table = Table(Column("worker", overflow="fold"), *columns)
     for worker in workers:
         table.add_row(
             escape(worker["name"]),
@@ -245,7 +252,7 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
 
 
 def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
-    """The URL, and the token, of the judge that is named, or of the one that runs here."""
+    """Returns URL and token of the judge at `url`, or of the judge that runs on this machine if `url` is None."""
     from rstar2.judge.service.state import current_judge
 
     if url is not None:
@@ -261,16 +268,18 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
 
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.get(f"{url}/status", headers=headers, timeout=30.0, trust_env=False)
-        answer.raise_for_status()
-        status = answer.json()
+        response = httpx.get(f"{url}/status", headers=headers, timeout=30.0, trust_env=False)
+        response.raise_for_status()
+        status = response.json()
         if not (isinstance(status, dict) and "num_workers" in status):
-            raise ValueError("what answers is not a judge")
+            raise ValueError("the answer is not that of a judge")
         return status
     except httpx.HTTPStatusError as error:
-        refused = error.response.status_code == httpx.codes.UNAUTHORIZED
+        unauthorized = error.response.status_code == httpx.codes.UNAUTHORIZED
         hint = (
-            "Give the judge's token with --token." if refused else "See `rstar2 judge logs` on its machine."
+            "Give the judge's token with --token."
+            if unauthorized
+            else "See `rstar2 judge logs` on its machine."
         )
         raise UserError(f"the judge at {url} answers HTTP {error.response.status_code}", hint) from error
     except (httpx.HTTPError, ValueError) as error:
@@ -281,18 +290,18 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
 
 @app.command(
     epilog=examples(
-        ("the last lines of every part", "rstar2 judge logs"),
+        ("the last lines of every log", "rstar2 judge logs"),
         ("follow the workers' logs", "rstar2 judge logs worker --follow"),
     )
 )
 def logs(
     part: Annotated[
-        str, typer.Argument(help="Show only parts whose name starts with this: api, worker, redis.")
+        str, typer.Argument(help="Show only the logs whose name starts with this: api, worker or redis.")
     ] = "",
     lines: LogLines = 20,
     follow: FollowLogs = False,
 ) -> None:
-    """Show the logs of the judge that is running, or that ran last."""
+    """Show the logs of the judge that is running on this machine, or of the last one that ran."""
     from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
@@ -305,23 +314,23 @@ def logs(
 @app.command(
     epilog=examples(
         (
-            "run workers on this machine for a judge on another one",
+            "workers on this machine, for a judge on another machine",
             "rstar2 judge worker --redis rediss://:$PASSWORD@queue:6379",
         ),
-        ("on all 64 cores of this machine", "rstar2 judge worker --redis $REDIS --workers 64"),
+        ("one worker for each of 64 cores", "rstar2 judge worker --redis $REDIS --workers 64"),
     )
 )
 def worker(
-    redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
+    redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the judge's Redis queue.")],
     workers: Workers = 2,
     isolation: Tier = None,
     preload: Preload = True,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder for logs and work folders; by default under the state folder."),
+        typer.Option(help="Folder for logs and work folders; by default a new one in the state folder."),
     ] = None,
 ) -> None:
-    """Run more workers on this machine, until Ctrl-C, for a judge whose queue is on another machine."""
+    """Run workers on this machine, until Ctrl-C, for a judge whose queue is on another machine."""
     import os
 
     from rstar2.judge.service.settings import ServiceSettings
@@ -348,14 +357,15 @@ def worker(
 
 @app.command(
     epilog=examples(
-        ("as the command in an assistant's configuration", "rstar2 judge mcp"),
+        ("the command for an assistant's configuration", "rstar2 judge mcp"),
         ("with a judge on another machine", "rstar2 judge mcp --url http://judge:8088 --token $TOKEN"),
     )
 )
 def mcp(url: Url = None, token: Token = None) -> None:
-    """Serve the judge's Python tools to an assistant: a Model Context Protocol server on standard input and output.
+    """Serve the judge's Python tools to an assistant.
 
-    Without --url it uses the judge that is running here, or starts its own.
+    This is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, it uses the judge
+    that is running on this machine, or else starts one.
     """
     import tempfile
     from contextlib import ExitStack
@@ -378,12 +388,12 @@ def mcp(url: Url = None, token: Token = None) -> None:
 @app.command(
     epilog=examples(
         ("run a program", "rstar2 judge run prog.py"),
-        ("with input and a shorter limit", "rstar2 judge run prog.py --timeout 2 < input.txt"),
+        ("with input and a shorter time limit", "rstar2 judge run prog.py --timeout 2 < input.txt"),
         ("on a judge on another machine", "rstar2 judge run prog.py --url http://judge:8088 --token $TOKEN"),
     )
 )
 def run(
-    file: Annotated[Path, typer.Argument(help="The program.", metavar="FILE.py")],
+    file: Annotated[Path, typer.Argument(help="The Python program to run.", metavar="FILE.py")],
     timeout: Annotated[float, typer.Option(min=0.01, max=300, help="Time limit, in seconds.")] = 10.0,
     memory: Annotated[int, typer.Option(min=16, max=65536, help="Memory limit, in MiB.")] = 1024,
     url: Url = None,
@@ -416,7 +426,7 @@ def run(
 
 
 def _write(text: str, stream: TextIO) -> None:
-    """Write what a program printed: exactly as it is, but to a terminal without its control sequences."""
+    """Write the output of a program. To a terminal, control sequences are shown and not obeyed."""
     stream.write(harmless(text) if stream.isatty() else text)
     stream.flush()
 

@@ -1,4 +1,4 @@
-"""`rstar2 plan`: what training will cost here, before anything starts."""
+"""`rstar2 plan`: estimates the memory, time and disk that training will need. Nothing is started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EPILOG = examples(
         "rstar2 plan --model Qwen/Qwen3-8B --profile 8xh100 --generate-tps 2400 --update-tps 2900",
     ),
     (
-        "with rollouts as long as those of another run",
+        "with the rollout lengths of another run",
         "rstar2 plan --model Qwen/Qwen3-8B --profile 8xh100 --like runs/rl",
     ),
     ("for a script", "rstar2 plan --model Qwen/Qwen3-14B --profile 64xh100 --json"),
@@ -52,7 +52,7 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help="A folder with a model's config.json, the folder of a run or stage, or a hub id; weights are not "
+            help="A folder with a model's config.json, the folder of a run or stage, or a hub id. Weights are not "
             "needed.",
             autocompletion=completed_by(_known_models),
         ),
@@ -82,7 +82,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Assume the lengths and tool calls of this run, or stage of a run. [default: the paper's]",
+            help="Assume the rollout lengths and tool calls of this run, or of this stage of a run. [default: the "
+            "paper's]",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -124,9 +125,17 @@ def show_run(
     run: Path,
     problems: int,
 ) -> None:
-    """The plan of stages on so many problems, as a dry run begins with it; a line where the model's size is not known.
+    """Print the plan with which a dry run begins, or a line if the size of the model is not known.
 
-    A UserError where RAY_ADDRESS names a cluster that does not answer.
+    Args:
+        model: its folder, its hub id, or its shape.
+        recipes: the recipes of the stages, by stage number.
+        judge_workers: programs that the judge runs at once; None if that is not known.
+        run: the run's folder, on whose disk the free space is measured.
+        problems: the number of training problems.
+
+    Raises:
+        UserError: RAY_ADDRESS names a cluster that does not answer.
     """
     from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Assumptions
@@ -150,7 +159,7 @@ def show_run(
 
 
 def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: Path) -> None:
-    """The plan of SFT, as its dry run begins with it, as of `show_run`."""
+    """Print the plan with which a dry run of SFT begins. See `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_disk, sft_saving
 
@@ -167,21 +176,21 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
         table.add_row(name, _gib(getattr(memory, name)))
     if recipe.hardware.device == "cpu":
         table.add_row("the process itself", _gib(memory.process))
-    table.add_row("in all, at most", _of(memory.update_total, memory.capacity), end_section=not expected)
+    table.add_row("total, at most", _of(memory.update_total, memory.capacity), end_section=not expected)
     if expected:
         table.add_row("  with this data", _gib(memory.expected_update_total), end_section=True)
     table.add_row("a step: seconds", f"{checkpoint.step_s:,.0f}")
-    table.add_row("saved every, steps", f"{checkpoint.steps_between}")
+    table.add_row("checkpoint every, steps", f"{checkpoint.steps_between}")
     table.add_row("  a kill costs, hours", f"{checkpoint.lost_s / 3600:,.1f}")
-    table.add_row("  signal before, s", f"{checkpoint.signal_before_s:,.0f}", end_section=True)
-    table.add_row("checkpoint", _gib(disk.checkpoint))
-    table.add_row("disk", _gib(disk.total))
+    table.add_row("  signal before kill, s", f"{checkpoint.signal_before_s:,.0f}", end_section=True)
+    table.add_row("disk: a checkpoint", f"{_gib(disk.checkpoint)} GiB")
+    table.add_row("  the run", f"{_gib(disk.total)} GiB")
     out.print(table)
     _warn([*conversations.form, *shortage, *_sft_warnings(shape, recipe, expected, run)])
 
 
 def warn_before_sft(plan: SftPlan, run: Path) -> None:
-    """Say what is wrong before SFT starts: what the conversations would teach, memory, limits and disk."""
+    """Print warnings before SFT starts, about what the conversations teach, memory, limits and disk."""
     _warn(plan.split.data.form.warnings())
     shape = _shape(plan.model)
     if shape is not None:
@@ -189,7 +198,10 @@ def warn_before_sft(plan: SftPlan, run: Path) -> None:
 
 
 def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run: Path) -> Iterator[str]:
-    """What of SFT does not fit; `lengths` are the tokens of some of the conversations, or empty."""
+    """Yield warnings about memory, limits and disk of SFT.
+
+    `lengths` are the numbers of tokens of a sample of the conversations, or empty if they are not known.
+    """
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_disk, sft_saving, sft_warnings
 
@@ -199,7 +211,7 @@ def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run:
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
-    """Say what does not fit before a run starts, a judge that is too small for a step included."""
+    """Print warnings before a run starts, about memory, disk, and a judge that is too small for a step."""
     from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Assumptions
 
@@ -212,10 +224,10 @@ def warn_before_start(plan: TrainPlan, run: Path) -> None:
         _warn([*estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
 
 
-def _cluster_warnings(wanted: Iterable[Hardware]) -> list[str]:
+def _cluster_warnings(hardware: Iterable[Hardware]) -> list[str]:
     from rstar2.train.hardware import cluster_shortage
 
-    shortage = cluster_shortage(wanted)
+    shortage = cluster_shortage(hardware)
     return [] if shortage is None else [shortage]
 
 
@@ -226,20 +238,23 @@ def _disk_warnings(needed: int, run: Path, may_keep_fewer: bool) -> Iterator[str
     from rstar2.train.estimate.fit import disk_warnings
 
     free = shutil.disk_usage(existing_folder(run)).free
-    return disk_warnings(max(0, needed - _stored(run)), free, may_keep_fewer)
+    return disk_warnings(max(0, needed - _stored_bytes(run)), free, may_keep_fewer)
 
 
-def _stored(run: Path) -> int:
-    """Bytes of a run's checkpoints and models that are there already, of an earlier start."""
+def _stored_bytes(run: Path) -> int:
+    """Returns the size of the checkpoints and models that an earlier start of the run wrote, in bytes."""
     kinds = ("checkpoints", "models", "model", "solved")
-    # SFT has them in the run's folder itself.
+    # SFT has these folders in the run's folder itself, RL in the folder of each stage.
     folders = (folder for kind in kinds for folder in (run / kind, *run.glob(f"stage*/{kind}")))
     files = (file for folder in folders for file in folder.glob("**/*"))
     return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 
 def _workers(judge: JudgeChoice) -> int | None:
-    """How many programs a judge runs at once; JudgeError where one is named that does not answer."""
+    """Returns the number of programs that a judge runs at once, or None if the judge does not say.
+
+    Raises JudgeError if the judge at `judge.url` does not answer.
+    """
     if judge.url is None:
         return judge.workers
     from rstar2.judge.client import SyncJudgeClient
@@ -261,7 +276,7 @@ def _shape(model: Path | str) -> ModelShape | None:
 
 
 def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
-    """This machine's memory in bytes, where that is what a recipe trains in."""
+    """Returns this machine's memory in bytes, or None if all stages train in the memory of GPUs."""
     from rstar2.machine import memory_bytes
 
     return memory_bytes()[0] if any(each.device == "cpu" for each in hardware) else None
@@ -271,9 +286,9 @@ def _table(shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
     from rich.table import Table
 
     gpus = hardware.nodes * hardware.gpus_per_node
-    on = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
-    title = escape(f"{shape.kind}, {shape.parameters:,} parameters, on {on}")
-    table = Table("GiB of a GPU" if hardware.device == "cuda" else "GiB", title=title)
+    devices = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
+    title = escape(f"{shape.kind}, {shape.parameters:,} parameters, on {devices}")
+    table = Table("memory: GiB per GPU" if hardware.device == "cuda" else "memory: GiB", title=title)
     for column in columns:
         table.add_column(column, justify="right")
     return table
@@ -294,15 +309,15 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     row("  gathered layers", lambda each: _gib(each.memory_per_gpu.gathered))
     if hardware.device == "cpu":
         row("  the process itself", lambda each: _gib(each.memory_per_gpu.process))
-    row("  in all, at most", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity))
+    row("  total, at most", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity))
     row("  at expected lengths", lambda each: _gib(each.memory_per_gpu.expected_update_total), True)
     row("rollouts: engine weights", lambda each: _gib(each.memory_per_gpu.engine_weights))
     row("  workspace", lambda each: _gib(each.memory_per_gpu.engine_workspace))
     row("  KV cache", lambda each: _gib(each.memory_per_gpu.kv_cache))
     row("  kept by the trainer", lambda each: _gib(each.memory_per_gpu.kept_by_trainer))
-    row("  in all", lambda each: _of(each.memory_per_gpu.rollout_total, each.memory_per_gpu.capacity), True)
-    row("an engine holds, at full length", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
-    row("  and is sent at a time", lambda each: f"{each.memory_per_gpu.sequences_in_flight}", True)
+    row("  total", lambda each: _of(each.memory_per_gpu.rollout_total, each.memory_per_gpu.capacity), True)
+    row("engine: rollouts that fit", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
+    row("  rollouts sent at once", lambda each: f"{each.memory_per_gpu.sequences_in_flight}", True)
     table.add_row("mode", *(recipe.mode for recipe in recipes.values()))
     row("a step: rollouts", lambda each: f"{each.step.rollouts:,}")
     if any(recipe.recover.failures for recipe in recipes.values()):
@@ -318,37 +333,38 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     )
     row("judge: cores", lambda each: f"{each.judge.cores}")
     row("agent loop: processes", lambda each: f"{each.agent_loop_processes}", True)
-    row("saved every, steps", lambda each: f"{each.checkpoint.steps_between}")
+    row("checkpoint every, steps", lambda each: f"{each.checkpoint.steps_between}")
     row("  seconds to save", lambda each: f"{each.checkpoint.save_s:,.0f}")
     row("  a kill costs, hours", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")
-    row("  signal before, s", lambda each: f"{each.checkpoint.signal_before_s:,.0f}", True)
+    row("  signal before kill, s", lambda each: f"{each.checkpoint.signal_before_s:,.0f}", True)
     row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint + each.disk.queue)} GiB")
     row("  the stage", lambda each: f"{_gib(each.disk.total)} GiB", True)
     if any(each.filter_hours for each in stages.values()):
         row("hours of the filter", lambda each: f"{each.filter_hours:,.1f}")
     row("hours", lambda each: f"{each.hours:,.1f}")
     out.print(table)
-    given = estimate.assumptions
+    assumed = estimate.assumptions
     out.print(
-        f"Assumed: {_lengths(given)}, {given.calls_per_rollout:.3g} tool calls each, {given.program_s:g} core seconds "
-        f"a call, {given.problems:,} problems before stage 3, a disk of {given.disk_bytes_per_s / 1e9:g} GB/s.",
+        f"Assumed: {_lengths(assumed)}, {assumed.calls_per_rollout:.3g} tool calls each, {assumed.program_s:g} core "
+        f"seconds a call, {assumed.problems:,} problems before stage 3, a disk of "
+        f"{assumed.disk_bytes_per_s / 1e9:g} GB/s.",
         style="dim",
         soft_wrap=True,
     )
 
 
-def _lengths(given: Assumptions) -> str:
-    """What is assumed of a rollout's length."""
-    if given.mean_tokens is None:
-        mean = f"{given.mean_token_share:.0%} of their budget"
+def _lengths(assumed: Assumptions) -> str:
+    """Returns the assumptions about the lengths of prompts and rollouts, in words."""
+    if assumed.mean_tokens is None:
+        mean = f"{assumed.mean_token_share:.0%} of their budget"
     else:
-        mean = f"{given.mean_tokens:,.0f} tokens"
+        mean = f"{assumed.mean_tokens:,.0f} tokens"
     groups = (
         ""
-        if given.trained_groups == 1
-        else f", {given.trained_groups:.0%} of the largest step's groups trained on"
+        if assumed.trained_groups == 1
+        else f", {assumed.trained_groups:.0%} of the largest step's groups trained on"
     )
-    return f"prompts of {given.mean_prompt_tokens:,.0f} tokens or as the budget allows, rollouts of {mean}{groups}"
+    return f"prompts of {assumed.mean_prompt_tokens:,.0f} tokens or as the budget allows, rollouts of {mean}{groups}"
 
 
 def _warn(warnings: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""`rstar2 report`: writes a run's results, or the card of prepared data, as one static page."""
+"""`rstar2 report`: writes the results of a run, or the card of prepared data, as one static page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from rstar2.cli.common import RunArgument, examples, out, write_page
 EPILOG = examples(
     ("the page of a run, in its folder", "rstar2 report runs/demo"),
     ("the data card of prepared data", "rstar2 report data/rl"),
-    ("to another file", "rstar2 report runs/night --output night.html"),
+    ("write the page to another file", "rstar2 report runs/night --output night.html"),
 )
 
 
 def command(
     run: RunArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; by default report.html in the folder."),
+    ] = None,
 ) -> None:
     """Make one static page of a run, or of prepared data.
 

@@ -1,4 +1,4 @@
-"""`rstar2 runs`: lists runs, and shows the results and settings of one."""
+"""`rstar2 runs`: lists runs, or shows the results and settings of one run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     epilog=examples(
-        ("the runs below ./runs", "rstar2 runs list"), ("one of them", "rstar2 runs show runs/demo")
+        ("list the runs below ./runs", "rstar2 runs list"), ("show one of them", "rstar2 runs show runs/demo")
     ),
 )
 
 
-@app.command("list", epilog=examples(("runs kept elsewhere", "rstar2 runs list --root /data/runs")))
-def list_(root: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs")) -> None:
+@app.command("list", epilog=examples(("runs in another folder", "rstar2 runs list --root /data/runs")))
+def list_(root: Annotated[Path, typer.Option(help="The folder with the runs.")] = Path("runs")) -> None:
     """List the runs below a folder, oldest first."""
     from datetime import datetime
 
@@ -39,21 +39,22 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
 
     if not root.is_dir():
         raise UserError(
-            f"no folder at {root}", "demo, eval, sft and train make runs; give --root if yours are elsewhere."
+            f"there is no folder {root}",
+            "demo, eval, sft and train make runs. If yours are in another folder, name it with --root.",
         )
-    found = list_runs(root)
-    # A path is there to be copied, so it is never cut, however narrow the terminal.
-    name = Column("run", min_width=max((len(str(path)) for path in found), default=0))
+    folders = list_runs(root)
+    # A path is there to be copied, so it is never cut, even if the terminal is narrow.
+    name = Column("run", min_width=max((len(str(path)) for path in folders), default=0))
     table = Table(name, "kind", "state", "attempt", "last change", box=None, padding=(0, 3, 0, 0))
-    for path in found:
+    for path in folders:
         try:
             kind, _ = load_config(path)
         except UserError:
             kind = "damaged"
         status = load_status(path)
         at = f"{datetime.fromtimestamp(status['at']):%Y-%m-%d %H:%M}" if "at" in status else ""
-        about = (str(path), kind, str(status.get("state", "?")), str(status.get("attempt", "")), at)
-        table.add_row(*map(escape, about))
+        row = (str(path), kind, str(status.get("state", "?")), str(status.get("attempt", "")), at)
+        table.add_row(*map(escape, row))
     if not table.row_count:
         out.print(f"no runs below {root}", markup=False)
         return
@@ -62,9 +63,9 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
 
 @app.command(
     epilog=examples(
-        ("its results", "rstar2 runs show runs/demo"),
-        ("its results and all its settings", "rstar2 runs show runs/demo --settings"),
-        ("everything, for a script", "rstar2 runs show runs/demo --json"),
+        ("results", "rstar2 runs show runs/demo"),
+        ("results and all settings", "rstar2 runs show runs/demo --settings"),
+        ("everything as JSON, for a script", "rstar2 runs show runs/demo --json"),
     )
 )
 def show(
@@ -80,8 +81,8 @@ def show(
     if as_json:
         typer.echo(json.dumps(_as_json(page, status), indent=2, ensure_ascii=False))
         return
-    about = page.kind if page.card else f"{page.kind}, {status.get('state', 'unknown')}"
-    out.print(f"[bold]{escape(str(run))}[/bold]  {about}", soft_wrap=True)
+    state = page.kind if page.card else f"{page.kind}, {status.get('state', 'unknown')}"
+    out.print(f"[bold]{escape(str(run))}[/bold]  {state}", soft_wrap=True)
     if cause := status.get("cause"):
         out.print(f"{cause}\nlogs: {run / 'attempts' / 'latest'}", markup=False, soft_wrap=True)
     _print_results(page)
@@ -120,10 +121,10 @@ def _print_results(page: RunPage) -> None:
         "in training", Column("steps", justify="right"), "first → last", box=None, padding=(0, 3, 0, 0)
     )
     for chart in page.charts:
-        shown = "{:.1%}" if chart["unit"] == "share" else "{:.1f}"
+        number = "{:.1%}" if chart["unit"] == "share" else "{:.1f}"
         for line in chart["series"]:
             name = chart["y"] if len(chart["series"]) == 1 else f"{chart['y']}, {line['name']}"
-            first, last = (shown.format(point[1]) for point in (line["points"][0], line["points"][-1]))
+            first, last = (number.format(point[1]) for point in (line["points"][0], line["points"][-1]))
             curves.add_row(name, str(len(line["points"])), f"{first} → {last}")
     if curves.row_count:
         out.print()

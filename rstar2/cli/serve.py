@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="serve", cls=RunGroup, rich_markup_mode="rich", add_completion=False)
 Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="The server's port, needed if several servers run here.")
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="The server's port; required if several servers run on this machine."
+    ),
 ]
 
 
@@ -29,14 +32,14 @@ Port = Annotated[
     RUN,
     epilog=examples(
         ("serve a trained model on this machine", "rstar2 serve runs/demo"),
-        ("in the background; see also `status` and `down`", "rstar2 serve runs/demo --detach"),
-        ("the agent with its tools, for any chat program", "rstar2 serve runs/demo --with-tools"),
+        ("serve it in the background", "rstar2 serve runs/demo --detach"),
+        ("serve the agent with its tools, for any chat program", "rstar2 serve runs/demo --with-tools"),
         (
             "one copy on 4 GPUs, with a context of 32K tokens",
             "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768",
         ),
         (
-            "under a short name, for a web page that asks from the browser",
+            "under a short name, for a web page in a browser",
             "rstar2 serve runs/demo --with-tools --name demo --cors http://localhost:3000",
         ),
         ("the agent without vLLM, on the CPU", "rstar2 serve runs/demo --with-tools --engine transformers"),
@@ -44,9 +47,9 @@ Port = Annotated[
             "with a vLLM in an environment of its own",
             "rstar2 serve runs/demo --python .venv-vllm/bin/python",
         ),
-        ("with more arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
-        ("print the commands, start nothing", "rstar2 serve runs/demo --print-command"),
-        ("then chat with it", "rstar2 chat --url http://127.0.0.1:8000"),
+        ("with further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
+        ("print the commands of the servers, start nothing", "rstar2 serve runs/demo --print-command"),
+        ("chat with the served model", "rstar2 chat --url http://127.0.0.1:8000"),
     ),
 )
 def run(
@@ -57,7 +60,7 @@ def run(
     engine: Annotated[
         Literal["vllm", "transformers"],
         typer.Option(
-            help="transformers needs no vLLM, but runs slowly, on the CPU, and only with --with-tools."
+            help="transformers needs no vLLM. It runs slowly, on the CPU, and only with --with-tools."
         ),
     ] = "vllm",
     with_tools: Annotated[
@@ -73,28 +76,34 @@ def run(
         typer.Option(
             envvar="RSTAR2_SERVE_KEY",
             callback=common.checked_key,
-            help="The key that clients must send; required for --with-tools on an address other than loopback.",
+            help="The key that clients must send. Required for --with-tools on an address other than loopback.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="What clients call the model; by default its absolute folder or hub id."),
+        typer.Option(help="The model's name for clients; by default its absolute folder or hub id."),
     ] = None,
     cors: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Let web pages of this origin ask, such as http://localhost:3000; repeatable; * for every page.",
+            help="Let web pages of this origin send requests, such as http://localhost:3000; * allows every page. "
+            "Repeatable.",
         ),
     ] = None,
     tp: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per copy; by default as few as the copy needs.")
+        int | None, typer.Option(min=1, help="GPUs per copy of the model; by default as few as fit it.")
     ] = None,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Copies of the model; by default as many as fit on the GPUs.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of prompt and answer together.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most tokens of prompt and answer together; by default the model's context, or as "
+            "much as the memory allows.",
+        ),
     ] = None,
     kv_gib: Annotated[
         int | None,
@@ -116,14 +125,14 @@ def run(
     judge_token: common.JudgeToken = None,
     max_turns: Annotated[int, typer.Option(min=1, help="With --with-tools: most turns of an answer.")] = 10,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="With --with-tools: token budget of an answer, tool output included.")
+        int, typer.Option(min=1, help="With --with-tools: most tokens of an answer, tool output included.")
     ] = 8192,
     ready_s: Annotated[float, typer.Option(min=1, help="Seconds the model may take to load.")] = 900.0,
     restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts of a crashed part within ten minutes before giving up.")
+        int, typer.Option(min=0, help="Restarts of a crashed process within ten minutes before giving up.")
     ] = 3,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Run in the background; return once it answers.")
+        bool, typer.Option("--detach", help="Run in the background; return as soon as the server answers.")
     ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the commands of the servers and exit.")
@@ -131,7 +140,8 @@ def run(
 ) -> None:
     """Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.
 
-    `rstar2 serve status` shows the servers on this machine, `serve down` stops one, and `serve logs` shows its logs.
+    `rstar2 serve status` shows the servers on this machine, `rstar2 serve down` stops one, and `rstar2 serve logs`
+    shows its logs.
     """
     from rstar2.loop.turns.choose import FormatChoice
     from rstar2.serve.choose import Choice, choose
@@ -181,12 +191,12 @@ def _print_commands(choice: Choice) -> None:
 
 
 def _watch(settings: SupervisorSettings, has_key: bool) -> None:
-    """Show what the server does until it ends; if detached, until it answers."""
+    """Show the server's progress until it ends; if detached, until it answers."""
     from rstar2.serve.start import supervised
 
     began = time.monotonic()
     err.print(
-        f"{settings.engine} loads {settings.model}; its log: tail -F {settings.folder}/logs/*.log",
+        f"{settings.engine} loads {settings.model}; logs: tail -F {settings.folder}/logs/*.log",
         soft_wrap=True,
         markup=False,
     )
@@ -205,7 +215,9 @@ def _watch(settings: SupervisorSettings, has_key: bool) -> None:
 
 def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None:
     end = f"rstar2 serve down --port {settings.port}" if settings.detached else "Ctrl-C"
-    out.print(f"[bold]{escape(settings.url)}[/] is ready after {seconds}; {end} stops it", soft_wrap=True)
+    out.print(
+        f"[bold]{escape(settings.url)}[/] is ready after {seconds}; {end} stops the server", soft_wrap=True
+    )
     if settings.with_tools:
         key = "your API key" if has_key else "any key"
         out.print(
@@ -223,9 +235,9 @@ def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None
     )
 )
 def status(json: common.AsJson = False) -> None:
-    """Show the servers on this machine and their load, failed ones included.
+    """Show the servers on this machine and their load. Servers that failed are included.
 
-    Exit code 1 unless all answer, 2 if there is none.
+    The exit code is 0 if all servers answer, 1 if one does not, and 2 if there is no server.
     """
     from rstar2.serve.figures import figures
     from rstar2.serve.state import no_server, read_states
@@ -244,14 +256,14 @@ def status(json: common.AsJson = False) -> None:
 
 
 def _line(server: ServerHandle, load: dict[str, Any]) -> str:
-    """A server, its state and its load, for a person."""
+    """Returns a line with a server's state and load, in rich markup."""
     style = "bold" if load["state"] == "answers" else "bold red"
     tools = ", with tools" if server.with_tools else ""
-    what = escape(f"{server.model} by {server.engine}{tools}")
-    line = f"[{style}]{escape(server.url)} {load['state']}[/]: {what}"
+    model = escape(f"{server.model} by {server.engine}{tools}")
+    line = f"[{style}]{escape(server.url)} {load['state']}[/]: {model}"
     line += f"; up {(time.time() - server.started) / 60:.0f} min, {counted(server.restarts, 'restart')}"
     if load["running"] is not None:
-        line += f"; {load['running']} in flight, {load['waiting']} waiting"
+        line += f"; {load['running']} requests in flight, {load['waiting']} waiting"
     if load["kv_cache"] is not None:
         line += f", KV cache {load['kv_cache']:.0%} full"
     return line + (f"\n{escape(server.error)}" if server.error else "")
@@ -264,7 +276,7 @@ def _line(server: ServerHandle, load: dict[str, Any]) -> str:
     )
 )
 def down(port: Port = None) -> None:
-    """Stop a server that is running here."""
+    """Stop a server that is running on this machine."""
     from rstar2.serve.state import end_server, one_server
 
     server = one_server(port)
@@ -274,19 +286,19 @@ def down(port: Port = None) -> None:
 
 @app.command(
     epilog=examples(
-        ("the last lines of every part", "rstar2 serve logs"),
+        ("the last lines of every log", "rstar2 serve logs"),
         ("follow the engine's log", "rstar2 serve logs engine --follow"),
     )
 )
 def logs(
     part: Annotated[
-        str, typer.Argument(help="Show only parts whose name starts with this: engine, router, agent.")
+        str, typer.Argument(help="Show only the logs whose name starts with this: engine, router or agent.")
     ] = "",
     port: Port = None,
     lines: common.LogLines = 20,
     follow: common.FollowLogs = False,
 ) -> None:
-    """Show the logs of a server that is running here, or with --port, of the last one on that port."""
+    """Show the logs of the server that is running on this machine, or with --port of the last server on that port."""
     from rstar2.serve.state import one_server, server_folder
 
     folder = server_folder(port if port is not None else one_server(None).port) / "logs"

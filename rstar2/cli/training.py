@@ -1,4 +1,4 @@
-"""Terminal output shared by `train`, `sft` and `demo`, and their check that the training packages are installed."""
+"""Functions shared by `train`, `sft` and `demo`: the check of the installed packages, and terminal output."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rstar2.train.records.timing import Timing
 
 LINE_INTERVAL_S = 20.0
-"""Where the output is not a terminal: least seconds between two lines about a running phase."""
+"""Seconds between two lines about a running phase, if the output is not a terminal."""
 
 
 def need_training_extra(rollouts_on: Iterable[Hardware] = ()) -> None:
-    """Raise a UserError if torch or VERL is not installed, or vLLM if rollouts are made on GPUs."""
+    """Raise UserError if torch or VERL is not installed, or if vLLM is missing and rollouts run on GPUs."""
     needed = ["torch", "verl", "transfer_queue"]
     on_gpus = any(each.device == "cuda" for each in rollouts_on)
     if on_gpus:
@@ -42,29 +42,29 @@ def need_training_extra(rollouts_on: Iterable[Hardware] = ()) -> None:
         )
 
 
-def model_here(named: str) -> Path | str:
-    """The folder of a model that is on this machine, and what was typed where it is not: enough for a dry run."""
+def model_here(name: str) -> Path | str:
+    """Returns the folder of a model that is on this machine, else `name` itself, which is enough for a dry run."""
     from pathlib import Path
 
     from rstar2.engines.models import find_model
 
-    return (find_model(named) if Path(named).is_dir() else None) or named
+    return (find_model(name) if Path(name).is_dir() else None) or name
 
 
 def profile_for(model: Path | str) -> str | None:
-    """The hardware profile where the user named none; says so where it is not that of the paper."""
+    """Returns the default hardware profile for a model, and prints its name. None means the recipe's own hardware."""
     from pathlib import Path
 
     from rstar2.cli.common import err
     from rstar2.train.hardware import default_profile
 
     if profile := default_profile(Path(model)):
-        err.print(f"no GPU here and a tiny model: using --profile {profile}")
+        err.print(f"this machine has no GPU and the model is tiny: using --profile {profile}")
     return profile
 
 
 def shell_lines(argv: list[str]) -> str:
-    """A trainer's command line for a shell, with a line for each of its keys."""
+    """Returns a trainer's command line for a shell, with one line for each of its keys."""
     start = 1 + next(
         at for at, word in enumerate(argv) if word.startswith(("verl.trainer.", "rstar2.train.verl."))
     )
@@ -72,12 +72,12 @@ def shell_lines(argv: list[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word in double quotes where single ones would have to be broken up, and nothing in it means more there."""
+    """Quote a word for a shell, with double quotes if it has single quotes and nothing that needs an escape."""
     return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
 
 class ProgressRows:
-    """`PhaseProgress` for a terminal: one row per phase, or plain lines where the output is not a terminal."""
+    """`PhaseProgress` on a terminal, with one row per phase. If the output is not a terminal, it prints lines."""
 
     def __init__(self) -> None:
         self._progress = _progress()
@@ -118,19 +118,19 @@ class ProgressRows:
 
 
 def worker_environment_line() -> str:
-    """The names of the environment variables that workers on other nodes get from here."""
+    """Returns a line with the names of the environment variables that are passed to workers on other nodes."""
     import os
 
     from rstar2.train.command import worker_environment
 
-    plain, secret = (", ".join(found) or "none" for found in worker_environment(os.environ))
+    plain, secret = (", ".join(names) or "none" for names in worker_environment(os.environ))
     return f"environment variables passed to workers: {plain}; in a file that only you can read: {secret}"
 
 
 _TIMING_ROWS = (
     ("start_up_s", "start-up", "judge, Python, VERL, Ray and its actors"),
     ("rollout_s", "rollout", "until all rollouts of a step are graded"),
-    ("judge_s", "  of it judge", "time an average rollout waits for tool calls"),
+    ("judge_s", "  judge", "part of rollout: an average rollout waits for its calls"),
     ("update_s", "update", "log-probabilities, optimizer, weights to the engine"),
     ("checkpoint_s", "checkpoints", "written by VERL"),
     ("evaluation_s", "evaluation", "held-out problems; training problems for the filter"),
@@ -140,14 +140,14 @@ _TIMING_ROWS = (
 
 
 def timing_table(timing: Timing) -> Table:
-    """Where the time of a run went; `rstar2.train.records.timing.Timing` says what each part is."""
+    """Returns a table of the time that each part of a run took. `rstar2.train.records.timing.Timing` has the parts."""
     from rich.table import Table
 
     record = timing.record()
-    table = Table("part", title=f"where {record['wall_s']:.0f} s went")
+    table = Table("part", title=f"time of the run: {record['wall_s']:.0f} s")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
-    table.add_column("what it is", style="dim")
+    table.add_column("includes", style="dim")
     for field, name, meaning in _TIMING_ROWS:
         share = record[field] / record["wall_s"] if record["wall_s"] else 0.0
         table.add_row(name, f"{record[field]:.0f}", f"{share:.0%}", meaning)

@@ -1,7 +1,7 @@
-"""Lists the verbs for `rstar2 --help` without importing any of them.
+"""The root command and the list of verbs. `rstar2 --help` needs only this module, not those of the verbs.
 
-A verb is a module of this folder with the same name. It holds `command`, a function, with `EPILOG`, its worked
-examples, or else `app`, a `typer.Typer` of several commands.
+Each verb is a module of this folder with the same name. The module has either a function `command` and the examples of
+its help in `EPILOG`, or a `typer.Typer` of several commands as `app`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERBS: dict[str, dict[str, str]] = {
         "chat": "Chat with a model that solves problems with Python.",
     },
     "Train": {
-        "data": "List the known data sources, and prepare them for training.",
+        "data": "List the known data sources, prepare them for training, and look at prepared data.",
         "plan": "Estimate what training will cost: memory, work per step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
         "train": "Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.",
@@ -40,15 +40,15 @@ VERBS: dict[str, dict[str, str]] = {
         "runs": "List runs, or show one of them.",
     },
     "Serve": {
-        "format": "Show a model's prompt, its tools and their replies, as the model sees them.",
-        "judge": "Run model-written programs quickly and in isolation, without losing any.",
+        "format": "Show a model's prompt, its tools and their replies as the model sees them.",
+        "judge": "Start, watch and stop the service that runs model-written programs in isolation.",
         "serve": "Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.",
     },
 }
-"""Heading to verb to one line of help, in the order of the help text."""
+"""One line of help for each verb, by heading and verb, in the order of the help text."""
 
 EXAMPLES = (
-    ("the whole recipe in miniature, in minutes", "rstar2 demo"),
+    ("train a tiny model with the whole recipe, in minutes", "rstar2 demo"),
     ("check what this machine can run", "rstar2 doctor"),
     ("chat with a trained model", "rstar2 chat --run runs/demo"),
     ("the options of a verb, with examples", "rstar2 chat --help"),
@@ -56,9 +56,9 @@ EXAMPLES = (
 
 
 class VerbGroup(TyperGroup):
-    """The root command. It imports a verb's module only when that verb is used.
+    """The root command. It imports the module of a verb only when that verb is used.
 
-    Its help text is written without rich, whose import alone takes as long as everything else here.
+    Its help text is written without rich, because importing rich takes as long as everything else in this module.
     """
 
     def list_commands(self, ctx: Context) -> list[str]:
@@ -82,7 +82,7 @@ class VerbGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = _told_with_value(error)
+            error.message = _message_with_value(error)
             raise
 
     def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
@@ -98,14 +98,14 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([(_style(command, fg="cyan"), what) for what, command in EXAMPLES])
 
 
-def _told_with_value(error: typer.BadParameter) -> str:
-    """A refused value's message as pydantic words it, without its prefix, and with the value where it has none."""
+def _message_with_value(error: typer.BadParameter) -> str:
+    """Returns pydantic's message about a rejected value, without pydantic's prefix and with the value."""
     cause: Any = error.__cause__
     if not hasattr(cause, "errors"):
         return error.message
     value = str(cause.errors()[0]["input"])
-    said = error.message.removeprefix("Value error, ")
-    return said if repr(value) in said else f"{said}, not {value}"
+    message = error.message.removeprefix("Value error, ")
+    return message if repr(value) in message else f"{message}, not {value}"
 
 
 def _load(name: str) -> Command:
@@ -118,15 +118,15 @@ def _load(name: str) -> Command:
 
 
 def _with_whole_paragraphs(command: Command) -> Command:
-    """The command, and those below it, with paragraphs of the help in one line each.
+    """Join the lines of each help paragraph of a command and of its subcommands, and return the command.
 
-    Typer keeps the line breaks of a docstring, which do not fit the terminal.
+    Typer would keep the line breaks of the docstring, which do not fit the terminal.
     """
     if command.help:
         paragraphs = inspect.cleandoc(command.help).split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    for below in getattr(command, "commands", {}).values():
-        _with_whole_paragraphs(below)
+    for subcommand in getattr(command, "commands", {}).values():
+        _with_whole_paragraphs(subcommand)
     return command
 
 

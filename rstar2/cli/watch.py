@@ -1,4 +1,4 @@
-"""`rstar2 watch`: how a training run goes."""
+"""`rstar2 watch`: follows a training run."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ import typer
 from rstar2.cli.common import AsJson, examples, out
 
 EPILOG = examples(
-    ("follow a run in another terminal or on another machine", "rstar2 watch runs/demo"),
-    ("only one stage of it", "rstar2 watch runs/rl/stage1"),
-    ("print its steps as JSON, for a script", "rstar2 watch runs/rl --json"),
+    ("follow a run from another terminal or another machine", "rstar2 watch runs/demo"),
+    ("follow one stage of a run", "rstar2 watch runs/rl/stage1"),
+    ("print the steps of a run as JSON, for a script", "rstar2 watch runs/rl --json"),
 )
 
 READ_EVERY_S = 2.0
-Folder = Annotated[Path, typer.Argument(help="The folder of a run, or of a stage in it.", metavar="RUN")]
+Folder = Annotated[
+    Path, typer.Argument(help="A run's folder, or the folder of a stage in it.", metavar="RUN")
+]
 
 
 def command(run: Folder, as_json: AsJson = False) -> None:
     """Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.
 
-    Reads only the files in the run's folder, so the run may be on any machine. Ends when the run ends; Ctrl-C ends it
-    earlier and does not affect the run. If the output is not a terminal, it shows the run's current state once.
+    This command only reads the files in the run's folder, so the run may be on any machine. It ends when the run ends.
+    Ctrl-C ends this command earlier, not the run. If the output is not a terminal, the current state is shown once.
     """
     from rstar2.watch.snapshot import snapshot
     from rstar2.watch.view import draw
 
-    shown = snapshot(run)
+    state = snapshot(run)
     if as_json:
-        typer.echo(json.dumps(shown.record(), indent=2))
+        typer.echo(json.dumps(state.record(), indent=2))
         return
-    if not out.is_terminal or shown.state != "running":
-        out.print(draw(shown, out.width))
+    if not out.is_terminal or state.state != "running":
+        out.print(draw(state, out.width))
         return
     from rich.live import Live
 
-    with Live(draw(shown, out.width), console=out, auto_refresh=False) as live:
-        while shown.state == "running":
+    with Live(draw(state, out.width), console=out, auto_refresh=False) as live:
+        while state.state == "running":
             time.sleep(READ_EVERY_S)
-            shown = snapshot(run)
-            live.update(draw(shown, out.width), refresh=True)
+            state = snapshot(run)
+            live.update(draw(state, out.width), refresh=True)

@@ -13,7 +13,7 @@ from rstar2.install import install_command, installation_for
 
 
 def examine() -> list[Finding]:
-    """All findings. Raises UserError if this package is not installed, because then nothing says what it needs."""
+    """Run all checks. Raises UserError if this package is not installed, because its requirements are then unknown."""
     try:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:
@@ -40,23 +40,25 @@ def examine() -> list[Finding]:
 
 
 def _checked(name: str, check: Callable[[], Finding], verb: str) -> Iterator[Finding]:
-    """The finding of a check that needs packages of an extra; without them, that it was not made.
+    """Yield the finding of a check that needs packages of an extra.
 
-    The command that is named installs what `verb` needs, which includes them.
+    If a package is missing, the finding says that the check was not made. Its command installs the packages that `verb`
+    needs, which include the missing one.
     """
     try:
         yield check()
     except ModuleNotFoundError as error:
-        found = f"not checked: {error.name} is not installed"
-        fix = f"Checked once {error.name} is installed, which `rstar2 {verb}` needs."
+        result = f"not checked: {error.name} is not installed"
+        fix = f"Install {error.name}, which `rstar2 {verb}` needs, and check again."
         commands = tuple(installation_for(error.name or "", [verb]).splitlines())
-        yield Finding(name, found, "missing", False, fix, commands)
+        yield Finding(name, result, "missing", False, fix, commands)
 
 
 def harness_environments() -> list[Finding]:
-    """The environments of benchmark harnesses that were made on this machine.
+    """Check the environments of benchmark harnesses that were made on this machine.
 
-    One that was never made is left out: only its benchmarks need it. So are all if no benchmark can run here.
+    An environment that was never made is left out, because only its benchmarks need it. If no benchmark can run on this
+    machine, all are left out.
     """
     try:
         from rstar2.eval.benchmarks import harnesses
@@ -67,10 +69,10 @@ def harness_environments() -> list[Finding]:
     for harness in harnesses():
         if not harness.folder.is_dir():
             continue
-        name, wrong = f"harness {harness.name}", fault(harness)
-        if wrong is None:
+        name, problem = f"harness {harness.name}", fault(harness)
+        if problem is None:
             findings.append(Finding(name, ", ".join(harness.packages), "ok", False))
             continue
         fix = f"Needed only for {', '.join(harness.benchmarks)}."
-        findings.append(Finding(name, wrong, "missing", False, fix, (harness.command,)))
+        findings.append(Finding(name, problem, "missing", False, fix, (harness.command,)))
     return findings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "scarce", "missing"]
-"""ok: as it should be. scarce: works, with less than recommended. missing: what needs it cannot run."""
+"""ok: as it should be. scarce: less than recommended, but it works. missing: the parts that need it cannot run."""
 
 
 @dataclass(frozen=True)
@@ -15,28 +15,28 @@ class Finding:
 
     name: str
     found: str
-    """What this machine has, in words."""
+    """The result, in words."""
     state: State
     laptop: bool
-    """Whether the laptop path (`rstar2 demo`) cannot run while this is missing."""
+    """Whether the laptop path (`rstar2 demo`) needs this."""
     fix: str = ""
-    """What to do where it is not ok, in words."""
+    """Advice for a state other than ok."""
     commands: tuple[str, ...] = ()
-    """What to type, one a line."""
+    """The commands that fix it."""
     broken: bool = False
-    """Whether it belongs to what is installed here, and keeps that from running."""
+    """Whether something that is installed on this machine cannot run because of this."""
 
 
 def sized(name: str, found: str, enough: bool, more: str) -> Finding:
-    """The result of a check on something the laptop path also works with too little of; `more` is the fix."""
+    """Returns the result of a check whose failure does not stop the laptop path. `more` is the advice."""
     return Finding(name, found, "ok" if enough else "scarce", True, "" if enough else more)
 
 
 def installation_works(findings: list[Finding]) -> bool:
-    """Whether nothing that is installed is broken. What is not installed does not count."""
+    """Whether everything that is installed can run."""
     return not any(finding.broken for finding in findings)
 
 
 def laptop_ready(findings: list[Finding]) -> bool:
-    """Whether everything the laptop path needs is there."""
+    """Whether nothing that the laptop path needs is missing."""
     return not any(finding.laptop and finding.state == "missing" for finding in findings)

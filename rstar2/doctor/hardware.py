@@ -1,4 +1,4 @@
-"""Checks processors, memory, limits, disk and GPUs, as this process may use them."""
+"""Checks the processors, memory, limits, disk and GPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rstar2.files import existing_folder
 from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
 
 MEMORY_GIB = 6
-"""Below this the demo's trainer, rollouts and judge together are likely to swap."""
+"""With less free memory, the demo's trainer, rollouts and judge together are likely to swap."""
 DISK_GIB = 5
-"""A demo's checkpoints, logs and traces fit well into this."""
+"""Disk space that is more than enough for a demo's checkpoints, logs and traces."""
 RUNS = Path("runs")
 SHM = Path("/dev/shm")
 SHM_GIB = 1
-"""Containers have 0.06 GiB by default, which Ray replaces by files on a disk."""
+"""Containers have only 0.06 GiB by default. Ray then uses files on a disk."""
 OPEN_FILES = 65_536
-"""With this many, Ray no longer fails after hundreds of jobs (github.com/ray-project/ray/issues/29696)."""
+"""With this limit, Ray does not fail after hundreds of jobs (github.com/ray-project/ray/issues/29696)."""
 
 
 def processors() -> Finding:
-    """Cores this process may run on."""
+    """Checks the number of cores that this process may use."""
     cores = usable_cores()
     more = "Give the container at least two cores; the demo takes much longer with fewer."
     return sized("processors", f"{cores:g} cores", cores >= 2, more)
 
 
 def memory() -> Finding:
-    """Memory available, in GiB."""
+    """Checks the free memory."""
     total, free = memory_bytes()
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
     more = f"Close other programs: with less than {MEMORY_GIB} GiB free, the demo is likely to swap."
@@ -38,7 +38,7 @@ def memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Size of /dev/shm, through which the processes of a training and of vLLM exchange data."""
+    """Checks the size of /dev/shm, through which the processes of training and of vLLM exchange data."""
     more = "In a container: start it with --ipc host or --shm-size 16g. Otherwise: mount -o remount,size=16g /dev/shm"
     try:
         size = shutil.disk_usage(SHM)
@@ -49,11 +49,11 @@ def shared_memory() -> Finding:
 
 
 def open_files() -> Finding:
-    """How many files a process may open: a judge and a server have one for each connection."""
+    """Checks how many files a process may open. A judge and a server need one for each connection."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = most == resource.RLIM_INFINITY or most >= OPEN_FILES
     more = f"Allow more: ulimit -Hn {OPEN_FILES}, or in a container --ulimit nofile={OPEN_FILES}."
-    return sized("open files", f"{_limit(now)} now, {_limit(most)} at most", enough, more)
+    return sized("open files", f"limit {_limit(now)}, can be raised to {_limit(most)}", enough, more)
 
 
 def _limit(count: int) -> str:
@@ -61,7 +61,7 @@ def _limit(count: int) -> str:
 
 
 def disk() -> Finding:
-    """Room on the disk where runs go if --run does not say otherwise."""
+    """Checks the free space on the disk with the folder `runs`, the default place of runs."""
     folder = existing_folder(RUNS)
     free = shutil.disk_usage(folder).free
     more = "Run in a folder on a disk with more free space, or give one with --run."
@@ -69,7 +69,7 @@ def disk() -> Finding:
 
 
 def gpus() -> Finding:
-    """GPUs by name. None is needed on the laptop path."""
+    """Lists the GPUs by name. The laptop path needs none."""
     names = gpu_names()
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))

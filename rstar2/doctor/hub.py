@@ -1,4 +1,4 @@
-"""Checks the cache of the model hub, and whether the hub is asked at all."""
+"""Checks the cache of the model hub, and whether environment variables forbid requests to the hub."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from rstar2.files import existing_folder, home_folder
 from rstar2.machine import GIB
 
 HUB_GIB = 5
-"""A model of 1B parameters in bfloat16 takes less than half of this."""
+"""Disk space for some models. One with 1B parameters in bfloat16 needs less than half of it."""
 _TRUE = ("1", "ON", "YES", "TRUE")
-"""Source: huggingface_hub/constants.py, as are the variables' names and order."""
+"""Values that mean yes. These, and the variables below, are those of huggingface_hub/constants.py."""
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def hub_cache() -> Finding:
-    """Where models and data sets of the hub are kept, how many and with how much room, and whether it is asked."""
+    """Checks the hub's cache: its folder, its models and data sets, its free space, and whether the hub is used."""
     cache = _cache_folder()
-    kept = sum(1 for kind in ("models", "datasets") for _ in cache.glob(f"{kind}--*"))
+    cached = sum(1 for kind in ("models", "datasets") for _ in cache.glob(f"{kind}--*"))
     folder = existing_folder(cache)
     free = shutil.disk_usage(folder).free
-    set_here = [name for name in _OFFLINE if os.environ.get(name, "").upper() in _TRUE]
-    asked = f"offline by {set_here[0]}" if set_here else os.environ.get("HF_ENDPOINT") or "online"
-    found = f"{cache}: {kept} models and data sets, {free / GIB:.1f} GiB free, {asked}"
+    offline_by = [name for name in _OFFLINE if os.environ.get(name, "").upper() in _TRUE]
+    network = f"offline by {offline_by[0]}" if offline_by else os.environ.get("HF_ENDPOINT") or "online"
+    result = f"{cache}: {cached} models and data sets, {free / GIB:.1f} GiB free, {network}"
     if not os.access(folder, os.W_OK):
         return sized(
-            "hub cache", f"{found}, not writable", False, "Set HF_HOME to a folder that you may write to."
+            "hub cache", f"{result}, not writable", False, "Set HF_HOME to a folder that you may write to."
         )
-    if set_here and not kept:
-        more = f"Nothing of the hub can be used: unset {set_here[0]}, or fill the cache on a machine with a network."
-        return sized("hub cache", found, False, more)
-    return sized(
-        "hub cache", found, free >= HUB_GIB * GIB, "Make room there, or set HF_HOME to another disk."
-    )
+    if offline_by and not cached:
+        more = (
+            f"The cache is empty and {offline_by[0]} forbids downloads: unset {offline_by[0]}, or fill the cache on a "
+            "machine with a network."
+        )
+        return sized("hub cache", result, False, more)
+    more = "Free space on this disk, or set HF_HOME to a folder on another disk."
+    return sized("hub cache", result, free >= HUB_GIB * GIB, more)
 
 
 def _cache_folder() -> Path:

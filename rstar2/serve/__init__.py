@@ -1,12 +1,15 @@
 """Serves a model with vLLM, and the agent with its tools, over HTTP in the format of OpenAI's API.
 
-vllm          finds vLLM, and makes its command line
-hardware      GPUs and memory of this machine, and how a model is laid out on them
-choose        from what a user asks for to the processes that do it, with the reasons
-plan          those processes: engines, a router before several, the endpoint with tools
+vllm          finds an installed vLLM, and makes its command line
+hardware      chooses the layout of a model on the GPUs, or in the memory, of this machine
+choose        turns a user's options into the processes that serve, with notes for the user
+plan          the processes: engines, a router if there are several engines, the agent's endpoint
 launch        starts one server process and waits until it answers
-causes        what a log says about why a server ended, and what to do
-supervisor    the process that keeps the others alive; start, state, figures: its other side, in the command line
+causes        finds the cause of a server's end in its log, with advice
+supervisor    the process that watches and restarts the server processes; settings are its input
+start         starts the supervisor from the command line and yields its events
+state         the files that record which servers run on this machine
+figures       asks a server for its load
 openai/       the agent's HTTP endpoint, which can also run its model with transformers
 """
 

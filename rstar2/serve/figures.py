@@ -1,4 +1,4 @@
-"""Asks a server what it does at the moment, for `rstar2 serve status`."""
+"""Asks a server for its load, for `rstar2 serve status`."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from prometheus_client.parser import text_string_to_metric_families
 from rstar2.processes import answers
 from rstar2.serve.settings import ServerHandle
 
-_WANTED = {
+_FIGURES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "kv_cache",
 }
-_ASK_S = 5.0
+"""Keys of `figures` by vLLM's metric."""
+_TIMEOUT_S = 5.0
 
 
 def figures(server: ServerHandle) -> dict[str, Any]:
-    """`state`, and of its engines: `running` and `waiting` requests, the largest share of a `kv_cache` in use.
+    """Returns the server's `state`, and the load of its engines.
 
-    None where the engine does not say.
+    The load is the number of `running` and of `waiting` requests over all engines, and the share of the fullest
+    engine's `kv_cache` that is in use. A figure is None if no engine reports it.
     """
     if server.error or server.loading:
         state = "gave up" if server.error else "loading"
     else:
         state = "answers" if answers(server.url) else "does not answer"
-    sums: dict[str, list[float]] = {name: [] for name in _WANTED.values()}
+    values: dict[str, list[float]] = {name: [] for name in _FIGURES.values()}
     for url in server.engines if state == "answers" else []:
         for name, value in _metrics(url):
-            sums[name].append(value)
-    running, waiting = (int(sum(sums[name])) if sums[name] else None for name in ("running", "waiting"))
+            values[name].append(value)
+    running, waiting = (int(sum(values[name])) if values[name] else None for name in ("running", "waiting"))
     return {
         "state": state,
         "running": running,
         "waiting": waiting,
-        "kv_cache": max(sums["kv_cache"], default=None),
+        "kv_cache": max(values["kv_cache"], default=None),
     }
 
 
 def _metrics(url: str) -> list[tuple[str, float]]:
     try:
-        answer = httpx.get(f"{url}/metrics", timeout=_ASK_S, trust_env=False)
+        response = httpx.get(f"{url}/metrics", timeout=_TIMEOUT_S, trust_env=False)
     except httpx.TransportError:
         return []
-    if answer.status_code != httpx.codes.OK:
+    if response.status_code != httpx.codes.OK:
         return []
-    families = text_string_to_metric_families(answer.text)
+    families = text_string_to_metric_families(response.text)
     samples = [sample for family in families for sample in family.samples]
-    return [(_WANTED[sample.name], sample.value) for sample in samples if sample.name in _WANTED]
+    return [(_FIGURES[sample.name], sample.value) for sample in samples if sample.name in _FIGURES]

@@ -1,7 +1,7 @@
-"""Chooses how a model is laid out on the GPUs of this machine, or in its memory.
+"""Chooses the layout of a model on the GPUs of this machine, or in its memory.
 
-The estimate is of memory alone: weights, and the KV cache of one conversation of full length, have to fit beside what
-vLLM needs for a step. vLLM measures for itself once it has loaded.
+Only memory is estimated. The weights and the KV cache of one conversation of full length must fit, beside the memory
+that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
 """
 
 from __future__ import annotations
@@ -17,47 +17,50 @@ from rstar2.model_shape import read_attention, weight_bytes
 VALUE_BYTES = 2
 """Bytes of a number in the KV cache."""
 STEP_GIB = 3.0
-"""Of each GPU, for activations, CUDA graphs and the CUDA context."""
+"""GiB of each GPU for activations, CUDA graphs and the CUDA context."""
 SHARE = 0.92
-"""Of a GPU's memory that vLLM takes where nobody else uses it; its own default."""
+"""Share of a GPU's memory that vLLM takes if no other program uses the GPU. This is vLLM's own default."""
 SMALLEST_CONTEXT = 4096
-"""A layout that holds less is no use to a model that reasons."""
+"""The smallest context, in tokens, that a layout may be limited to. A model that reasons needs at least this."""
 KV_GIB = 4
-"""For the KV cache of a model on processors, where the memory is there and one conversation needs no more."""
+"""GiB for the KV cache of a model on the CPU, unless one conversation needs more or the memory is smaller."""
 PROCESS_GIB = 2.0
-"""Of an engine on processors, beside weights and KV cache."""
+"""GiB that an engine on the CPU needs beside weights and KV cache."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What decides the memory that a model takes."""
+    """The figures of a model that decide how much memory it needs."""
 
     weights_gib: float
     kv_bytes: int
-    """Of one token in the KV cache."""
+    """Bytes of one token in the KV cache."""
     context: int
-    """Tokens that the model was made for."""
+    """The model's context, in tokens."""
     heads: int
+    """Attention heads. The number of GPUs that share a copy must divide it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model lies on the GPUs of this machine."""
+    """The layout of a model on the GPUs of this machine."""
 
     tp: int = 1
-    """GPUs that share one copy."""
+    """GPUs that share one copy of the model."""
     replicas: int = 1
-    """Copies."""
+    """Copies of the model."""
     max_model_len: int | None = None
-    """None for the model's own context."""
+    """The context in tokens. None means the model's own context."""
     gpu_memory: float | None = None
+    """Share of each GPU's memory for vLLM. None means vLLM's default."""
     dtype: str | None = None
+    """Type of the weights. None means the type in which the model was saved."""
     notes: tuple[str, ...] = ()
-    """What was chosen and why, in sentences."""
+    """Sentences for the user about the choice and its reasons."""
 
 
 def model_size(folder: Path) -> ModelSize | None:
-    """The size of a model of this machine; None if its config.json or weights do not say."""
+    """Returns the size of a model on this machine, or None if its config.json or weights do not give it."""
     shape, weights = read_attention(folder), weight_bytes(folder)
     if shape is None or shape.context is None or not weights:
         return None
@@ -65,7 +68,7 @@ def model_size(folder: Path) -> ModelSize | None:
 
 
 def check_float32(folder: Path) -> None:
-    """Raise a UserError where transformers could not hold a model here, on processors in float32."""
+    """Raise UserError if the free memory is too small for a model in float32, as transformers loads it on the CPU."""
     weights_gib, free_gib = weight_bytes(folder) / GIB, memory_bytes()[1] / GIB
     if 2 * weights_gib + PROCESS_GIB > free_gib:
         raise UserError(
@@ -78,17 +81,21 @@ def check_float32(folder: Path) -> None:
 def choose_cache(
     size: ModelSize, max_model_len: int | None, free_gib: float
 ) -> tuple[int, int | None, tuple[str, ...]]:
-    """Without a GPU: GiB for the KV cache in `free_gib` of memory, the context, and what was chosen, in sentences.
+    """Chooses the KV cache and the context of a model on the CPU, from `free_gib` GiB of free memory.
 
-    A UserError where the memory does not hold the model, or not a conversation of `max_model_len` tokens.
+    Returns:
+        GiB for the KV cache; the context in tokens, or None for the model's own; and notes for the user.
+
+    Raises:
+        UserError: the memory is too small for the model, or for a conversation of `max_model_len` tokens.
     """
     left = int(free_gib - size.weights_gib - PROCESS_GIB)
-    wanted = max_model_len or size.context
-    needed = math.ceil(wanted * size.kv_bytes / GIB)
+    context = max_model_len or size.context
+    needed = math.ceil(context * size.kv_bytes / GIB)
     if left < 1 or (max_model_len is not None and needed > left):
         raise UserError(
-            f"the model has {size.weights_gib:.1f} GiB of weights, and one conversation of {wanted} tokens needs "
-            f"{wanted * size.kv_bytes / GIB:.1f} GiB more, but only {free_gib:.1f} GiB of memory are free",
+            f"the model has {size.weights_gib:.1f} GiB of weights, and one conversation of {context} tokens needs "
+            f"{context * size.kv_bytes / GIB:.1f} GiB more, but only {free_gib:.1f} GiB of memory are free",
             "Close other programs, give a smaller --max-model-len, or use a smaller model.",
         )
     if needed <= left:
@@ -108,9 +115,10 @@ def choose_layout(
     replicas: int | None = None,
     max_model_len: int | None = None,
 ) -> Layout:
-    """The fewest GPUs a copy that hold it, and as many copies as there are GPUs for; what is given is kept.
+    """Chooses the smallest number of GPUs per copy that fits the model, and then the largest number of copies.
 
-    A UserError where the GPUs are too few or too small.
+    A `tp`, `replicas` or `max_model_len` that is not None is used as it is. Raises UserError if the GPUs are too few or
+    too small.
     """
     if not gpus:
         if (tp or 1) > 1 or (replicas or 1) > 1:
@@ -144,21 +152,24 @@ def choose_layout(
 def _fit(
     size: ModelSize, gpus: int, usable: float, tp: int | None, length: int | None, notes: list[str]
 ) -> tuple[int, int | None]:
-    """GPUs a copy and the context, so that weights and one conversation fit into `usable` GiB of each."""
+    """Returns the GPUs per copy and the context, such that weights and one conversation fit.
+
+    `usable` is the memory of one GPU for them, in GiB. `tp` and `length` are used as they are, unless they are None.
+    """
 
     def tokens(shared_by: int) -> int:
         return int((usable * shared_by - size.weights_gib) * GIB / size.kv_bytes)
 
-    wanted = length or size.context
+    context = length or size.context
     counts = [tp] if tp else [n for n in (1, 2, 4, 8, 16) if n <= gpus and size.heads % n == 0]
-    chosen = next((n for n in counts if tokens(n) >= wanted), counts[-1])
+    chosen = next((n for n in counts if tokens(n) >= context), counts[-1])
     room = tokens(chosen)
-    if room >= wanted:
+    if room >= context:
         return chosen, length
     if length is not None or room < min(SMALLEST_CONTEXT, size.context):
-        need = size.weights_gib + wanted * size.kv_bytes / GIB
+        need = size.weights_gib + context * size.kv_bytes / GIB
         raise UserError(
-            f"the model needs about {need:.0f} GiB for its weights and one conversation of {wanted} tokens, but "
+            f"the model needs about {need:.0f} GiB for its weights and one conversation of {context} tokens, but "
             f"{chosen} GPUs have only {max(0.0, usable) * chosen:.0f} GiB for it",
             "Give a smaller --max-model-len, a larger --tp, or a smaller model; `nvidia-smi` shows which programs use "
             "the GPUs.",

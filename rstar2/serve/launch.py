@@ -1,4 +1,4 @@
-"""Starts one server process, says what it is doing while it loads, and waits until it answers."""
+"""Starts one server process, reports its progress while it loads, and waits until it answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rstar2.supervision.logs import tail
 POLL_S = 0.5
 STOP_S = 30.0
 OnProgress = Callable[[str], None]
-"""Gets what a server is doing, in a few words, whenever that changes."""
+"""Called with a few words about what a server is doing, whenever that changes."""
 _STAGES = (
     (r"downloading|fetching \d+ files", "downloading the model"),
     (r"starting to load model|loading (?:safetensors|checkpoint|weights)", "loading the weights"),
@@ -30,27 +30,27 @@ _STAGES = (
     (r"capturing (?:cuda|cudagraph)|graph capturing|warming up", "warming up"),
     (r"application startup|starting vllm (?:api )?server|uvicorn running", "opening the port"),
 )
-"""Patterns of a log's lines, and what they mean; a later line wins."""
+"""Patterns of log lines, with what a server is doing when it writes them. The last matching line decides."""
 _PERCENT = re.compile(r"(\d{1,3})%.*(?:completed|\|)")
 
 
 def stage(lines: Sequence[str]) -> str:
-    """What the last lines of a log say that the server is doing; empty where they say nothing known."""
+    """Returns what the server is doing, from the last lines of its log, or "" if they do not tell."""
     for line in reversed(lines):
         for pattern, words in _STAGES:
             if re.search(pattern, line, re.IGNORECASE):
-                done = _PERCENT.search(line)
-                return f"{words}, {done[1]} %" if done else words
+                percent = _PERCENT.search(line)
+                return f"{words}, {percent[1]} %" if percent else words
     return ""
 
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A process that is to answer at a URL."""
+    """A server process, and the URL at which it will answer."""
 
     process: subprocess.Popen[bytes]
     name: str
-    """For messages."""
+    """The server's name in messages."""
     url: str
     log: Path
 
@@ -58,14 +58,14 @@ class StartedServer:
 def start_server(
     command: Sequence[str], environment: Mapping[str, str], log: Path, text: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a server. It reads `text` from its standard input, and what it prints is appended to `log`.
+    """Start a server, with `text` as its standard input. Its output is appended to `log`.
 
-    Raises Failure if there is no such program.
+    Raises Failure if the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     try:
-        # It ends its own processes when asked to, which a kill would leave behind.
+        # After SIGTERM, the server ends its own child processes. A kill would leave them behind.
         return start_bound(command, log, text, env=environment, ended_by=signal.SIGTERM)
     except OSError as error:
         raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install it again.") from error
@@ -77,15 +77,15 @@ def wait_ready(
     on_progress: OnProgress | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return once the server answers, or once `stopping` returns true.
+    """Wait until the server answers, or until `stopping` returns true.
 
     Raises:
-        UserError: another program answers in its place.
-        UserError, Failure: the error of `explained_end` if it ends, and that of `explained` if it does not answer
-            within `ready_s` seconds.
+        UserError: another program answers at the server's URL.
+        UserError, Failure: the server ended (see `explained_end`), or did not answer within `ready_s` seconds (see
+            `explained`).
     """
     process, name, url, log = server.process, server.name, server.url, server.log
-    deadline, said = time.monotonic() + ready_s, ""
+    deadline, reported = time.monotonic() + ready_s, ""
     while process.poll() is None and not stopping():
         if answers(url):
             if not listens(process.pid, httpx.URL(url).port or 80):
@@ -96,8 +96,8 @@ def wait_ready(
         if time.monotonic() > deadline:
             raise explained(f"{name} did not answer at {url} within {ready_s:g} seconds", log)
         doing = stage(tail(log, 40)) if on_progress else ""
-        if on_progress is not None and doing not in ("", said):
-            said = doing
+        if on_progress is not None and doing not in ("", reported):
+            reported = doing
             on_progress(doing)
         time.sleep(POLL_S)
     if not stopping():
@@ -108,9 +108,9 @@ def wait_ready(
 def running_server(
     command: Sequence[str], environment: Mapping[str, str], url: str, log: Path, ready_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A vLLM server for the length of a `with` block, which is entered once it answers. It prints to `log`.
+    """Run a vLLM server for the length of a `with` block, which starts when the server answers. It writes to `log`.
 
-    Raises the error of `wait_ready` if it does not come up.
+    Raises what `wait_ready` raises.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")

@@ -1,4 +1,7 @@
-"""Lists the processes of one `rstar2 serve`: engines, a router before several, the endpoint with tools."""
+"""Makes the list of processes of one `rstar2 serve`.
+
+These are the engines, a router if there are several engines, and the agent's endpoint if the agent is served.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +23,36 @@ class Process(BaseModel, extra="forbid"):
     """One server process."""
 
     name: str
-    """As in its log's name: `engine`, `engine-1`, `router`, `agent`."""
+    """The name of the process and of its log: `engine`, `engine-1`, `router` or `agent`."""
     command: list[str]
     environment: dict[str, str] = {}
+    """Environment variables in addition to those of this process."""
     settings: str = ""
-    """What it reads from its standard input."""
+    """The text that the process reads from its standard input."""
     url: str
-    """Where it answers, without a slash at the end."""
+    """The URL at which the process answers, without a slash at the end."""
 
 
 class AgentServerSettings(BaseModel, extra="forbid"):
-    """What the agent's endpoint (`rstar2.serve.openai.agent_server`) uses, and its address."""
+    """The settings of the agent's endpoint (`rstar2.serve.openai.agent_server`)."""
 
     engine_url: str | None
-    """The engine's server. None runs the model in the endpoint's own process, with transformers."""
+    """URL of the engine's server. None runs the model in the endpoint's own process, with transformers."""
     model: str
-    """The folder or hub id with the tokenizer and the format; without `engine_url` the folder of the model."""
+    """The folder or hub id with the tokenizer and the format. Without `engine_url` it is the model's folder."""
     name: str | None = None
-    """What clients call a model that runs in this process. None means its folder; an engine's server names its own."""
+    """The model's name for clients, if it runs in the endpoint's process. None means its folder. With `engine_url`, the
+    engine's server decides the name."""
     origins: list[str] = []
-    """Web pages of these origins may ask; `*` means every page."""
+    """Web pages of these origins may send requests. `*` means every page."""
     max_model_len: int | None = None
-    """Limits the context of a model that runs in this process. None means the model's own context."""
+    """The context, in tokens, of a model that runs in the endpoint's process. None means the model's own context."""
     host: str
     port: int
     format: str | None = None
     force_format: bool = False
     judge_url: str | None = None
-    """None starts a judge."""
+    """URL of a judge. None starts one."""
     judge_token: str | None = None
     judge_workers: int = 2
     max_turns: int = 10
@@ -58,13 +63,13 @@ class AgentServerSettings(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where clients find a server, and who may ask."""
+    """The address of a server, and the clients that may use it."""
 
     host: str
     port: int
     api_key: str | None = None
     origins: tuple[str, ...] = ()
-    """Web pages of these origins, such as `http://localhost:3000`, may ask; `*` means every page."""
+    """Web pages of these origins, such as `http://localhost:3000`, may send requests. `*` means every page."""
 
     @property
     def url(self) -> str:
@@ -72,14 +77,14 @@ class Endpoint:
 
 
 def inner() -> Endpoint:
-    """A free port of this machine, for a process that only another of ours speaks to."""
+    """Returns an endpoint on a free loopback port, for a process that only other server processes use."""
     return Endpoint("127.0.0.1", free_port())
 
 
 def agent_process(settings: AgentServerSettings) -> Process:
-    """The agent's endpoint, see `rstar2.serve.openai.agent_server`."""
+    """Returns the process of the agent's endpoint, see `rstar2.serve.openai.agent_server`."""
     command = [sys.executable, "-m", "rstar2.serve.openai.agent_server"]
-    # Standard input, as of `begin_module`: a command line and an environment can be read by others.
+    # The settings go to standard input (see `begin_module`), because other users can read a command line.
     text = settings.model_dump_json() + "\n"
     return Process(name="agent", command=command, settings=text, url=url_of(settings.host, settings.port))
 
@@ -87,9 +92,10 @@ def agent_process(settings: AgentServerSettings) -> Process:
 def vllm_processes(
     vllm: VLLM, settings: ServeSettings, replicas: int, api_key: str | None
 ) -> list[list[Process]]:
-    """One vLLM at the address of the settings; or several on ports of their own, then a router at that address.
+    """Returns the vLLM processes in the order in which they are started, in waves.
 
-    UserError where a router is needed and not installed.
+    One copy answers at the address of `settings`. Several copies get free ports, and a router answers at that address.
+    Raises UserError if a router is needed and not installed.
     """
     key = {} if api_key is None else {"VLLM_API_KEY": api_key}
     if replicas == 1:
@@ -102,18 +108,20 @@ def vllm_processes(
         )
     engines = []
     for number in range(replicas):
-        own = replace(settings, host="127.0.0.1", port=free_port(), origins=())
+        copy_settings = replace(settings, host="127.0.0.1", port=free_port(), origins=())
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(i) for i in range(replicas * settings.tp)]
-        mine = gpus[number * settings.tp : (number + 1) * settings.tp]
-        engines.append(
-            _engine(f"engine-{number}", vllm, own, {**key, "CUDA_VISIBLE_DEVICES": ",".join(mine)})
-        )
+        copy_gpus = ",".join(gpus[number * settings.tp : (number + 1) * settings.tp])
+        environment = {**key, "CUDA_VISIBLE_DEVICES": copy_gpus}
+        engines.append(_engine(f"engine-{number}", vllm, copy_settings, environment))
     return [engines, [_router(router, settings, [engine.url for engine in engines])]]
 
 
 def find_router(vllm: VLLM) -> str | None:
-    """The `vllm-router` beside vLLM, beside this interpreter, or on the PATH."""
+    """Returns the path of `vllm-router`, or None if it is not installed.
+
+    It is looked for in vLLM's environment, then in this environment, then on the PATH.
+    """
     beside = [Path(python).with_name("vllm-router") for python in (vllm.python, sys.executable)]
     return next((str(path) for path in beside if path.exists()), shutil.which("vllm-router"))
 
@@ -124,8 +132,8 @@ def _engine(name: str, vllm: VLLM, settings: ServeSettings, more: dict[str, str]
 
 
 def _router(router: str, settings: ServeSettings, engines: list[str]) -> Process:
-    # Of two engines drawn by lot the one with fewer requests: our requests carry no session to keep together, and
-    # the policies that read the prompt's text find token ids.
+    # power_of_two draws two engines at random and takes the one with fewer requests. Other policies need a session id
+    # or the prompt's text, but our requests have no session id, and their prompts are token ids.
     command = [router, "--host", settings.host, "--port", str(settings.port), "--policy", "power_of_two"]
     command += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
     if settings.origins:

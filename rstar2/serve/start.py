@@ -1,4 +1,4 @@
-"""Starts a supervisor and passes on what it says: the command line's side of `rstar2 serve`."""
+"""Starts the supervisor of a server and yields its events, for `rstar2 serve` and `rstar2 chat`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rstar2.supervision.settings import Event
 from rstar2.supervision.start import started_supervisor
 
 START_S = 120.0
-"""How long a supervisor may take beside waiting for its processes."""
+"""Seconds that a supervisor may take in addition to the time in which its processes load."""
 
 
 def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Generator[Event, None, None]:
-    """Start a server and yield what its supervisor says, until it ends; if detached, until it answers.
+    """Start a server and yield the events of its supervisor, until the server ends; if detached, until it answers.
 
-    The server is ended when the iterator is closed before that, or this process ends in whatever way.
+    The server is ended if the iterator is closed before that, or if this process ends, also by a kill.
 
     Raises:
-        UserError: the model cannot be served so, whatever is tried again.
-        Failure: it did not come up, crashed too often, or was stopped before it answered.
+        UserError: the model cannot be served with these settings, and another attempt would fail too.
+        Failure: the server did not come up, crashed too often, or was stopped before it answered.
     """
-    # The supervisor itself gives up after `ready_s` of each process.
+    # The supervisor itself gives up if a process has not answered after `ready_s`.
     wait_s = start_s + settings.ready_s * sum(map(len, settings.waves))
     with started_supervisor(SUPERVISOR, settings, "the server's supervisor", STOP_S) as (process, events):
         ready = False
         while not (ready and settings.detached):
             event = events.next(None if ready else wait_s)
             if event is None:
-                # 0: `rstar2 serve down`.
+                # The exit code is 0 after `rstar2 serve down`.
                 if process.wait(STOP_S) != 0:
-                    raise Failure("the server's supervisor ended", f"See {settings.folder}/logs.")
+                    raise Failure("the server's supervisor ended", f"See the logs in {settings.folder}/logs.")
                 if not ready:
                     raise Failure("the server was stopped while it was starting", "Start it again.")
                 break

@@ -1,4 +1,4 @@
-"""The files that say which servers run here, one a port, for `rstar2 serve status`, `down` and `logs`."""
+"""The files that record which servers run on this machine, one per port, for `rstar2 serve status`, `down`, `logs`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rstar2.supervision.state import StateFile, end_module, runs_module, state_f
 
 SUPERVISOR = "rstar2.serve.supervisor"
 STOP_S = 90.0
-"""For all waves of parts, one after the other."""
+"""Seconds in which a supervisor stops all its processes, wave by wave."""
 
 
 def server_folder(port: int) -> Path:
-    """Where the logs of the server at a port are, in `logs`; those of the one that ran last too."""
+    """Returns the folder of the server at a port, or of the last one that ran there. Its logs are in `logs`."""
     return state_folder() / "serve" / str(port)
 
 
@@ -36,15 +36,16 @@ def port_taken(port: int) -> UserError:
 
 
 def read_states() -> list[ServerHandle]:
-    """The servers that load or run here, and those that gave up; UserError where a file cannot be read."""
-    found = (_file(path).read() for path in sorted(state_folder().glob("serve/*.json")))
-    return [one for one in found if one is not None and (one.error or _runs(one))]
+    """Returns the servers of this machine that load, run or gave up. Raises UserError if a file cannot be read."""
+    handles = (_file(path).read() for path in sorted(state_folder().glob("serve/*.json")))
+    return [handle for handle in handles if handle is not None and (handle.error or _runs(handle))]
 
 
 def one_server(port: int | None) -> ServerHandle:
-    """The server at a port, or the only one: of those that run, or where none does, of those that gave up.
+    """Returns the server at a port, or the only server if `port` is None.
 
-    UserError where there is none, or several and no port is given.
+    A server that gave up is returned only if none runs. Raises UserError if there is no such server, or if there are
+    several and `port` is None.
     """
     servers = [server for server in read_states() if port in (None, server.port)]
     servers = [server for server in servers if not server.error] or servers
@@ -52,19 +53,23 @@ def one_server(port: int | None) -> ServerHandle:
         raise no_server("" if port is None else f" on port {port}")
     if len(servers) > 1:
         ports = ", ".join(str(server.port) for server in servers)
-        which = "servers gave up" if servers[0].error else "servers are running"
-        raise UserError(f"{len(servers)} {which} here, on ports {ports}", "Choose one with --port.")
+        state = "servers gave up" if servers[0].error else "servers are running"
+        raise UserError(
+            f"{len(servers)} {state} on this machine, on ports {ports}", "Choose one with --port."
+        )
     return servers[0]
 
 
 def no_server(where: str = "") -> UserError:
-    return UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
+    return UserError(
+        f"no server is running on this machine{where}", "Start one with `rstar2 serve MODEL --detach`."
+    )
 
 
 def end_server(server: ServerHandle) -> None:
-    """End a server and everything it started; a Failure where it does not end."""
+    """End a server and all its processes. Raises Failure if it does not end within `STOP_S` seconds."""
     if not end_module(server.pid, SUPERVISOR, wait_s=STOP_S):
-        raise Failure(f"the server (pid {server.pid}) did not stop", f"See {server.folder}/logs.")
+        raise Failure(f"the server (pid {server.pid}) did not stop", f"See the logs in {server.folder}/logs.")
     state_file(server.port).clear(server.pid)
 
 

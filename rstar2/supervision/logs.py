@@ -1,4 +1,7 @@
-"""The logs of the parts of a judge or a server: private, rotated, and shown by `judge logs` and `serve logs`."""
+"""The logs of the processes of a judge or a server. They are private and rotated.
+
+`rstar2 judge logs` and `rstar2 serve logs` show them. A part is one process.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ log = logging.getLogger(__name__)
 
 
 def private_log(folder: Path, part: str) -> Path:
-    """The log of one part, `<part>.log` in `folder`, which this user alone can read; made where it is not there."""
+    """Returns the log of one part, `<part>.log` in `folder`, which only this user can read. It is made if missing."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     return private_file(folder / f"{part}.log")
 
 
 def rotate(folder: Path, max_bytes: int) -> None:
-    """Empty each log that is longer than `max_bytes`; what it held is kept as `<part>.log.1`.
+    """Move the contents of each log that is longer than `max_bytes` to `<part>.log.1`.
 
-    The parts hold their logs open and append to them, so they are emptied in place; a line that is written in just
-    that moment is lost.
+    The parts append to their open logs, so a log is emptied in place. A line that is written between the copy and the
+    emptying is lost.
     """
     for path in folder.glob("*.log"):
         try:
@@ -42,12 +45,12 @@ def _rotate_one(path: Path) -> None:
     try:
         shutil.copy(path, path.with_name(f"{path.name}.1"))
     except OSError as error:
-        log.warning("%s is emptied without keeping a copy: %s", path.name, error)
+        log.warning("%s is emptied without a copy: %s", path.name, error)
     os.truncate(path, 0)
 
 
 class Rotation:
-    """Rotates the logs of a folder every few seconds, however often it is called."""
+    """Rotates the logs of a folder, but not more often than every `ROTATE_EVERY_S` seconds."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
@@ -61,7 +64,7 @@ class Rotation:
 
 
 def tail(path: Path, count: int, size: int | None = None) -> list[str]:
-    """The last `count` lines of a file, or of its first `size` bytes, of at most a MiB."""
+    """Returns the last `count` lines of a file, or of its first `size` bytes. At most the last MiB is read."""
     with path.open("rb") as file:
         end = file.seek(0, 2) if size is None else size
         start = file.seek(max(0, end - TAIL_BYTES))
@@ -69,21 +72,22 @@ def tail(path: Path, count: int, size: int | None = None) -> list[str]:
 
 
 def end_of(path: Path, count: int = 15) -> str:
-    """The last lines of a log for the hint of an error."""
+    """Returns the last lines of a log, for the hint of an error."""
     return "\n".join([f"The end of its log, {path}:", *tail(path, count)])
 
 
 def logs_of(folder: Path, part: str) -> list[Path]:
-    """The logs in a folder, of the parts whose name begins with `part`."""
+    """Returns the logs in a folder whose name begins with `part`."""
     return sorted(path for path in folder.glob("*.log") if path.name.startswith(part))
 
 
 def follow(
     folder: Path, part: str = "", count: int = 0, ended: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[str, str]]:
-    """The last `count` lines of each `<part>.log` in `folder`, then all as they are written: (part, line).
+    """Yield the last `count` lines of each log in `folder`, and then each new line, as (part, line).
 
-    Until `ended` says so. Parts that start later are followed too; only parts whose name begins with `part`.
+    Only logs whose name begins with `part` are followed, including those that are made later. Ends when `ended` returns
+    true.
     """
     read_up_to = {path: path.stat().st_size for path in logs_of(folder, part)}
     for path, size in read_up_to.items():
@@ -93,11 +97,11 @@ def follow(
         for path in logs_of(folder, part):
             with path.open("rb") as file:
                 if file.seek(0, 2) < read_up_to.get(path, 0):
-                    read_up_to[path] = 0  # it was emptied
+                    read_up_to[path] = 0  # the log was rotated
                 file.seek(read_up_to.get(path, 0))
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            read_up_to[path] = read_up_to.get(path, 0) + len(whole)
-            for line in whole.decode("utf-8", "replace").splitlines():
+            complete = data[: data.rfind(b"\n") + 1]
+            read_up_to[path] = read_up_to.get(path, 0) + len(complete)
+            for line in complete.decode("utf-8", "replace").splitlines():
                 yield path.stem, line
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""A child process of a supervisor: restarted when it ends, after longer pauses if it keeps ending soon."""
+"""A child process of a supervisor. It is restarted if it ends, after longer pauses if it ends again soon."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rstar2.retry import Backoff
 
 @dataclass(frozen=True)
 class Restarts:
-    """When a part that died is started again: after pauses that double from `first_s` to `longest_s`."""
+    """The pauses before restarts. They double from `first_s` to `longest_s` seconds."""
 
     first_s: float
     longest_s: float
     stable_s: float
-    """A part that ran for this long is started again after the first pause."""
+    """After a run of this many seconds, the pauses begin again with `first_s`."""
     at_once: bool = False
-    """Such a part is started again after no pause."""
+    """After a run of `stable_s` seconds, restart without a pause."""
 
 
 class Part:
     """One child process that must always run.
 
     Args:
-        start: starts it. An error that it raises is passed on, and a later call tries again.
-        on_death: called for each process that has died. If it raises, the error is passed on and no other is started.
-        stop_s: how long it may take to end once it is asked to.
-        process: the first one, if it was started already.
+        start: starts the process. An error that it raises is passed on, and a later call tries again.
+        on_death: called after each end of the process. If it raises, the error is passed on and nothing is restarted.
+        stop_s: seconds in which the process has to end after a signal.
+        process: the first process, if it was started already.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Part:
         self._restart_at: float | None = None
 
     def restart_if_dead(self) -> None:
-        """Start it again if it died and its pause is over."""
+        """Start the process again if it ended and the pause is over."""
         now = time.monotonic()
         if self._restart_at is None and self.process.poll() is not None:
             self._on_death()
@@ -61,7 +61,7 @@ class Part:
             try:
                 self.process = self._start()
             except BaseException:
-                # The next try has its pause too, and no death of its own.
+                # The next attempt waits too, and `on_death` is not called again.
                 self._restart_at = now + self.pauses.next_s()
                 raise
             self._started, self._restart_at = now, None

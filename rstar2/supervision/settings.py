@@ -1,4 +1,4 @@
-"""What a supervisor is told when it starts, and what it reports."""
+"""The settings that a supervisor reads when it starts, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pydantic import BaseModel
 
 
 class SupervisionSettings(BaseModel, extra="forbid"):
-    """What every supervisor needs to know."""
+    """The settings that all supervisors share."""
 
     folder: str
-    """The service's. Logs go to `logs/` in it."""
+    """The service's folder. Its logs are in `logs/`."""
     max_log_bytes: int
-    """Size at which a log is moved to a second file, replacing the one that was moved before."""
+    """Size at which the contents of a log are moved to a second file, which is replaced each time."""
     detached: bool = False
-    """True: outlive the process that started it."""
+    """Whether the supervisor continues after the process that started it has ended."""
 
 
 class Event(BaseModel):
-    """One line that a supervisor prints."""
+    """One event, which a supervisor prints as a line of JSON."""
 
     kind: Literal["progress", "ready", "restart", "failed"]
     text: str = ""

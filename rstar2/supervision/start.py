@@ -1,4 +1,4 @@
-"""Starts a supervisor in a process of its own, and reads its events."""
+"""Starts a supervisor process and reads its events."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rstar2.supervision.settings import Event, SupervisionSettings
 
 
 class Events:
-    """What a supervisor prints, event after event.
+    """The events that a supervisor prints.
 
     Args:
-        what: the supervisor, for messages, such as "the judge's supervisor".
-        logs: where its logs are, for hints.
+        what: the supervisor's name in messages, such as "the judge's supervisor".
+        logs: the folder of its logs, for hints.
     """
 
     def __init__(self, stream: IO[bytes], what: str, logs: Path) -> None:
@@ -36,11 +36,11 @@ class Events:
         """Returns the next event, or None if the supervisor has ended.
 
         Args:
-            wait_s: how long it may take. None means no limit, for a supervisor that may be silent as long as it lives.
+            wait_s: seconds to wait. None means no limit, for a supervisor that may report nothing for hours.
 
         Raises:
-            UserError, Failure: the service failed, for the reason that the event has.
-            Failure: nothing came within `wait_s` seconds.
+            UserError, Failure: the service failed. The message is that of the event.
+            Failure: there was no event within `wait_s` seconds.
         """
         deadline = None if wait_s is None else time.monotonic() + wait_s
         poll = select.poll()
@@ -48,7 +48,9 @@ class Events:
         while b"\n" not in self._unread:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not poll.poll(None if left_s is None else 1000 * left_s):
-                raise Failure(f"{self._what} said nothing for {wait_s:g} s", f"See {self._logs}.")
+                raise Failure(
+                    f"{self._what} reported nothing for {wait_s:g} s", f"See the logs in {self._logs}."
+                )
             data = os.read(self._stream.fileno(), 65536)
             if not data:
                 return None
@@ -64,18 +66,18 @@ class Events:
 def started_supervisor(
     module: str, settings: SupervisionSettings, what: str, stop_s: float, hidden: Collection[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Events]]:
-    """Start `python -m module`, which reads its settings with `begin_module`, and read its events within the block.
+    """Start `python -m module`, which reads its settings with `begin_module`, and yield the process and its events.
 
-    If the block raises, the supervisor is stopped. Else it runs until its standard input is closed, thus also until
-    this process ends in whatever way.
+    If the `with` block raises, the supervisor is stopped. Else the supervisor runs until its standard input is closed.
+    It is closed at the latest when this process ends, even by a kill.
 
     Args:
         what: see `Events`.
-        stop_s: how long it may take to stop.
-        hidden: environment variables that it does not inherit.
+        stop_s: seconds in which the supervisor has to stop.
+        hidden: environment variables that the supervisor does not inherit.
 
     Raises:
-        UserError: the folder cannot be written to.
+        UserError: the service's folder cannot be written to.
     """
     folder = Path(settings.folder)
     try:
@@ -107,7 +109,7 @@ def started_supervisor(
 
 
 def stop_supervisor(process: subprocess.Popen[bytes], stop_s: float) -> None:
-    """Stop a supervisor and everything it started. After `stop_s` seconds it is killed."""
+    """Stop a supervisor and all processes that it started. They are killed after `stop_s` seconds."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
     stop_group(process, stop_s)

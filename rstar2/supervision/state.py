@@ -1,4 +1,4 @@
-"""The files that say which supervisors run, and how one of them is ended by its number."""
+"""The files that record which supervisors run, and functions that find and end a supervisor by its process id."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Handle(BaseModel):
     """A supervisor that runs."""
 
     pid: int
-    """Ending it ends everything that it started."""
+    """Process id. If this process ends, all processes that it started end too."""
     folder: str
-    """Where its logs are, in `logs/`."""
+    """The service's folder. Its logs are in `logs/`."""
 
 
-Kept = TypeVar("Kept", bound=Handle)
+AnyHandle = TypeVar("AnyHandle", bound=Handle)
 
 
 def state_folder() -> Path:
@@ -40,19 +40,22 @@ def state_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class StateFile(Generic[Kept]):
-    """A file with the handle of one supervisor, readable by this user alone: it may hold secrets."""
+class StateFile(Generic[AnyHandle]):
+    """A file with the handle of one supervisor. Only this user can read it, because it may contain secrets."""
 
     path: Path
-    kind: type[Kept]
+    kind: type[AnyHandle]
     hint: str
-    """What to do where it cannot be read."""
+    """Advice for the error if the file cannot be read."""
 
-    def write(self, handle: Kept) -> None:
+    def write(self, handle: AnyHandle) -> None:
         write_text(self.path, handle.model_dump_json(indent=2), mode=0o600)
 
-    def read(self) -> Kept | None:
-        """What is written there, whether that runs or not; UserError where it cannot be read."""
+    def read(self) -> AnyHandle | None:
+        """Returns the handle in the file, even of a supervisor that has ended. None if there is no file.
+
+        Raises UserError if the file cannot be read.
+        """
         try:
             return self.kind.model_validate_json(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -61,14 +64,14 @@ class StateFile(Generic[Kept]):
             raise UserError(f"cannot read {self.path}: {error}", self.hint) from error
 
     def clear(self, pid: int) -> None:
-        """Remove the file if it still names this supervisor."""
+        """Remove the file if it is still that of the supervisor with this process id."""
         handle = self.read()
         if handle is not None and handle.pid == pid:
             self.path.unlink(missing_ok=True)
 
 
 def runs_module(pid: int, *modules: str) -> bool:
-    """Whether a process runs one of these modules with `python -m`; another may have its number by now."""
+    """Whether a process runs one of these modules with `python -m`. The id may belong to another process by now."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -77,7 +80,7 @@ def runs_module(pid: int, *modules: str) -> bool:
 
 
 def end_module(pid: int, *modules: str, wait_s: float) -> bool:
-    """Ask a process to end if it runs one of these modules, and wait. → whether none of them runs any more."""
+    """Send SIGTERM to a process if it runs one of these modules, and wait. Returns whether it has ended."""
     if runs_module(pid, *modules):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The process that keeps a service alive: it starts the parts, reports that they answer, and restarts what dies."""
+"""The supervisor process of a service. It starts the parts, reports when they answer, and restarts those that end."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor(ABC):
-    """Runs the parts of one service until it is told to stop.
+    """Runs the parts of one service until it has to stop.
 
-    It stops, with everything it started, on SIGTERM, and unless detached when its standard input closes: the process
-    that started it has ended, in whatever way.
+    It stops, with all processes that it started, after SIGTERM. If it is not detached, it also stops when its standard
+    input closes, because the process that started it has then ended.
 
     Args:
-        silent: nobody reads its events after `ready`.
+        silent: whether no process reads the events after `ready`.
     """
 
     def __init__(self, settings: SupervisionSettings, *, silent: bool) -> None:
         self.folder = Path(settings.folder)
         self.logs = self.folder / "logs"
         self.waves: list[list[Part]] = []
-        """In the order in which they were started. The last ones use the others, so they are stopped first."""
+        """Groups of parts, in the order of their start. Later groups use earlier ones, so they are stopped first."""
         self._max_log_bytes = settings.max_log_bytes
         self._detached = settings.detached
         self._silent = silent
-        self._stop_asked = False
+        self._stop_requested = False
         self._lock: IO[str] | None = None
 
     @abstractmethod
     def start(self) -> None:
-        """Start every part, and return once all answer or `stopping()` is true. Raises RStarError if one does not."""
+        """Start all parts, and wait until they answer or `stopping()` is true. Raises RStarError if one fails."""
 
     @abstractmethod
     def ready(self) -> Event:
-        """Called once, after `start`. Returns what the starter is told."""
+        """Called once, after `start`. Returns the event for the process that started the supervisor."""
 
     def check(self) -> None:  # noqa: B027, there need not be more to do
         """Called after each check of the parts, several times a second."""
@@ -73,15 +73,15 @@ class Supervisor(ABC):
         except BlockingIOError:
             raise taken from None
         except OSError as error:
-            log.warning("%s cannot be locked, so no other process is kept out: %s", path, error)
+            log.warning("%s cannot be locked, so a second process is not noticed: %s", path, error)
 
     def stopping(self, wait_s: float = 0.0) -> bool:
-        """Whether it is told to stop, now or within `wait_s` seconds."""
+        """Whether the supervisor has to stop, now or within `wait_s` seconds."""
         starter = [] if self._detached else [sys.stdin]
-        return self._stop_asked or bool(select.select(starter, [], [], wait_s)[0])
+        return self._stop_requested or bool(select.select(starter, [], [], wait_s)[0])
 
     def run(self) -> None:
-        """Start the service and keep it running until it is told to stop or gives up. Reports to standard output."""
+        """Start the service and keep it running until it has to stop or fails. Events go to standard output."""
         signal.signal(signal.SIGTERM, self._on_signal)
         try:
             self.start()
@@ -99,7 +99,7 @@ class Supervisor(ABC):
             self.close()
 
     def _on_signal(self, _signal: int, _frame: object) -> None:
-        self._stop_asked = True
+        self._stop_requested = True
 
     def _watch(self) -> None:
         rotation = Rotation(self.logs, self._max_log_bytes)
@@ -110,13 +110,13 @@ class Supervisor(ABC):
                 except RStarError as error:
                     self.restart_failed(error)
                 except (OSError, SubprocessError) as error:
-                    # The machine has no process, memory, descriptor or disk to spare just now.
-                    self.restart_failed(Failure(f"a part that died could not be started again: {error}"))
+                    # The machine is out of processes, memory, file descriptors or disk space at the moment.
+                    self.restart_failed(Failure(f"a part that ended cannot be restarted: {error}"))
             rotation.rotate_if_due()
             self.check()
 
     def close(self) -> None:
-        """Stop every part, the parts of a wave together, and give up what `claim` locked."""
+        """Stop all parts, the parts of a wave together, and release the lock of `claim`."""
         for wave in reversed(self.waves):
             stop_groups([part.process for part in wave], max((part.stop_s for part in wave), default=0.0))
         if self._lock is not None:

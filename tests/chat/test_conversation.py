@@ -21,7 +21,7 @@ from rstar2.chat.repetition import (
     LONGEST_PATTERN,
     REPEATED,
     REPEATED_DIGITS,
-    Often,
+    RepetitionLimit,
     repeats,
 )
 from rstar2.loop.agent import Limits
@@ -477,7 +477,7 @@ def test_one_word_nearly_always_repeats_and_one_digit_does_not(codec: ChatCodec)
 def test_what_is_written_often_enough_repeats_and_digits_may_do_so_longer(codec: ChatCodec) -> None:
     word, zero, *sentence = codec.tokenizer.encode("a" + "0" + "the answer is what the answer is")
     assert len(sentence) > 8
-    enough: Often
+    enough: RepetitionLimit
     for pattern, enough in (([word], REPEATED), ([zero], REPEATED_DIGITS), (sentence, REPEATED)):
         size = enough.tokens_of(len(pattern))
         often = (pattern * size)[-size:]

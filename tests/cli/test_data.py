@@ -226,7 +226,7 @@ def test_two_sets_are_compared(tmp_path: Path, problems: Path) -> None:
     ran = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
     assert ran.exit_code == 1
     assert f"only in {tmp_path / 'a'}: 1 of mine; such as mine-" in ran.stdout
-    assert "identical: 1" in ran.stdout
+    assert "identical rows: 1" in ran.stdout
     same = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "a")])
     assert same.exit_code == 0
 

@@ -261,7 +261,7 @@ def test_an_extra_that_is_not_installed_is_nothing_to_fix(
     assert "✗" not in table.stdout
     last = table.stdout.splitlines()[-1]
     assert last.startswith(
-        "What is installed can run: the extras grade, judge, mcp, eval. The commands above add"
+        "What is installed can run: the extras grade, judge, mcp, eval. The commands above install"
     )
     assert install_command("laptop") in table.stdout.splitlines()
     data = json.loads(_doctor("--json", PATH=gpu_path).stdout)
@@ -279,7 +279,7 @@ def test_what_needs_packages_that_are_missing_is_told_with_the_extra_of_its_verb
         raise ModuleNotFoundError("No module named 'redis'", name="redis")
 
     [finding] = examine._checked("Redis or Valkey", check, "judge")
-    assert finding.fix == "Checked once redis is installed, which `rstar2 judge` needs."
+    assert finding.fix == "Install redis, which `rstar2 judge` needs, and check again."
     [command] = finding.commands
     assert "[judge]" in command
 
@@ -349,7 +349,7 @@ def test_a_small_shared_memory_and_few_open_files_are_told(
         "from rstar2.doctor.hardware import open_files\nfound = open_files()\nprint(found.state, found.found)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.stdout == "scarce 256 now, 1,024 at most\n", ran.stderr
+    assert ran.stdout == "scarce limit 256, can be raised to 1,024\n", ran.stderr
 
 
 def test_cores_and_memory_are_those_this_process_may_use() -> None:

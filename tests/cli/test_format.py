@@ -97,7 +97,7 @@ def test_a_format_is_shown_without_a_model(tmp_path: Path) -> None:
     assert "which is not a tool of rstar2" in refused("format", "show", "--format", str(file)).message
     assert refused("format", "show").message == "nothing to show"
     family = refused("format", "show", "--format", "qwen3.5")
-    assert "with a model only" in family.message
+    assert "can only be shown with a model" in family.message
     assert "format show MODEL --format qwen3.5" in family.hint
 
 
@@ -149,7 +149,7 @@ def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
     model: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    told = "elsewhere than at the end of a turn; vLLM is told to end it there"
+    told = "do not end a text at the end of a turn; vLLM gets a generation config that does"
 
     def served() -> Result:
         ran = CliRunner().invoke(app, ["serve", str(model), "--print-command"])

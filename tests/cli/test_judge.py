@@ -115,10 +115,10 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         (("run", __file__, "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),
         (("run", __file__, "--url", "nonsense"), "not a judge's URL: nonsense"),
         (("logs",), "no logs of a judge in"),
-        (("up", "--token", "gehéim"), "the key holds spaces, line ends or characters outside ASCII"),
+        (("up", "--token", "gehéim"), "the key contains spaces, line ends or characters outside ASCII"),
         (
             ("run", __file__, "--url", "http://127.0.0.1:1", "--token", "a\nb"),
-            "the key holds spaces, line ends",
+            "the key contains spaces, line ends",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_logs_that_are_empty_are_no_mistake_and_a_part_that_there_is_not_is_one(
     unknown = shell("logs", "wrker")
     assert unknown.code == 2
     assert "name starts with 'wrker'" in unknown.stderr
-    assert "There are: api, worker-0." in unknown.stderr
+    assert "Give one of: api, worker-0." in unknown.stderr
 
 
 def test_logs_of_workers_for_another_machine_are_named(shell: Shell, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
     assert "KV cache" in ran.stdout
     assert "! the update needs" in ran.stdout
     assert "a kill costs, hours" in ran.stdout
-    assert "signal before, s" in ran.stdout
+    assert "signal before kill, s" in ran.stdout
 
 
 def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_dry_run_of_sft_counts_its_data(model: Path, tokenizer: Any) -> None:
     ran = rstar2(*line)
     at_most, expected = (
         float(next(row for row in ran.stdout.splitlines() if name in row).split("│")[2].split()[0])
-        for name in ("in all, at most", "with this data")
+        for name in ("total, at most", "with this data")
     )
     assert expected < at_most
     assert (

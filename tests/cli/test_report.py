@@ -39,9 +39,9 @@ def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path
 def test_writing_a_page_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small_run(tmp_path / "night")
     monkeypatch.setattr("rstar2.report.page._CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("rstar2.cli.common._PAGE_NOTE_S", float("inf"))
+    monkeypatch.setattr("rstar2.cli.common._PAGE_PROGRESS_S", float("inf"))
     assert "writing" not in CliRunner().invoke(app, ["report", str(run)]).stderr, "written at once"
-    monkeypatch.setattr("rstar2.cli.common._PAGE_NOTE_S", 0.0)
+    monkeypatch.setattr("rstar2.cli.common._PAGE_PROGRESS_S", 0.0)
     told = CliRunner().invoke(app, ["report", str(run)]).stderr
     counts = [int(count) for count in re.findall(r"writing the report page: (\d+) trace", told)]
     assert counts == list(range(1, 13))

@@ -154,7 +154,7 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
     assert rstar2("serve", "down").code == 0
     for words in (["status"], ["status", "--json"], ["logs"], ["down"]):
         nothing = rstar2("serve", *words)
-        assert (nothing.code, "no server is running here" in nothing.stderr) == (2, True), words
+        assert (nothing.code, "no server is running on this machine" in nothing.stderr) == (2, True), words
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_a_port_on_which_a_server_loads_is_refused_and_that_server_can_be_stoppe
     assert down.code == 0, down.stderr
     assert first.returncode == 1
     assert "stopped while it was starting" in told
-    assert "no server is running here" in rstar2("serve", "status").stderr
+    assert "no server is running on this machine" in rstar2("serve", "status").stderr
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_servers_that_gave_up_do_not_count_as_running(state: Path) -> None:
     finally:
         supervisor.communicate()
     gave_up(8003)
-    with pytest.raises(UserError, match="2 servers gave up here, on ports 8001, 8003"):
+    with pytest.raises(UserError, match="2 servers gave up on this machine, on ports 8001, 8003"):
         one_server(None)
 
 
@@ -425,7 +425,7 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
         (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
         (["--host", ""], "--host is empty"),
         (["--with-tools", "--judge", "ftp://x"], "not a judge's URL: ftp://x"),
-        (["--api-key", "a\nb"], "the key holds"),
+        (["--api-key", "a\nb"], "the key contains"),
         (["--engine", "transformers"], "--engine transformers serves only the agent"),
         (["--engine", "transformers", "--with-tools"], "cannot load a tokenizer from"),
         (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),

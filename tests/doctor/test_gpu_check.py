@@ -26,7 +26,7 @@ from rstar2.doctor.gpu_check.check import Check, Result, Settings
 from rstar2.doctor.gpu_check.checks import CHECKS
 from rstar2.doctor.gpu_check.private import scrubbed
 from rstar2.doctor.gpu_check.report import SCHEMA
-from rstar2.doctor.gpu_check.run import Asked, gpu_check, run_check
+from rstar2.doctor.gpu_check.run import CheckOptions, gpu_check, run_check
 from rstar2.doctor.gpu_check.sizes import SIZES, largest, planned_tensors
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def test_a_check_that_hangs_is_stopped_at_its_limit_with_all_it_started_and_says
 
 def test_a_check_that_is_killed_is_explained(settings: Settings) -> None:
     result = run_check(check("killed"), settings, LONG_S)
-    assert (result.outcome, result.reason) == ("failed", "its process was killed by SIGKILL")
+    assert (result.outcome, result.reason) == ("failed", "the check's process was killed by SIGKILL")
     assert "out of memory" in result.remedy
 
 
@@ -112,7 +112,7 @@ def test_training_without_vllm_on_a_gpu_is_not_run(name: str, settings: Settings
 
 def test_the_page_names_the_bound_of_all_checks() -> None:
     stops = runner.STOP_S + runner.END_S
-    bound_s = runner._ASK_S + sum(check.limit_s + stops for check in CHECKS.values())
+    bound_s = runner._TORCH_S + sum(check.limit_s + stops for check in CHECKS.values())
     bound = f"{bound_s:,.0f} s"
     assert bound in (TESTS.parent / "docs/gpu-reports/README.md").read_text()
 
@@ -129,7 +129,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(made_up: None, tmp_path: Path) -> None:
     said: list[str] = []
-    code = gpu_check(Asked(tmp_path, "cpu"), said.append)
+    code = gpu_check(CheckOptions(tmp_path, "cpu"), said.append)
     assert code == 1
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert record["schema"] == SCHEMA
@@ -141,7 +141,7 @@ def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(made_up: Non
     assert "| speed | 1,234 tokens/s | 1,000 tokens/s | 1.23 |" in page
     assert "killed by SIGKILL" in page
     assert "`killed.log`, is empty" in page
-    assert "The end of its log, `finds_fault.log`" in page
+    assert "The end of the check's log, `finds_fault.log`" in page
     assert f"report: {tmp_path / 'gpu-check.md'}" in said[-1]
     assert (tmp_path / "gpu-check-logs" / "killed.log").exists()
     assert not (tmp_path / "gpu-check-work").exists()
@@ -153,7 +153,7 @@ def test_a_run_without_a_failed_check_ends_with_0_and_only_named_checks_run(
     made_up: None, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    assert gpu_check(Asked(tmp_path, "cpu", checks=("lacks2",)), said.append) == 0
+    assert gpu_check(CheckOptions(tmp_path, "cpu", checks=("lacks2",)), said.append) == 0
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert [each["name"] for each in record["checks"]] == ["passes", "lacks"]
 
@@ -185,9 +185,9 @@ def test_ctrl_c_ends_the_check_and_reports_what_ran_so_far(tmp_path: Path) -> No
     assert record["interrupted"]
     reasons = [each["reason"] for each in record["checks"]]
     assert [each["outcome"] for each in record["checks"]] == ["passed", "not run", "not run"]
-    assert reasons[1].startswith("Ctrl-C ended it")
-    assert reasons[2] == "Ctrl-C came before it began"
-    assert "Ctrl-C ended it." in (tmp_path / "gpu-check.md").read_text()
+    assert reasons[1].startswith("Ctrl-C ended the check")
+    assert reasons[2] == "Ctrl-C came before the check began"
+    assert "Ctrl-C ended the checks." in (tmp_path / "gpu-check.md").read_text()
 
 
 def test_a_wrong_name_and_options_without_gpu_check_are_the_users_mistakes(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_wrong_name_and_options_without_gpu_check_are_the_users_mistakes(tmp_p
 
     unknown = error("--gpu-check", "--check", "atention", "--output", str(tmp_path))
     assert (unknown.message, unknown.exit_code) == (
-        "no check atention; did you mean attention?",
+        "--check atention is not a check; did you mean attention?",
         2,
     )
     assert set(CHECKS) <= set(re.findall(r"\w+", unknown.hint))

@@ -151,6 +151,6 @@ def test_every_verb_takes_the_model_of_a_run(verb: str) -> None:
 def test_the_folder_of_an_evaluation_is_not_its_model() -> None:
     ran = rstar2("eval", "builtin", "--run", "runs/done")
     assert ran.code == 2
-    assert "--run names the folder for the evaluation" in ran.stderr
+    assert "--run runs/done is the folder for the evaluation" in ran.stderr
     assert "--model runs/done" in ran.stderr
     assert json.loads(Path("runs/done/config.json").read_text())["kind"] == "train"

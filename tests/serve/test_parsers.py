@@ -81,7 +81,7 @@ def test_without_a_network_a_model_that_is_not_here_gets_no_parser_and_is_told_w
     command, notes = _printed("owner/model", tmp_path, HF_HUB_OFFLINE="1")
     assert "vllm" in command
     assert "parser" not in command
-    assert "no parser of tool calls and thoughts: the hub cannot be asked for owner/model" in notes
+    assert "no parser for tool calls and thoughts: the hub cannot be asked for owner/model" in notes
 
 
 def test_a_format_that_loses_a_call_gets_no_parser_and_is_told_why(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_template_that_drops_tools_is_told_of_once_in_a_line(tmp_path: Path) -
     tokenizer.save_pretrained(model)
     _, notes = _printed(str(model), tmp_path)
     [line] = [line for line in notes.splitlines() if "tool" in line]
-    assert "no parser of tool calls and thoughts: " in line
+    assert "no parser for tool calls and thoughts: " in line
     assert "the chat template drops the tool " in line
     assert "Name another format" not in notes
 

@@ -68,7 +68,7 @@ def test_a_service_that_failed_raises_what_its_supervisor_says(
 def test_a_supervisor_that_says_nothing_is_ended(modules: Path) -> None:
     silent = _module(modules, "silent", "import time", "print('{', end='', flush=True)", "time.sleep(3600)")
     with (
-        pytest.raises(Failure, match=r"the sleeper said nothing for 0\.1 s") as told,
+        pytest.raises(Failure, match=r"the sleeper reported nothing for 0\.1 s") as told,
         started_supervisor(silent, _settings(modules / "state"), "the sleeper", STOP_S) as (process, events),
     ):
         events.next(0.1)
@@ -90,7 +90,7 @@ def test_a_server_whose_supervisor_never_reports_is_a_failure_that_names_its_log
         "port": 1,
     }
     settings = SupervisorSettings(**about, folder=str(modules / "state"), waves=[], ready_s=1.0)
-    with pytest.raises(Failure, match=r"said nothing for 0\.1 s") as told:
+    with pytest.raises(Failure, match=r"reported nothing for 0\.1 s") as told:
         list(serve.supervised(settings, start_s=0.1))
     assert str(modules / "state" / "logs") in told.value.hint
 

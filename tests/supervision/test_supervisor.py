@@ -167,7 +167,7 @@ def test_a_machine_that_has_no_room_for_a_part_is_an_error_of_that_part(folder: 
     with _started(folder) as (process, events, parts):
         (folder / "no memory").touch()
         subprocess.run(["kill", "-KILL", str(parts[0])], check=True)
-        with pytest.raises(Failure, match="a part that died could not be started again: Cannot allocate"):
+        with pytest.raises(Failure, match="a part that ended cannot be restarted: Cannot allocate"):
             events.next(TIMEOUT_S)
         assert process.wait(TIMEOUT_S) == 0
 

@@ -1,16 +1,16 @@
-"""The first thing to run on a GPU machine: checks that end in a report for an issue.
+"""Checks of a GPU machine, with a report to paste into an issue. Run them first on a new machine.
 
-`rstar2 doctor --gpu-check` runs it. `python -m rstar2.doctor.gpu_check` does the same where only torch, transformers
-and numpy are installed: it then reports the checks that need more as not run.
+`rstar2 doctor --gpu-check` runs the checks. `python -m rstar2.doctor.gpu_check` does the same if only torch,
+transformers and numpy are installed. Checks that need more packages are then reported as not run.
 
 - `check`: the types of a check, its settings and its result.
 - `checks/`: one file per check.
-- `run`: runs checks one after another, each in a process of its own that has a limit.
+- `run`: runs checks one after another, each in its own process with a time limit.
 - `child`: the process of one check.
-- `sizes`: random Qwen3s from tiny to 4B, and which of them fits.
+- `sizes`: random Qwen3 models from tiny to 4B, and the largest one that fits.
 - `tools/`: functions that several checks use: the random model's folder, commands of rstar2, finished training steps.
 - `report`: the JSON file and the Markdown report.
-- `private`: takes paths, names and secrets out of a report.
+- `private`: removes paths, names and secrets from a report.
 
-All but `checks/` and `tools/` import only the standard library and rstar2's lowest layer.
+All modules except `checks/` and `tools/` import only the standard library and rstar2's lowest layer.
 """

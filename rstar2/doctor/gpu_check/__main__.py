@@ -1,6 +1,4 @@
-"""`python -m rstar2.doctor.gpu_check`: the same as `rstar2 doctor --gpu-check`, with nothing but torch, transformers
-and numpy installed.
-"""
+"""`python -m rstar2.doctor.gpu_check` runs the GPU check with only torch, transformers and numpy installed."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rstar2.doctor.gpu_check.checks import CHECKS
-from rstar2.doctor.gpu_check.run import Asked, gpu_check
+from rstar2.doctor.gpu_check.run import CheckOptions, gpu_check
 from rstar2.errors import RStarError
 
 
@@ -19,14 +17,14 @@ def main() -> int:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs that training uses")
     parser.add_argument(
-        "--check", action="append", default=[], help=f"run only this one: {', '.join(CHECKS)}"
+        "--check", action="append", default=[], help=f"run only this check: {', '.join(CHECKS)}"
     )
     parser.add_argument("--limit", type=float, help="seconds that each check may take")
     parser.add_argument("--keep", action="store_true", help="keep the models and runs that the checks make")
-    given = parser.parse_args()
-    asked = Asked(given.output, given.device, given.gpus, tuple(given.check), given.limit, given.keep)
+    args = parser.parse_args()
+    options = CheckOptions(args.output, args.device, args.gpus, tuple(args.check), args.limit, args.keep)
     try:
-        return gpu_check(asked, lambda text: print(text, flush=True))
+        return gpu_check(options, lambda text: print(text, flush=True))
     except RStarError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

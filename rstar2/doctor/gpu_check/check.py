@@ -21,11 +21,11 @@ class Settings:
     device: Device
     """cuda: GPUs by NVIDIA or AMD; PyTorch uses this name for both."""
     gpus: int
-    """How many GPUs training uses; on a CPU, how many ranks."""
+    """The number of GPUs that training uses. On a CPU, the number of ranks."""
     work: Path
     """Folder for models and runs. It is removed at the end."""
     logs: Path
-    """Folder for logs. It stays."""
+    """Folder for logs. It is not removed."""
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "work": str(self.work), "logs": str(self.logs)}
@@ -48,7 +48,7 @@ class Number:
 
 @dataclass
 class Measured:
-    """All that a check measured."""
+    """The measurements of a check."""
 
     summary: str = ""
     """One sentence for the table of the report."""
@@ -61,7 +61,7 @@ class Measured:
 
 
 class CheckFailed(Failure):
-    """A check found something wrong. `measured` has the values up to then."""
+    """A check failed. `measured` has the values that it measured before."""
 
     def __init__(self, message: str, hint: str = "", measured: Measured | None = None) -> None:
         super().__init__(message, hint)
@@ -69,7 +69,7 @@ class CheckFailed(Failure):
 
 
 class NotRun(RStarError):
-    """A check cannot run on this machine; the message says why."""
+    """A check cannot run on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Check:
     title: str
     run: Callable[[Settings], Measured]
     limit_s: float
-    """Seconds after which it is stopped."""
+    """Seconds after which the check is stopped."""
     needs: tuple[str, ...] = ()
-    """Modules that it imports. If one is missing, the check is not run."""
+    """Modules that the check imports. If one is missing, the check is not run."""
     needs_on_gpu: tuple[str, ...] = ()
-    """Modules that it needs as well if the device is cuda."""
+    """Further modules that the check imports if the device is cuda."""
 
 
 @dataclass
@@ -97,21 +97,20 @@ class Result:
     seconds: float
     limit_s: float
     reason: str = ""
-    """Why it failed or was not run."""
+    """Why the check failed or was not run."""
     remedy: str = ""
     """What the user can do about it."""
     measured: Measured = field(default_factory=Measured)
     log: str = ""
-    """The file with all its output."""
+    """The file with the check's output."""
     last_lines: Sequence[str] = ()
-    """The end of that file, if the check failed."""
+    """The last lines of the log, if the check failed."""
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Result:
-        seen = record["measured"]
-        numbers = [Number(**each) for each in seen["numbers"]]
-        return cls(**{**record, "measured": Measured(seen["summary"], numbers, seen["notes"])})
+        measured = record["measured"]
+        numbers = [Number(**each) for each in measured["numbers"]]
+        return cls(**{**record, "measured": Measured(measured["summary"], numbers, measured["notes"])})

@@ -1,7 +1,7 @@
-"""Runs the check of a module: `python -m rstar2.doctor.gpu_check.child MODULE`, as `run.run_check` starts it.
+"""The process of one check: `python -m rstar2.doctor.gpu_check.child MODULE` runs the check of a module.
 
-It reads a line of JSON with the settings from standard input, and writes the result to the file that they name. All
-that it prints is the check's log.
+`run.run_check` starts this process. It reads the settings from standard input, as a line of JSON, and writes the result
+to the file that the settings name. Its output is the check's log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rstar2.files import write_json
 
 
 def main() -> None:
-    # A check that is stopped at its limit says where it was.
+    # A check that is stopped at its time limit writes a traceback to its log.
     faulthandler.register(signal.SIGTERM, chain=True)
     request = json.loads(sys.stdin.readline())
     settings: Settings = Settings.of(request["settings"])
@@ -50,7 +50,7 @@ def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measure
     except RStarError as error:
         traceback.print_exc()
         return "failed", error.message, error.hint, Measured()
-    except Exception as error:  # noqa: BLE001 - whatever a check raises is its result
+    except Exception as error:  # noqa: BLE001 - any exception of a check is its result
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return "failed", text, "The log has the traceback.", Measured()
@@ -61,7 +61,7 @@ def _installation(missing: list[str]) -> str:
         return "Install torch with the build for this machine's GPUs, then transformers."
     from rstar2.install import install_command
 
-    return f"Install all that training needs: {install_command('gpu')}"
+    return f"Install the packages for training: {install_command('gpu')}"
 
 
 if __name__ == "__main__":

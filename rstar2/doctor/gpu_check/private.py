@@ -19,11 +19,14 @@ _NAMED_SECRET = re.compile(
 _SECRET_NAME = re.compile(r"(?i)(key|token|secret|password|credential)s?$")
 _SHORTEST_SECRET = 6
 _COMMON = {"root", "user", "ubuntu", "localhost", "admin", "nobody"}
-"""Names that say nothing about anyone, and that logs use for other things."""
+"""Names that identify nobody, and that logs use with other meanings."""
 
 
 def scrubbed(text: str) -> str:
-    """The text without absolute paths (their last part stays), names of this machine and user, addresses, secrets."""
+    """Returns a text without addresses, secrets, and the names of this machine and its user.
+
+    Of absolute paths, only the last part is left.
+    """
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, "***")
@@ -36,7 +39,7 @@ def scrubbed(text: str) -> str:
 
 
 def scrubbed_values(value: Any) -> Any:
-    """A JSON value with every text in it scrubbed."""
+    """Returns a JSON value with all its texts scrubbed."""
     if isinstance(value, str):
         return scrubbed(value)
     if isinstance(value, dict):
@@ -47,7 +50,7 @@ def scrubbed_values(value: Any) -> Any:
 
 
 def _names() -> dict[str, str]:
-    """Names of this machine and its user, with their replacements in a report."""
+    """Returns replacements for the names of this machine and its user, by name."""
     names = {socket.gethostname(): "HOST", socket.gethostname().partition(".")[0]: "HOST"}
     with suppress(KeyError, OSError):  # a container's user may have no name
         names[getpass.getuser()] = "USER"

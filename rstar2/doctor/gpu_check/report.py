@@ -1,4 +1,4 @@
-"""The report of the checks: a JSON file for programs, and Markdown to paste into an issue. Nothing in it is private."""
+"""The report of the checks: a JSON file for programs, and Markdown to paste into an issue. It has no private data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rstar2.doctor.gpu_check.check import Device, Number, Result
 from rstar2.doctor.gpu_check.private import scrubbed, scrubbed_values
 
 SCHEMA = 1
-"""Raised whenever a key of the JSON file changes its meaning or goes away."""
+"""Version of the JSON file. It is raised if a key changes its meaning or is removed."""
 JSON_FILE, MARKDOWN_FILE = "gpu-check.json", "gpu-check.md"
 NO_GPU = "CPU stack, no GPU"
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not run": "– not run"}
@@ -38,7 +38,7 @@ class Report:
         return str(next((each.value for each in self.machine if each.name == "GPU"), "GPU"))
 
     def record(self) -> dict[str, Any]:
-        """The JSON file's value."""
+        """Returns the contents of the JSON file."""
         results = [result.record() for result in self.results]
         record: dict[str, Any] = scrubbed_values(
             {
@@ -54,7 +54,7 @@ class Report:
         return record
 
     def markdown(self) -> str:
-        """The report for an issue."""
+        """Returns the report for an issue."""
         return scrubbed("\n".join(self._lines()) + "\n")
 
     def _lines(self) -> Iterator[str]:
@@ -63,20 +63,20 @@ class Report:
         counts = ", ".join(
             f"{sum(result.outcome == outcome for result in self.results)} {outcome}" for outcome in _MARKS
         )
-        stopped = " Ctrl-C ended it." if self.interrupted else ""
+        stopped = " Ctrl-C ended the checks." if self.interrupted else ""
         yield f"rstar2 {__version__}, {datetime.now(UTC).date().isoformat()}: {counts}.{stopped}"
         yield ""
         yield "| check | outcome | seconds | result |"
         yield "|---|---|---|---|"
         for result in self.results:
-            said = _cell(result.reason or result.measured.summary)
-            yield f"| {result.title} | {_MARKS[result.outcome]} | {result.seconds:.0f} | {said} |"
+            text = _cell(result.reason or result.measured.summary)
+            yield f"| {result.title} | {_MARKS[result.outcome]} | {result.seconds:.0f} | {text} |"
         for result in self.results:
             yield from _details(result)
 
 
 def _details(result: Result) -> Iterator[str]:
-    """What a check measured, and where and why it failed."""
+    """Yield the lines about one check: its measurements, and its log if it failed."""
     seen = result.measured
     if not seen.numbers and not seen.notes and result.outcome == "passed":
         return
@@ -101,9 +101,9 @@ def _details(result: Result) -> Iterator[str]:
         name = result.log.rpartition("/")[2]
         yield ""
         if not result.last_lines:
-            yield f"Its log, `{name}`, is empty."
+            yield f"The check's log, `{name}`, is empty."
             return
-        yield f"The end of its log, `{name}`:"
+        yield f"The end of the check's log, `{name}`:"
         yield ""
         yield "```text"
         yield from (line.replace("```", "'''") for line in result.last_lines)
@@ -130,5 +130,5 @@ def _with_unit(value: Any, unit: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line that does not end a table's cell."""
+    """Returns a text for a table cell, in one line and with its bars escaped."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Runs checks one after another, each in a process of its own that has a limit, and writes the report as it goes."""
+"""Runs checks one after another, each in its own process with a time limit, and writes the report after each check."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from rstar2.supervision.logs import tail
 from rstar2.train.trainer.causes import find_cause
 
 STOP_S = 10.0
-"""How long a check that is stopped may take to end."""
+"""Seconds in which a check that is stopped has to end."""
 END_S = 90.0
-"""How long processes that a check started may outlive it; Ray's take up to a minute after a kill."""
+"""Seconds for which processes that a check started may outlive it. Those of Ray need up to a minute after a kill."""
 POLL_S = 0.2
-SHOWN_LINES = 15
-"""Lines of a failed check's log that are shown."""
+LOG_LINES = 15
+"""Lines of a failed check's log in the report."""
 MARK = "RSTAR2_GPU_CHECK"
-"""Variable in the environment of all that a check starts, which marks processes that outlive a check."""
+"""Environment variable of all processes that a check starts. It identifies those that outlive the check."""
 _TORCH = "import torch; print(torch.cuda.is_available())"
-_ASK_S = 300.0
+_TORCH_S = 300.0
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckOptions:
     """The options of `rstar2 doctor --gpu-check`."""
 
     output: Path = Path()
@@ -49,61 +49,70 @@ class Asked:
     device: Literal["auto", "cuda", "cpu"] = "auto"
     gpus: int = 1
     checks: tuple[str, ...] = ()
-    """Names of the checks to run beside `environment`; all if empty."""
+    """Names of the checks to run in addition to `environment`. Empty means all checks."""
     limit_s: float | None = None
-    """Seconds that each check may take; None for each check's own limit."""
+    """Seconds that each check may take. None means each check's own limit."""
     keep: bool = False
     """Keep the models and runs that the checks make."""
 
 
-def gpu_check(asked: Asked, say: Say) -> int:
+def gpu_check(options: CheckOptions, say: Say) -> int:
     """Run the checks, write the report and return the exit code: 0, 1 if a check failed, 130 after Ctrl-C.
 
     Raises:
-        UserError: there is no such check, no torch, or the output folder cannot be used.
+        UserError: there is no such check, torch is not installed, or the output folder cannot be used.
     """
-    unknown = [name for name in asked.checks if name not in CHECKS]
+    unknown = [name for name in options.checks if name not in CHECKS]
     if unknown:
-        meant = did_you_mean(unknown[0], CHECKS)
-        raise UserError(f"no check {unknown[0]}{meant}", f"Checks: {', '.join(CHECKS)}.")
+        suggestion = did_you_mean(unknown[0], CHECKS)
+        raise UserError(
+            f"--check {unknown[0]} is not a check{suggestion}", f"Give one of: {', '.join(CHECKS)}."
+        )
     checks = [
-        check for name, check in CHECKS.items() if not asked.checks or name in (*asked.checks, ENVIRONMENT)
+        check
+        for name, check in CHECKS.items()
+        if not options.checks or name in (*options.checks, ENVIRONMENT)
     ]
-    device = _device(asked.device)
-    with _folders(asked, device) as settings:
-        results, interrupted = _run_all(checks, settings, asked.limit_s, asked.output, say)
-    files = ", ".join(str(asked.output / name) for name in (MARKDOWN_FILE, JSON_FILE))
+    device = _device(options.device)
+    with _folders(options, device) as settings:
+        results, interrupted = _run_all(checks, settings, options.limit_s, options.output, say)
+    files = ", ".join(str(options.output / name) for name in (MARKDOWN_FILE, JSON_FILE))
     say(f"report: {files}; logs: {settings.logs}")
     if interrupted:
         return 130
     return int(any(result.outcome == "failed" for result in results))
 
 
-def _device(asked: Literal["auto", "cuda", "cpu"]) -> Device:
-    """The device to check: GPUs if PyTorch or a driver knows of one. A UserError without torch."""
+def _device(choice: Literal["auto", "cuda", "cpu"]) -> Device:
+    """Returns the device to check. `auto` is cuda if PyTorch or a driver reports a GPU.
+
+    Raises UserError if torch cannot be imported.
+    """
     try:
-        answer = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_ASK_S, check=True
+        ran = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_S, check=True
         )
     except subprocess.TimeoutExpired as error:
-        raise Failure(f"importing torch took longer than {_ASK_S:.0f} s", "Look for a slow disk.") from error
+        raise Failure(
+            f"importing torch took longer than {_TORCH_S:.0f} s", "Check whether the disk is slow."
+        ) from error
     except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        fault = (error.stderr.strip().splitlines() or ["no error message"])[-1]
         raise UserError(
-            f"torch cannot be imported: {said}",
+            f"torch cannot be imported: {fault}",
             "Install torch with the build for this machine's GPUs, and transformers.",
         ) from error
-    if asked != "auto":
-        return asked
-    # With a driver and a torch that cannot use it, the check of the environment says so.
-    return "cuda" if answer.stdout.strip().endswith("True") or gpu_names() else "cpu"
+    if choice != "auto":
+        return choice
+    # If there is a driver but torch cannot use it, the check of the environment reports that.
+    return "cuda" if ran.stdout.strip().endswith("True") or gpu_names() else "cpu"
 
 
 @contextmanager
-def _folders(asked: Asked, device: Device) -> Iterator[Settings]:
-    """The folders of the checks, empty; what lies in `work` is removed at the end."""
-    output = asked.output.absolute()
-    settings = Settings(device, asked.gpus, output / "gpu-check-work", output / "gpu-check-logs")
+def _folders(options: CheckOptions, device: Device) -> Iterator[Settings]:
+    """Make the empty folders of the checks, and yield the settings. The folder `work` is removed at the end."""
+    output = options.output.absolute()
+    settings = Settings(device, options.gpus, output / "gpu-check-work", output / "gpu-check-logs")
     try:
         for folder in (settings.work, settings.logs):
             shutil.rmtree(folder, ignore_errors=True)
@@ -115,30 +124,30 @@ def _folders(asked: Asked, device: Device) -> Iterator[Settings]:
     try:
         yield settings
     finally:
-        if not asked.keep:
+        if not options.keep:
             shutil.rmtree(settings.work, ignore_errors=True)
 
 
 def _run_all(
     checks: Sequence[Check], settings: Settings, limit_s: float | None, output: Path, say: Say
 ) -> tuple[list[Result], bool]:
-    """The result of every check, and whether Ctrl-C ended them."""
+    """Run the checks. Returns their results, and whether Ctrl-C ended them."""
     results: list[Result] = []
     interrupted = False
-    for at, check in enumerate(checks, 1):
+    for number, check in enumerate(checks, 1):
         limit = limit_s or check.limit_s
         if interrupted:
-            reason = "Ctrl-C came before it began"
+            reason = "Ctrl-C came before the check began"
             results.append(Result(check.name, check.title, "not run", 0.0, limit, reason))
             continue
-        say(f"{at}/{len(checks)} {check.title} (limit {limit:.0f} s)")
+        say(f"{number}/{len(checks)} {check.title} (limit {limit:.0f} s)")
         begun_at = time.monotonic()
         try:
             result = run_check(check, settings, limit)
         except KeyboardInterrupt:
             interrupted = True
             seconds = time.monotonic() - begun_at
-            reason = f"Ctrl-C ended it after {seconds:.0f} s"
+            reason = f"Ctrl-C ended the check after {seconds:.0f} s"
             result = Result(check.name, check.title, "not run", seconds, limit, reason)
         results.append(result)
         say(f"    {result.outcome} after {result.seconds:.0f} s: {result.reason or result.measured.summary}")
@@ -160,7 +169,7 @@ def _write(output: Path, report: Report) -> None:
 
 
 def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
-    """Run one check in a process of its own. It and all that it started have ended when this returns."""
+    """Run one check in its own process. When this returns, all processes that the check started have ended."""
     log, record = settings.logs / f"{check.name}.log", settings.work / f"{check.name}.json"
     mark = secrets.token_hex(8)
     request = {"settings": settings.record(), "result": str(record), "limit_s": limit_s}
@@ -180,23 +189,23 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
         in_time = False
     finally:
         stop_group(process, STOP_S)
-        left = _end_leftovers(mark, END_S if in_time else 0.0)
+        ended = _end_leftovers(mark, END_S if in_time else 0.0)
     result = _result(check, process.returncode, record, in_time, limit_s, log)
     result.seconds, result.log = time.monotonic() - begun_at, str(log)
-    if left:
+    if ended:
         result.measured.notes.append(
-            f"Processes that it left behind were ended: {', '.join(sorted(set(left)))}."
+            f"Processes that outlived the check were ended: {', '.join(sorted(set(ended)))}."
         )
     if result.outcome == "failed":
-        result.last_lines = tail(log, SHOWN_LINES)
+        result.last_lines = tail(log, LOG_LINES)
         result.remedy = result.remedy or find_cause(log).remedy
-        if copies := _keep_logs_of_runs(settings):
-            result.measured.notes.append(f"Logs of its trainers, beside its own: {', '.join(copies)}.")
+        if copies := _copy_trainer_logs(settings):
+            result.measured.notes.append(f"Trainer logs, beside the check's log: {', '.join(copies)}.")
     return result
 
 
-def _keep_logs_of_runs(settings: Settings) -> list[str]:
-    """Copy the logs of the runs in `work`, which is removed, to the logs; returns the names of the copies."""
+def _copy_trainer_logs(settings: Settings) -> list[str]:
+    """Copy the logs of the runs in `work`, which will be removed, to `logs`. Returns the names of the copies."""
     names = []
     for path in sorted(settings.work.glob("*/attempts/[0-9]*/*.log")):
         run, attempt = path.parts[-4], path.parts[-2]
@@ -206,31 +215,31 @@ def _keep_logs_of_runs(settings: Settings) -> list[str]:
 
 
 def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float, log: Path) -> Result:
-    """Returns the result that a check's process wrote, or one that says why it wrote none."""
+    """Returns the result that a check's process wrote. If it wrote none, returns a failure with the reason."""
     written = read_json(record)
     if written is not None:
         return Result.of(written)
     if not in_time:
-        reason = f"it was stopped at its limit of {limit_s:.0f} s"
-        remedy = "Its log ends with where it was. If this machine is only slow, set a larger --limit."
+        reason = f"stopped at the limit of {limit_s:.0f} s"
+        remedy = "The log ends with a traceback. If this machine is only slow, set a larger --limit."
     elif code < 0:
-        reason = f"its process was killed by {signal.Signals(-code).name}"
-        remedy = "If nobody did so, the kernel's log (dmesg) says whether the machine ran out of memory."
+        reason = f"the check's process was killed by {signal.Signals(-code).name}"
+        remedy = "If you did not kill it, look into the kernel's log (dmesg): the machine may have run out of memory."
     else:
-        reason = f"its process ended with exit code {code}: {find_cause(log).line}"
+        reason = f"the check's process ended with exit code {code}: {find_cause(log).line}"
         remedy = ""
     return Result(check.name, check.title, "failed", 0.0, limit_s, reason, remedy)
 
 
 def _end_leftovers(mark: str, wait_s: float) -> list[str]:
-    """End the processes that have the mark; returns the names of those that did not end by themselves in time."""
+    """Kill the processes with a mark that have not ended within `wait_s` seconds, and return their names."""
     _wait_for_none(mark, wait_s)
-    left = _marked(mark)
-    for pid in left:
+    processes = _marked(mark)
+    for pid in processes:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     _wait_for_none(mark, STOP_S)
-    return list(left.values())
+    return list(processes.values())
 
 
 def _wait_for_none(mark: str, wait_s: float) -> None:
@@ -240,11 +249,11 @@ def _wait_for_none(mark: str, wait_s: float) -> None:
 
 
 def _marked(mark: str) -> dict[int, str]:
-    """The processes with the mark in their environment, and their names; those that ended count no more."""
-    found = {}
+    """Returns the names of the running processes with a mark in their environment, by process id."""
+    names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             folder = Path("/proc", entry)
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found[int(entry)] = (folder / "comm").read_text().strip()
-    return found
+                names[int(entry)] = (folder / "comm").read_text().strip()
+    return names

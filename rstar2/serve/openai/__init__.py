@@ -1,8 +1,8 @@
-"""The agent behind an HTTP endpoint in OpenAI's format.
+"""The agent's HTTP endpoint in the format of OpenAI's API.
 
-requests      request schema: what clients may send, and what is refused
+requests      the request schema
 answers       builds every object of OpenAI's format that rstar2 sends, also for benchmark harnesses
-http          errors as HTTP answers, streams, API keys, clients that disconnect
-agent         /v1/chat/completions of the agent
-agent_server  its process, with a judge, and with a model that no engine's server holds
+http          error responses, streams, API keys, CORS, clients that disconnect
+agent         /v1/chat/completions
+agent_server  the process of the endpoint, with its judge, and with its model if there is no engine's server
 """

@@ -1,8 +1,8 @@
-"""/v1/chat/completions at which the agent answers: the model writes Python, the judge runs it, and so on to the answer.
+"""The agent's endpoint /v1/chat/completions. The model writes Python and the judge runs it, until the model answers.
 
-Thought goes into `reasoning_content`, as clients know it from other reasoning models; so do calls and their results,
-as Markdown. They are no `tool_calls`: by OpenAI's protocol those ask the client to run them. What was run is also in
-`executed_tools`, a field that clients which do not know it leave alone.
+The model's thought is in `reasoning_content`, as from other servers of reasoning models. Calls and their results are
+there too, as Markdown. They are not `tool_calls`, because in OpenAI's protocol a client has to run those. The calls are
+also in `executed_tools`, a field that clients may ignore.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FINISH = {
 
 @dataclass(frozen=True)
 class Context:
-    """The tokens that prompt and answer may have together. What is longer is refused."""
+    """The limit of tokens for prompt and answer together. Longer requests are rejected."""
 
     tokens: int
     longest_token: int
@@ -51,14 +51,14 @@ class Context:
         return cls(tokens, max(map(len, tokenizer.get_vocab()), default=1))
 
     def check_text(self, characters: int) -> None:
-        """Raises ApiError if a text is too long however long its tokens are. To encode it first would take long."""
+        """Raises ApiError if a text is too long even if each token is the longest one. Encoding it would take long."""
         if characters > self.tokens * self.longest_token:
-            raise self._exceeded(f"the prompt has {characters:,} characters, which are more.")
+            raise self._exceeded(f"the prompt has {characters:,} characters, which need more tokens.")
 
     def check(self, prompt: int, answer: int = 1) -> None:
-        """Raises ApiError if this many tokens of prompt and answer exceed the context."""
+        """Raises ApiError if `prompt` and `answer` tokens together exceed the context."""
         if prompt + answer > self.tokens:
-            raise self._exceeded(f"the prompt has {prompt} and {answer} were asked for.")
+            raise self._exceeded(f"the prompt has {prompt} tokens and {answer} were requested.")
 
     def _exceeded(self, why: str) -> ApiError:
         message = f"This model's maximum context length is {self.tokens} tokens; {why}"
@@ -67,7 +67,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Agent:
-    """A model with its tools."""
+    """A model with its tools and limits."""
 
     engine: Engine
     codec: ChatCodec
@@ -99,13 +99,13 @@ class _MessagePart:
 
 
 def agent_router(agent: Agent) -> APIRouter:
-    """The endpoint of an agent."""
+    """Returns the routes of an agent's endpoint."""
     router = APIRouter(prefix="/v1")
 
     @router.post("/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check(agent, body)
-        # In a thread: a long text takes long to turn into tokens.
+        # In a thread, because encoding a long text takes long.
         configured, prompt = await asyncio.to_thread(_configured, agent, body)
         if body.stream:
             return streamed(_events(configured, body, prompt))
@@ -115,8 +115,8 @@ def agent_router(agent: Agent) -> APIRouter:
     @router.post("/completions")
     async def completions() -> Response:
         raise ApiError(
-            "this server is an agent: use /v1/chat/completions; `rstar2 chat` and `eval` run tools themselves and need "
-            "a server without --with-tools",
+            "this server is an agent: use /v1/chat/completions. `rstar2 chat` and `rstar2 eval` run the tools "
+            "themselves, so they need a server without --with-tools",
             status=404,
         )
 
@@ -131,14 +131,14 @@ def _check(agent: Agent, body: ChatRequest) -> None:
 
 
 def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
-    """The conversation for the model: a client's messages, with the words of the format around the first question.
+    """Returns the conversation for the model: a client's messages, with the format's texts around the first question.
 
-    Earlier answers have neither thoughts nor calls, because clients do not send them.
+    Earlier answers have no thoughts and no calls, because clients do not send them.
     """
     fmt = agent.codec.format
     system_texts = [message["content"] for message in messages if message["role"] in ("system", "developer")]
     dialogue = [message for message in messages if message["role"] in ("user", "assistant")]
-    # Some chat programs open with a greeting of the assistant's.
+    # Some chat programs begin with a greeting by the assistant.
     first = next(at for at, message in enumerate(dialogue) if message["role"] == "user")
     dialogue = dialogue[-1:] if fmt.one_question else dialogue[first:]
     opening: list[Message] = [dict(message) for message in fmt.messages(dialogue[0]["content"])]
@@ -150,9 +150,9 @@ def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
 
 
 def _configured(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
-    """The agent with the request's variables of the chat template, and the token ids of the conversation.
+    """Returns the agent with the request's template variables, and the token ids of the conversation.
 
-    Raises ApiError if the template does not know a variable, or the context has no room for an answer.
+    Raises ApiError if the chat template does not know a variable, or if the context has no room for an answer.
     """
     if body.template_variables:
         variables = json.dumps(body.template_variables, sort_keys=True)
@@ -162,7 +162,7 @@ def _configured(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
 
 @functools.lru_cache(maxsize=8)
 def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
-    """The codec with variables of its chat template, from a JSON object. Cached, because it takes long to make."""
+    """Returns a codec with variables of its chat template, given as a JSON object. Cached, because it takes long."""
     try:
         return codec.with_variables(json.loads(variables))
     except UserError as error:
@@ -170,7 +170,7 @@ def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
 
 
 def _prompt(agent: Agent, messages: list[Message]) -> list[int]:
-    """Token ids of a conversation. Raises ApiError if the context has no room for an answer to it."""
+    """Returns the token ids of a conversation. Raises ApiError if the context has no room for an answer."""
     messages = conversation(agent, messages)
     if agent.context is None:
         return agent.codec.prompt(messages)
@@ -192,7 +192,10 @@ class _Ended:
 async def _answer(
     agent: Agent, body: ChatRequest, prompt: list[int], show: Callable[[_MessagePart], None]
 ) -> _Ended:
-    """One rollout, shown as it goes. It is ended early if the answer comes to one of the request's `stop` texts."""
+    """Run one rollout, and pass each part to `show` as soon as it is generated.
+
+    The rollout ends early if the answer reaches one of the request's `stop` texts.
+    """
     turns = _Turns(agent.codec, StopTexts(body.stop), show)
     limits = agent.limits
     if body.limit is not None:
@@ -204,8 +207,8 @@ async def _answer(
         seed=secrets.randbits(31) if body.seed is None else body.seed % (1 << 31),
     )
     written = 0
-    # The task is cancelled from outside: in a callback of its own, that would hit it wherever it waits next, such as in
-    # the release of its connection to the engine.
+    # The rollout's task is cancelled from this function, not from its own callback `watch`. A cancellation from the
+    # callback would take effect wherever the task waits next, such as in the release of its connection to the engine.
     stopped = asyncio.Event()
 
     def watch(token_ids: list[int]) -> None:
@@ -244,7 +247,10 @@ async def _answer(
 
 
 class StopTexts:
-    """Lets a text through that arrives in pieces, up to the first of some texts. What may begin one is withheld."""
+    """Passes on a text that arrives in pieces, up to the first of some stop texts.
+
+    The end of a piece is withheld as long as it may be the beginning of a stop text.
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = [*texts]
@@ -256,7 +262,7 @@ class StopTexts:
         if self.reached:
             return ""
         self._pending += piece
-        # What is whole first ends the text, so that it does not matter how the text was cut.
+        # The stop text that is complete first counts, so the result does not depend on how the text is cut into pieces.
         matches = [(at + len(text), at) for text in self._texts if (at := self._pending.find(text)) >= 0]
         if matches:
             self.reached = True
@@ -267,25 +273,25 @@ class StopTexts:
         return shown
 
     def end(self) -> str:
-        """Returns the text that was withheld. To be called at the end of the text."""
+        """Returns the withheld text. Call this at the end of the text."""
         shown, self._pending = self._pending, ""
         return shown
 
     def _begun(self, text: str) -> int:
-        """The number of characters at the end of the pending text that may begin `text`."""
+        """Returns the number of characters at the end of the pending text that may be the beginning of `text`."""
         sizes = range(min(len(text) - 1, len(self._pending)), 0, -1)
         return next((size for size in sizes if self._pending.endswith(text[:size])), 0)
 
 
 class _Turns:
-    """Shows one turn after the other, until the answer comes to a text that ends it."""
+    """Passes on the parts of one turn after the other, until the answer reaches a stop text."""
 
     def __init__(self, codec: ChatCodec, stop: StopTexts, show: Callable[[_MessagePart], None]) -> None:
         self._stream = codec.stream()
         self._stop = stop
         self._show = show
         self._content_begun = False
-        """Whether content came that is not white space, which formats put between their tags."""
+        """Whether the content has begun. White space before it is left out, since formats put some between tags."""
 
     @property
     def stopped(self) -> bool:
@@ -295,7 +301,7 @@ class _Turns:
         self._pieces(self._stream.add(token_ids))
 
     def called(self, call: ToolCall) -> None:
-        """Show the end of a turn and a call that it made, which has ended."""
+        """Show the end of a turn, and a finished call of this turn."""
         self._pieces(self._stream.end())
         if self.stopped:
             return

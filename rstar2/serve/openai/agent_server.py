@@ -1,6 +1,6 @@
 """The process of the agent's endpoint. It starts a judge unless its settings name one.
 
-The model is held by an engine's server, or by this process with transformers, for machines without vLLM.
+The model runs in an engine's server. On a machine without vLLM, it runs in this process, with transformers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
 MAX_BATCH = 64
-"""Turns that a model in this process generates at once; others wait."""
+"""Turns that a model in this process generates at once. Further turns wait."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,25 @@ class OpenedModel:
     engine: Engine
     codec: ChatCodec
     name: str
-    """Clients name it so."""
+    """The model's name for clients."""
     root: str
-    """The folder or hub id with its tokenizer."""
+    """The folder or hub id with the model's tokenizer."""
     max_len: int | None
-    """Tokens that prompt and answer may have together; None if the engine does not report it."""
+    """Tokens that prompt and answer may have together. None if the engine does not report it."""
 
 
 def open_model(settings: AgentServerSettings) -> OpenedModel:
-    """The model of the engine's server, or without one a model in this process.
+    """Open the model of the engine's server, or load the model into this process if there is no such server.
 
     Raises:
-        UserError: there is no such model, or it cannot be shown its format.
-        EngineError, ServiceGone: the engine's server does not answer as it should.
+        UserError: there is no such model, or its chat template does not fit its format.
+        EngineError, ServiceGone: the engine's server does not answer, or its answer is wrong.
     """
     choice = FormatChoice(settings.format, settings.force_format)
     if settings.engine_url is None:
         engine, codec = open_folder(Path(settings.model), MAX_BATCH, choice)
-        from rstar2.engines.hf import HFEngine  # loads torch, which `open_folder` says if it is missing
+        # Imported after `open_folder`, which reports a missing torch.
+        from rstar2.engines.hf import HFEngine
 
         assert isinstance(engine, HFEngine)
         engine.context = min(engine.context, settings.max_model_len or engine.context)
@@ -77,7 +78,7 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
 
 
 def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[str, str | None]) -> FastAPI:
-    """The application. It closes the model's engine when it ends; `judge` is a URL with a token."""
+    """Returns the application, which closes the model's engine at its end. `judge` is a URL and a token."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -100,7 +101,7 @@ def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[s
     async def models() -> dict[str, object]:
         return model_list(model_card(model.name, model.root, model.max_len))
 
-    # A name may be a folder, with slashes.
+    # `:path`, because a model's name may be a folder with slashes.
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, object]:
         if name != model.name:
@@ -109,7 +110,7 @@ def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[s
 
     @app.get("/health")
     async def health() -> Response:
-        """Unavailable if the engine's server is."""
+        """Answers 200, or 503 if the engine's server does not answer."""
         url = settings.engine_url
         available = url is None or await asyncio.to_thread(answers, url)
         return Response(status_code=httpx.codes.OK if available else httpx.codes.SERVICE_UNAVAILABLE)
@@ -118,7 +119,7 @@ def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[s
 
 
 def main() -> None:
-    # uvicorn raises the signal again when it has stopped. The default would then leave the judge's folder behind.
+    # uvicorn raises the signal again after it has stopped. The default handler would then leave the judge's folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         _serve(begin_module(AgentServerSettings))

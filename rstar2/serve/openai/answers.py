@@ -25,7 +25,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One answer to a chat. All objects that it makes have the same id, time and model."""
+    """One answer to a chat. All its objects have the same id, time and model."""
 
     model: str
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -33,17 +33,17 @@ class ChatAnswer:
     """Seconds since 1970."""
 
     def whole(self, message: dict[str, Any], finish: str, usage: Usage) -> dict[str, Any]:
-        """The answer as one object, with its only choice."""
+        """Returns the answer as one object with one choice."""
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         return {**self._head("chat.completion"), "choices": [choice], "usage": usage.as_json()}
 
     def chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        """One event of a stream; the last one with a `delta` has the finish reason."""
+        """Returns one event of a stream. Only the last event with a `delta` has a finish reason."""
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The event that ends a stream if the client asked for token counts."""
+        """Returns the last event of a stream, for a client that requested token counts."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage.as_json()}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -53,17 +53,17 @@ class ChatAnswer:
 def error_body(
     message: str, status: int = 400, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The body of an answer with an HTTP status that is not 200."""
+    """Returns the body of a response with an HTTP status other than 200."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def model_card(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
-    """The answer of /v1/models/{id}, with vLLM's fields; `max_model_len` is None if the context is unknown."""
+    """Returns the answer of /v1/models/{id}, with vLLM's fields. `max_model_len` is None if the context is unknown."""
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rstar2"}
     return {**card, "root": root, "max_model_len": max_model_len}
 
 
 def model_list(card: dict[str, Any]) -> dict[str, Any]:
-    """The answer of /v1/models for a server with one model."""
+    """Returns the answer of /v1/models for a server with one model."""
     return {"object": "list", "data": [card]}

@@ -21,7 +21,7 @@ from rstar2.serve.openai.answers import error_body
 
 log = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
-"""HTTP status of nginx for a client that disconnected before the answer."""
+"""HTTP status, as in nginx, for a client that disconnected before the answer."""
 T = TypeVar("T")
 _SEND = (
     'send an object such as {"messages": [{"role": "user", "content": "…"}]} with the header '
@@ -36,11 +36,11 @@ _KINDS = {
     "model": "an object",
     "string": "a text",
 }
-"""Pydantic's error types, such as `list_type` and `int_parsing`, up to the `_`, with what the value has to be."""
+"""The required kind of value, by pydantic's error type up to its first `_`, such as `list_type` or `int_parsing`."""
 
 
 class ApiError(Exception):
-    """A refused request, with its HTTP status; `param` names the field that is at fault."""
+    """A rejected request, with its HTTP status. `param` is the name of the wrong field."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
         super().__init__(message)
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 def no_such_model(name: str, served: str) -> ApiError:
-    """The error for a request that names another model than the server's."""
+    """Returns the error for a request with a model that the server does not have."""
     return ApiError(
         f"The model `{name}` does not exist; this server has `{served}`.",
         "model",
@@ -61,16 +61,17 @@ def no_such_model(name: str, served: str) -> ApiError:
 
 
 def error_response(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the body that report an error."""
+    """Returns the HTTP status and the body that report an error."""
     if isinstance(error, ApiError):
         return error.status, error_body(error.message, error.status, error.param, error.code)
     if isinstance(error, UserError):
         return 400, error_body(str(error), 400)
     if not isinstance(error, RStarError):
-        return 500, error_body("the server failed on this request; its log says how", 500)
-    # The agent loop has an error of its own for an engine that fails.
-    away = isinstance(error, EngineUnavailable) or isinstance(error.__cause__, EngineUnavailable)
-    return (503 if away else 500), error_body(str(error), 503 if away else 500)
+        return 500, error_body("the server failed on this request; see the server's log", 500)
+    # The agent loop wraps an engine's error in its own.
+    unavailable = isinstance(error, EngineUnavailable) or isinstance(error.__cause__, EngineUnavailable)
+    status = 503 if unavailable else 500
+    return status, error_body(str(error), status)
 
 
 def add_errors(app: FastAPI) -> None:
@@ -93,18 +94,18 @@ def add_errors(app: FastAPI) -> None:
     app.add_exception_handler(RStarError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, plain)
-    # It is logged with its traceback too.
+    # The server also logs the traceback of such an error.
     app.add_exception_handler(Exception, refused)
 
 
 def _validation_message(faults: Sequence[Any]) -> tuple[str, str | None]:
-    """The message for pydantic's errors of a request body, and the field that is wrong; None for the whole body."""
+    """Returns the message for pydantic's errors of a request body, and the wrong field or None for the whole body."""
     message = str(faults[0]["msg"]).removeprefix("Value error, ")
     if faults[0]["type"] == "json_invalid":
         return f"the body is not JSON ({faults[0]['ctx']['error']}): {_SEND}", None
     path = [str(part) for part in faults[0]["loc"] if part != "body"]
     if not path:
-        # FastAPI reads no JSON from a body with another content type, or without one.
+        # FastAPI reads JSON only from a body with a content type of JSON.
         not_json = faults[0]["type"] in ("missing", "dict_type", "model_type", "model_attributes_type")
         return (f"the body is not read as a JSON object: {_SEND}" if not_json else message), None
     if faults[0]["type"] == "missing":
@@ -145,9 +146,9 @@ def require_key(app: FastAPI, key: str | None) -> None:
 
 
 def allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
-    """Let web pages of these origins, such as `http://localhost:3000`, send requests (CORS); `*` means every page.
+    """Let web pages of these origins, such as `http://localhost:3000`, send requests (CORS). `*` means every page.
 
-    Has to be called after `require_key`: a browser asks whether it may send a key before it sends it.
+    Call this after `require_key`, because a browser's preflight request has no key.
     """
     if origins:
         app.add_middleware(
@@ -156,7 +157,10 @@ def allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
 
 
 def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
-    """Sends objects as server-sent events. An error becomes the last event. It ends early if the client disconnects."""
+    """Returns a response that sends objects as server-sent events.
+
+    An error becomes the last event. The stream ends early if the client disconnects.
+    """
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -174,16 +178,16 @@ def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
-    """The result of `work`. If the client disconnects, `work` is cancelled and a response of status 499 returned."""
+    """Returns the result of `work`. If the client disconnects, `work` is cancelled and the response has status 499."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
+    disconnecting = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else Response(status_code=CLIENT_CLOSED)
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.wait({working, leaving})
+        disconnecting.cancel()
+        await asyncio.wait({working, disconnecting})
 
 
 async def _disconnected(request: Request) -> None:

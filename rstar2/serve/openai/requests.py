@@ -1,4 +1,4 @@
-"""Request schema of the agent's endpoint. A field that the agent cannot honour is rejected, and the error names it."""
+"""Request schema of the agent's endpoint. A field that the agent cannot honour is rejected by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
-"""Fields that are accepted only with a value that changes nothing."""
+"""Fields that are accepted only with the listed values, which have no effect."""
 _IGNORED = frozenset(
     {
         "metadata",
@@ -46,7 +46,7 @@ _IGNORED = frozenset(
         "user",
     }
 )
-"""Fields that say nothing about the answer. `parallel_tool_calls` is about the client's tools, which are refused."""
+"""Fields that do not affect the answer. `parallel_tool_calls` is about the client's tools, which are rejected."""
 _CLIENT_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
 """The fields with a client's own tools, and the field that allows the model to call them."""
 _OLLAMA_RUNTIME = frozenset(
@@ -63,7 +63,7 @@ _OLLAMA_RUNTIME = frozenset(
         "use_mmap",
     }
 )
-"""Keys of Ollama's `options` that say how a model is run, and nothing about its answer."""
+"""Keys of Ollama's `options` that affect how a model is run, but not its answer."""
 _HOW_TO_STRUCTURE = (
     "the agent's answer cannot be bound to a schema, because its turns also hold thoughts and programs; a server "
     "without --with-tools, which is vLLM, gives structured output"
@@ -92,12 +92,12 @@ class ChatRequest(BaseModel, extra="forbid"):
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: list[str] = []
-    """The answer ends before the first of these texts in its `content`. A thought, a program and its output may hold
-    them."""
+    """The answer ends before the first of these texts in its `content`. In a thought, a program or its output, these
+    texts have no effect."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: str | None = None
-    """A variable of the chat template, too."""
+    """Another variable of the chat template."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,7 +107,7 @@ class ChatRequest(BaseModel, extra="forbid"):
         try:
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("a text holds half of a surrogate pair, which is no Unicode text") from None
+            raise ValueError("a text has half of a surrogate pair, which is not valid Unicode") from None
         for tools, choice in _CLIENT_TOOLS.items():
             if body.get(tools) and body.get(choice) != "none":
                 raise ApiError(
@@ -119,8 +119,10 @@ class ChatRequest(BaseModel, extra="forbid"):
                 value = json.dumps(body[name], ensure_ascii=False)[:40]
                 raise ApiError(f"{name} {value} is not supported by the agent (--with-tools){why}", name)
         _check_options(body.get("options"))
-        left_out = _NEUTRAL.keys() | _IGNORED | _CLIENT_TOOLS.keys() | {"options"}
-        return {name: value for name, value in body.items() if name not in left_out and value is not None}
+        without_effect = _NEUTRAL.keys() | _IGNORED | _CLIENT_TOOLS.keys() | {"options"}
+        return {
+            name: value for name, value in body.items() if name not in without_effect and value is not None
+        }
 
     @field_validator("messages")
     @classmethod
@@ -141,7 +143,7 @@ class ChatRequest(BaseModel, extra="forbid"):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """The variables of the chat template that the client sets."""
+        """Variables of the chat template that the client sets."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **self.chat_template_kwargs}
 
@@ -151,7 +153,7 @@ class ChatRequest(BaseModel, extra="forbid"):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; None means as many as there is room for."""
+        """The most tokens of the answer. None means no limit except the context."""
         return self.max_completion_tokens or self.max_tokens
 
 
