@@ -118,7 +118,7 @@ def test_many_rows_are_read_by_processes_that_find_the_module(folder: Path) -> N
         ("SOURCE", ["list"], 1, "users_numbers:SOURCE: read returned list, not the row's columns"),
         ("SOURCE", ["no answer"], 1, "users_numbers:SOURCE: read returned None as answer, which is not text"),
         ("LOCAL", [0], 2, "users_numbers:LOCAL cannot be sent to the processes that read rows"),
-        ("NUMBER", [0], 2, "users_numbers:NUMBER is not a Source but int"),
+        ("NUMBER", [0], 2, "users_numbers:NUMBER is not a Source, but int"),
         ("ABSENT", [0], 2, "has no 'ABSENT'"),
     ],
 )
