@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-_NAMED = 5
-"""Of many names, how many a message gives; the services of vendors hold a hundred models."""
+_MAX_NAMES = 5
+"""The most names in a list in a message. A hosted service may have a hundred models."""
 
 
 class RStarError(Exception):
-    """Something went wrong that is explained by one clear message.
+    """The base class of errors that a user sees as one message and one hint.
 
     Args:
-        message: what was wrong, with the path or value that was wrong.
+        message: what is wrong, with the path or value.
         hint: what to do about it.
     """
 
@@ -32,17 +32,17 @@ class RStarError(Exception):
 
 
 class UserError(RStarError):
-    """The caller's mistake: a bad path, value, file or option. Exit code 2."""
+    """A mistake of the caller: a wrong path, value, file or option. Exit code 2."""
 
     exit_code = 2
 
 
 class Failure(RStarError):
-    """The work itself failed: a process died, a server went away, a disk filled up. Exit code 1.
+    """A failure of the work itself: a process crashed, a server does not answer, a disk is full. Exit code 1.
 
     Args:
-        cause: the kind of fault, under which it is counted, such as `HTTP 503`. The default is the message's first
-            line.
+        cause: the kind of failure, by which failures are counted, such as `HTTP 503`. The default is the first line of
+            the message.
     """
 
     def __init__(self, message: str, hint: str = "", *, cause: str = "") -> None:
@@ -51,13 +51,12 @@ class Failure(RStarError):
 
 
 class Unavailable(Failure):
-    """A service did not answer: away, too busy or too slow. The same request may succeed later.
+    """A service did not answer because it is not running, too busy or too slow. The same request may succeed later.
 
     Args:
-        retry_after_s: seconds after which the service wants to be asked again at the earliest, if it said so.
-        cause: as of `Failure`.
-        timed_out: whether the service had a request for longer than it may take. Otherwise it refused the request, or
-            broke it off.
+        retry_after_s: seconds before the next request that the service asks for, or 0.
+        cause: see `Failure`.
+        timed_out: whether the request took too long. Otherwise the service refused or aborted the request.
     """
 
     def __init__(
@@ -75,18 +74,18 @@ class Unavailable(Failure):
 
 
 class RateLimited(Unavailable):
-    """A service works, and asks its clients to send fewer requests."""
+    """A service works, but asks its clients to send fewer requests."""
 
 
 class UnusableAnswer(Unavailable):
-    """A service answered, with something that cannot be used. Another attempt may bring an answer that can be."""
+    """A service gave an answer that cannot be used. Another attempt may bring a usable answer."""
 
 
 @contextmanager
 def as_user_error() -> Iterator[None]:
-    """A Failure within the block becomes a UserError.
+    """Raise a UserError in place of a Failure within the `with` block.
 
-    For a service that is asked for the first time: the user gave a wrong address, name or key, or started none.
+    For the first request to a service: the user named a wrong address, name or key, or did not start the service.
     """
     try:
         yield
@@ -103,7 +102,7 @@ def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
 
 
 def most_similar(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that is spelt most like another; None if none is similar."""
+    """Returns the known name with the most similar spelling, or None if none is similar."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
@@ -116,6 +115,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Names for a message, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    """Returns the first names for a message, and the number of the others."""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

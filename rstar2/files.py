@@ -24,13 +24,16 @@ def read_objects(
     decimals_as_text: bool = False,
     on_fault: Callable[[int, str], None] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON Lines file (jsonlines.org) of a user, each with its line number. Blank lines are skipped.
+    """Yields the objects of a user's JSON Lines file (jsonlines.org), each with its line number, without blank lines.
 
-    With `decimals_as_text`, a number with a decimal point is returned as text, with the digits it was written with.
-    With `on_fault`, a bad line does not raise: `on_fault` gets its number and fault, and the next line is read.
+    Args:
+        hint: the hint of errors.
+        decimals_as_text: return a number with a decimal point as text, with the digits in the file.
+        on_fault: called with the number and the fault of a bad line, which is then skipped. None means that a bad line
+            is an error.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or a line is not one JSON object; `hint` says what to do.
+        UserError: the file cannot be read or is not UTF-8, or a line is not one JSON object.
     """
     for number, line in enumerate(_lines(path, hint), 1):
         if not line.strip():
@@ -51,15 +54,15 @@ def read_objects(
 
 
 def read_csv(path: Path, hint: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a CSV file of a user, or of a `.tsv` file with tabs, each with its number, from 1. Values are text.
+    """Yields the rows of a user's CSV file, or of a `.tsv` file with tabs, each with its number from 1.
 
-    The first line has the names of the columns. A row without some of its last cells has None for them.
+    The first line has the names of the columns. All values are texts. If a row lacks its last cells, they are None.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8 or not CSV, or a row has more cells than there are columns; `hint`
-            says what to do.
+        UserError: the file cannot be read, is not UTF-8 or not CSV, or a row has more cells than there are columns.
+            `hint` is the hint of the error.
     """
-    csv.field_size_limit(sys.maxsize)  # outputs of models are longer than its default
+    csv.field_size_limit(sys.maxsize)  # outputs of models are longer than the default limit
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     rows = csv.DictReader(_lines(path, hint, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -74,9 +77,9 @@ def read_csv(path: Path, hint: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines(path: Path, hint: str, newline: str = "\n") -> Iterator[str]:
-    """The lines of a text file; a UserError if it cannot be read."""
+    """Yields the lines of a text file. Raises UserError if it cannot be read."""
     try:
-        # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
+        # splitlines() would also split at characters that JSON allows in strings.
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield from file
     except OSError as error:
@@ -90,7 +93,7 @@ def _refuse(text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's value, or None if there is no such file. Raises UserError if it cannot be read."""
+    """Returns the value of a JSON file, or None if there is no such file. Raises UserError if it cannot be read."""
     if not path.exists():
         return None
     try:
@@ -123,7 +126,7 @@ def home_folder() -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """A file to append to that only this user can read. It is made if it does not exist, with its folder."""
+    """Makes a file that only this user can read, with its folder, unless it exists. Returns the path."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     path.chmod(0o600)
@@ -131,7 +134,7 @@ def private_file(path: Path) -> Path:
 
 
 class LineWriter(AbstractContextManager["LineWriter"]):
-    """Appends lines to a file of JSON Lines, each with one write. Raises OSError if that fails, on a full disk say.
+    """Appends lines to a JSON Lines file, each with one write. Raises OSError if a write fails, as on a full disk.
 
     If an earlier process was killed in the middle of its last line, that line is removed first.
     """
@@ -142,7 +145,7 @@ class LineWriter(AbstractContextManager["LineWriter"]):
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
-        """Append one line; `line` is without its end."""
+        """Append one line. `line` has no line end."""
         data = line.encode() + b"\n"
         written = self._file.write(data) or 0
         if written < len(data) and self._file.write(data[written:]) != len(data) - written:
@@ -168,7 +171,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that a `LineWriter` wrote, each with its number from 1, without a torn last one.
+    """Yields the lines that a `LineWriter` wrote, each with its number from 1, without an incomplete last line.
 
     Raises OSError if the file cannot be read.
     """
@@ -179,25 +182,25 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""What the system answers if a file cannot be written because of where it is, not because of what writes it."""
+"""Errors of writes that depend on the disk of a file, such as a full disk, and not on the program."""
 
 
 def os_failure(error: OSError) -> Failure:
-    """Returns an error of the system as a Failure that names the file and, for a full disk, what to do."""
+    """Returns a system error as a Failure with the name of the file and, for a full disk, a hint."""
     where = f" {error.filename}" if error.filename else ""
     hint = "Make room there, or use a folder on another disk." if error.errno in DISK_ERRORS else ""
     return Failure(f"cannot read or write{where}: {error.strerror or error}", hint)
 
 
 def existing_folder(path: Path) -> Path:
-    """Returns the path if it is a folder, else the nearest one above it, whose disk will be written to."""
+    """Returns the path if it is a folder, else the nearest existing folder above it, which is on the same disk."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
 
 
 def no_room(path: Path) -> str:
-    """Returns a sentence if the disk that holds `path` has no room for this user, else an empty text.
+    """Returns a sentence if the disk of `path` has no space left for this user, else "".
 
-    For processes that ended without a line in their log, which a full disk prevents.
+    For processes that ended with an empty log, because a full disk prevents logs.
     """
     folder = existing_folder(path)
     disk = os.statvfs(folder)
@@ -206,11 +209,11 @@ def no_room(path: Path) -> str:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[TextIO]:
-    """`whole_file` for a path that a user named, or in a folder that they named. Its folder is made if it is not there.
+    """Opens a `whole_file` at a path that a user named. Its folder is made if it does not exist.
 
     Raises:
-        UserError: it is a folder, or lies below a file.
-        Failure: it cannot be written.
+        UserError: the path is a folder, or is below a file.
+        Failure: the file cannot be written.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder", "Name a file.")
@@ -231,10 +234,10 @@ def output_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """A file for UTF-8 text that appears at `path` when the block ends, with `mode` less the umask, or not at all.
+    """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if it raises.
 
-    A link is followed. If `path` is neither a file nor a folder, such as a pipe or `/dev/stdout`, it is written to
-    directly. Raises OSError if it cannot be written, or is a folder.
+    The permissions are `mode` without the umask. A link is followed. If `path` is neither a file nor a folder, such as
+    a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
@@ -250,9 +253,10 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_path(path: Path) -> Iterator[Path]:
-    """Where to write a file that moves to `path` when the block ends, synced to the disk, or is removed if it raises.
+    """Yields a temporary path for a file, which is synced and moved to `path` when the `with` block ends.
 
-    A link is followed. Several processes may write to the same `path`; the last one replaces it.
+    If the block raises, the temporary file is removed. A link is followed. Several processes may write to the same
+    `path`; the last one replaces the file.
     """
     path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -262,7 +266,7 @@ def whole_path(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        # A failed write does not say to which file.
+        # The error of a failed write has no file name.
         error.filename = error.filename or str(path)
         raise
     finally:
@@ -271,10 +275,10 @@ def whole_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """An empty folder that moves to `path` when the block ends, or is removed if it raises.
+    """Yields an empty folder that moves to `path` when the `with` block ends, or is removed if the block raises.
 
-    It has one name for all processes, so that what a killed one left is replaced: models are large. The caller makes
-    sure that no other process writes to `path`. Raises OSError if `path` is a file, or a folder with something in it.
+    All processes use the same temporary name, so that the leftovers of a killed process are replaced. The caller makes
+    sure that no other process writes to `path`. Raises OSError if `path` is a file, or a folder that is not empty.
     """
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Loads what users add from outside the package: an object of a module of theirs, named `module:object`.
+"""Loads objects of users' own modules, which are named `module:object`.
 
-A recipe, a format or an option names such an object where it could also name one that is shipped. The module is looked
-for where Python looks, then in the current folder, then in further folders, such as that of the recipe. The processes
-that this one starts look in the same folders: an environment variable has them.
+A recipe, a format or an option can name such an object instead of a shipped one. The module is searched in Python's
+path, then in the current folder, then in further folders, such as that of the recipe. Child processes search the same
+folders, which are in an environment variable.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 from rstar2.errors import Failure, RStarError, UserError
 
 FOLDERS = "RSTAR2_MODULE_FOLDERS"
-"""The environment variable with the folders that were searched so far."""
+"""The environment variable with the folders in which modules are searched."""
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name is meant as `module:object`, not as the name of something shipped."""
+    """Whether a name has the form `module:object`, and is not the name of a shipped object."""
     return ":" in name
 
 
 def search_in(folder: Path) -> None:
-    """Makes modules in a folder loadable, in this process and in those that it starts later."""
+    """Adds a folder to those in which this process, and later child processes, search modules."""
     known = os.environ.get(FOLDERS, "").split(os.pathsep)
     os.environ[FOLDERS] = os.pathsep.join(dict.fromkeys([*filter(None, known), str(folder.resolve())]))
 
@@ -40,8 +40,8 @@ def load(reference: str, role: str, folders: Sequence[Path] = ()) -> Any:
 
     Args:
         reference: the name as the user wrote it.
-        role: what the object is for, as a noun phrase that starts a message: "the selection".
-        folders: folders in which the module may be, besides the current one.
+        role: the purpose of the object, as the first words of messages, such as "the selection".
+        folders: further folders in which the module may be.
 
     Raises:
         UserError: the reference is malformed, there is no such module or object, or the module cannot be imported.
@@ -53,17 +53,17 @@ def load(reference: str, role: str, folders: Sequence[Path] = ()) -> Any:
             f"{role} {reference!r} is not of the form module:object",
             "For the function my_function in my_module.py write my_module:my_function.",
         )
-    found: Any = _import(module_name, f"{role} {reference}", folders)
+    loaded: Any = _import(module_name, f"{role} {reference}", folders)
     for name in object_name.split("."):
         try:
-            found = getattr(found, name)
+            loaded = getattr(loaded, name)
         except AttributeError:
-            public = [each for each, value in vars(found).items() if _is_defined_in(found, each, value)]
+            public = [each for each, value in vars(loaded).items() if _is_defined_in(loaded, each, value)]
             raise UserError(
-                f"{role} {reference}: {_place(found, module_name)} has no {name!r}",
+                f"{role} {reference}: {_place(loaded, module_name)} has no {name!r}",
                 f"It has: {', '.join(public) or 'nothing'}.",
             ) from None
-    return found
+    return loaded
 
 
 def load_function(
@@ -72,7 +72,7 @@ def load_function(
     """Returns the function that `module:object` names, which can be called with one value for each of `parameters`.
 
     Raises:
-        UserError: as `load`; or the object cannot be called, or not with these arguments.
+        UserError: see `load`; or the object cannot be called with these arguments.
     """
     function = load(reference, role, folders)
     if not callable(function):
@@ -87,7 +87,7 @@ def load_function(
 def check_parameters(
     function: Callable[..., Any], reference: str, role: str, parameters: Sequence[str]
 ) -> None:
-    """Raises a UserError if the function cannot be called with one value for each of `parameters`."""
+    """Raises UserError if the function cannot be called with one value for each of `parameters`."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function written in C may have none
@@ -98,15 +98,15 @@ def check_parameters(
         raise UserError(
             f"{role} {reference} takes {_without_annotations(signature)} but is called with ({', '.join(parameters)}): "
             f"{error}",
-            "Change its parameters; their names are free, and further ones need defaults.",
+            "Change its parameters. They may have any names, and additional ones need defaults.",
         ) from error
 
 
 @contextmanager
 def failures_named(reference: str, role: str) -> Iterator[None]:
-    """An exception within the block, which calls a user's function, becomes a Failure that names function and cause.
+    """Raise a Failure with the function and the cause in place of an exception of a user's function.
 
-    An RStarError stays as it is: the function says by it what is wrong.
+    The `with` block calls this function. An RStarError is passed on, because it already explains the fault.
     """
     try:
         yield
@@ -124,7 +124,7 @@ def _import(module_name: str, subject: str, folders: Sequence[Path]) -> ModuleTy
         search_in(folder)
     searched = [Path(folder) for folder in os.environ[FOLDERS].split(os.pathsep)]
     for folder in searched:
-        # At the end: a file of the user's must not take the place of a module that we, or a library, import.
+        # At the end, so that a user's file does not replace a module that this package or a library imports.
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     importlib.invalidate_caches()
@@ -133,7 +133,8 @@ def _import(module_name: str, subject: str, folders: Sequence[Path]) -> ModuleTy
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(
-                f"{subject}: importing {module_name} failed: {_described(error)}", "Install what it imports."
+                f"{subject}: importing {module_name} failed: {_described(error)}",
+                "Install the missing package.",
             ) from error
         places = " or ".join(dict.fromkeys(map(str, searched)))
         raise UserError(
@@ -151,23 +152,23 @@ def _import(module_name: str, subject: str, folders: Sequence[Path]) -> ModuleTy
 
 
 def _check_not_shadowed(name: str, subject: str, searched: Sequence[Path]) -> None:
-    """Raises a UserError if a searched folder has a file of that name, but Python imported another module."""
+    """Raises UserError if a searched folder has a module with this name, but Python imported another one."""
     files = [folder / each for folder in searched for each in (f"{name}.py", f"{name}/__init__.py")]
-    mine = [file.resolve() for file in files if file.is_file()]
+    users_files = [file.resolve() for file in files if file.is_file()]
     imported = sys.modules[name].__file__
-    if mine and (imported is None or Path(imported).resolve() not in mine):
+    if users_files and (imported is None or Path(imported).resolve() not in users_files):
         raise UserError(
-            f"{subject}: {mine[0]} cannot be imported, because the name {name} is that of "
+            f"{subject}: {users_files[0]} cannot be imported, because the name {name} is that of "
             f"{imported or 'a module of Python'}",
             "Give the file another name.",
         )
 
 
 def _is_defined_in(owner: Any, name: str, value: Any) -> bool:
-    """Whether a public name of a module or class was defined there, not imported."""
+    """Whether a public name of a module or class was defined there, and not imported from elsewhere."""
     if name.startswith("_") or inspect.ismodule(value):
         return False
-    function = getattr(value, "function", value)  # a Tool has the function that it was made of
+    function = getattr(value, "function", value)  # a Tool has the function from which it was made
     if not inspect.ismodule(owner) or not (inspect.isclass(function) or inspect.isroutine(function)):
         return True
     return getattr(function, "__module__", owner.__name__) == owner.__name__
@@ -185,7 +186,7 @@ def _without_annotations(signature: inspect.Signature) -> str:
 
 
 def _users_line(error: UserError) -> str:
-    """The last line outside of this package on the way to an error: what the user has to correct."""
+    """Returns the last line outside of this package in an error's traceback, which the user has to correct."""
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parent)
     at = [each for each in frames if not each.filename.startswith((package + os.sep, "<"))]
@@ -193,7 +194,7 @@ def _users_line(error: UserError) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """An exception's type and text, and the line that raised it."""
+    """Returns an exception's type and message, and the line that raised it."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     at = [frame for frame in frames if not frame.filename.startswith("<frozen ")]

@@ -1,4 +1,4 @@
-"""What may be shown on a terminal: characters that its encoding has, no control sequences of others, whole tables."""
+"""Makes texts safe for a terminal: no foreign control sequences, only characters of its encoding, tables that fit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 READABLE = "rstar2-readable"
 """The error handler of `write_readably`, as `str.encode` takes it."""
 
-# What a program or a model writes must not move the cursor or change the title of the window.
-_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-# Nor may it change the order in which the rest of a line is shown.
-_TURNING = {code: f"<{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_CONTROLS: dict[int, int | str] = {**_SHOWN, **dict.fromkeys(range(128, 160), " "), **_TURNING}
+# A text of a program or a model must not move the cursor or change the title of the window.
+_CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+# Such a text must not change the order in which the rest of a line is shown either.
+_DIRECTION_MARKS = {code: f"<{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_CONTROLS: dict[int, int | str] = {
+    **_CONTROL_PICTURES,
+    **dict.fromkeys(range(128, 160), " "),
+    **_DIRECTION_MARKS,
+}
 
 _ASCII = {
     **dict.fromkeys("–—·─", "-"),
@@ -41,22 +45,21 @@ _ASCII = {
     "≥": ">=",
     "≤": "<=",
 }
-"""What our own messages, tables, bars and curves use, as it is written if an encoding lacks it."""
+"""Replacements for characters of our own messages, tables, bars and curves, for encodings that lack them."""
 
 _FOLDED = 12
-"""The least width in which a column is shown whose words may be broken or whose cells may be cut."""
+"""The least width of a column whose words may be broken or whose cells may be cut."""
 
 
 def harmless(text: str) -> str:
-    """Returns a text of a program or a model whose control characters are shown and not obeyed."""
+    """Returns a text of a program or a model with its control characters replaced by visible ones."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 
 def write_readably() -> None:
-    """Let standard output and error write every text, whatever their encoding lacks.
+    """Let standard output and standard error write every text, even if their encoding is not UTF-8.
 
-    A terminal need not be UTF-8. A character that its encoding lacks becomes a similar one, or else an escape that JSON
-    reads too, such as `\\u03c0`.
+    A character that the encoding lacks becomes a similar one, or else an escape that JSON can read, such as `\\u03c0`.
     """
     codecs.register_error(READABLE, _replacement)
     for stream in (sys.stdout, sys.stderr):
@@ -65,7 +68,7 @@ def write_readably() -> None:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Returns a text as `write_readably` lets it be written, so that its width can be measured before."""
+    """Returns a text as it is written after `write_readably`, so that its width can be measured."""
     return "".join(each if _has(encoding, each) else _ASCII.get(each) or _escaped(each) for each in text)
 
 
@@ -79,11 +82,11 @@ def _has(encoding: str, character: str) -> bool:
 
 
 def _replacement(error: UnicodeError) -> tuple[str, int]:
-    """The error handler: the characters that cannot be encoded, in ASCII, and where encoding goes on."""
+    """The error handler. Returns ASCII for the characters that cannot be encoded, and the end of these characters."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    lacking = error.object[error.start : error.end]
-    return "".join(_ASCII.get(character) or _escaped(character) for character in lacking), error.end
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character) or _escaped(character) for character in missing), error.end
 
 
 def _escaped(character: str) -> str:
@@ -92,10 +95,10 @@ def _escaped(character: str) -> str:
 
 
 def fitting(table: Table, console: Console) -> Table | Group:
-    """Returns a table in which no word is broken and no column lost, or its rows as records if that is too wide.
+    """Returns a table that fits the console without broken words or lost columns, or else its rows as records.
 
-    By itself rich shrinks columns until words break, and leaves out the last columns. Here a column may break words
-    only if its overflow is `fold`, and cut cells only if it has `no_wrap` and a `max_width`.
+    Rich alone would shrink columns until words break, and would leave out the last columns. Here a column may break
+    words only if its overflow is `fold`, and may cut cells only if it has `no_wrap` and a `max_width`.
     """
     widths = [_widths(column, console) for column in table.columns]
     overhead = console.measure(table, options=_unbounded(console)).maximum - sum(most for _, most in widths)
@@ -112,10 +115,10 @@ def fitting(table: Table, console: Console) -> Table | Group:
 
 
 def _widths(column: Column, console: Console) -> tuple[int, int]:
-    """The least width of a column in which it can be read, and the most that it needs."""
+    """Returns the least width in which a column can be read, and the width that it needs for all its cells."""
     options = _unbounded(console)
     cells = [console.measure(cell, options=options) for cell in (column.header, *column.cells)]
-    # A column that names its width keeps it, also if its cells need less.
+    # A column with a fixed width has this width even if its cells need less.
     most = max(column.width or 0, *(cell.maximum for cell in cells))
     least = most if column.no_wrap or column.width else max(cell.minimum for cell in cells)
     if column.max_width is not None:
@@ -130,7 +133,7 @@ def _unbounded(console: Console) -> ConsoleOptions:
 
 
 def _records(table: Table) -> Group:
-    """Each row as lines of its own: the first cell, and below it the others with their headings."""
+    """Returns each row as a record: its first cell, and below it the other cells with their headings."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.styled import Styled

@@ -1,6 +1,6 @@
-"""Random Qwen3s, from tiny to 4B, and which of them fits a GPU.
+"""Sizes of random Qwen3 models, from tiny to 4B, and the largest one that fits a GPU.
 
-Those of 0.6B and more have the shapes of the published ones.
+The sizes from 0.6B on have the shapes of the published models.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
 VOCABULARY = 151_936
 """Tokens of Qwen3's vocabulary."""
 LOGIT_SPREAD = 3.0
-"""Standard deviation of the logits, in nats, so that a random model prefers some tokens as a trained one does. With the
-usual weights all tokens are nearly as likely, and an error in the logits would not show."""
+"""Standard deviation of the logits, in nats, so that a random model prefers some tokens as a trained model does. With
+the usual random weights, all tokens are nearly equally likely, and an error in the logits would not be detected."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A random Qwen3. Its embedding is its output layer, too."""
+    """The size of a random Qwen3. The output layer uses the weights of the embedding."""
 
     name: str
     hidden: int
@@ -34,7 +34,7 @@ class Size:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The values of its config.json that decide on its size."""
+        """The values of its config.json that decide its size."""
         return {
             "model_type": "qwen3",
             "vocab_size": self.vocab,
@@ -58,40 +58,40 @@ class Size:
 
 
 TINY = Size("tiny", 128, 256, 3, 4, 2, 32, 800)
-"""For a CPU; the demo's."""
+"""The size for a CPU, which is that of the demo."""
 SIZES = (
     Size("0.1B", 512, 1536, 8, 8, 4, 64),
     Size("0.6B", 1024, 3072, 28, 16, 8, 128),
     Size("1.7B", 2048, 6144, 28, 16, 8, 128),
     Size("4B", 2560, 9728, 36, 32, 8, 128),
 )
-"""For GPUs, the smallest first."""
+"""The sizes for GPUs, the smallest first."""
 
 
 @dataclass(frozen=True)
 class OneDevice:
-    """One GPU, or the CPU as one rank; a `rstar2.train.estimate.memory.Devices`."""
+    """One GPU, or the CPU as one rank, as a `rstar2.train.estimate.memory.Devices`."""
 
     device: str
     nodes: int = 1
     gpus_per_node: int = 1
     gpu: str = "h100"
-    """The plan takes only speed and capacity from it, which are measured here."""
+    """Has no effect: the plan uses it only for speed and capacity, which are measured here."""
     gradient_checkpointing: bool = True
 
 
 def planned_update(size: Size, device: str, tokens: int, logits: int) -> Memory:
-    """What `rstar2 plan` says that one update takes on one device."""
+    """Returns the memory of one update on one device according to `rstar2 plan`."""
     return trainer_memory(size.shape, OneDevice(device), tokens, logits, 0, sends_weights=False)
 
 
 def planned_tensors(size: Size, device: str, tokens: int, logits: int) -> int:
-    """The part of `planned_update` that PyTorch allocates: without CUDA itself and without a sleeping engine."""
+    """Returns the bytes of `planned_update` that PyTorch allocates, without those of CUDA and a sleeping engine."""
     total = planned_update(size, device, tokens, logits).update_total
     return total - (ASLEEP if device == "cuda" else 0)
 
 
 def largest(sizes: Sequence[Size], tokens: int, logits: int, free: int) -> Size | None:
-    """The largest size whose update fits `free` bytes of a GPU; None if none does."""
+    """Returns the largest size whose update fits into `free` bytes of a GPU, or None if none fits."""
     fitting = [size for size in sizes if planned_tensors(size, "cuda", tokens, logits) <= free]
     return fitting[-1] if fitting else None

@@ -1,4 +1,4 @@
-"""The checks, in the order in which they run: first those that need only torch and transformers."""
+"""The checks, in the order in which they run. Those that need only torch and transformers come first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rstar2.doctor.gpu_check.check import Check
 from rstar2.doctor.gpu_check.checks import attention, environment, resume, rl, serve, sft, update
 
 ENVIRONMENT = environment.CHECK.name
-"""Always run: the report says with it which machine it is of."""
+"""The check that always runs, because it describes the machine in the report."""
 CHECKS: dict[str, Check] = {
     module.CHECK.name: module.CHECK for module in (environment, attention, update, serve, sft, rl, resume)
 }

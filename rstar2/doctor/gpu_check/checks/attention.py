@@ -1,7 +1,7 @@
-"""Whether each way to compute attention gives the log-probabilities that fp32 gives, padded and unpadded.
+"""Checks whether each implementation of attention gives the log-probabilities of fp32, with and without padding.
 
-The reference is transformers' eager attention in fp32 on the same device. In bf16 every way is off by some rounding;
-one that masks or scales wrongly is off by far more.
+The reference is the eager attention of transformers in fp32, on the same device. In bf16, each implementation has
+rounding errors. An implementation with a wrong mask or scale has far larger errors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ SMALL_LENGTHS = (96, 61, 40, 17)
 REFERENCE = "eager"
 WAYS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 UNUSED = "flex_attention"
-"""Nothing of rstar2 uses it, so its errors are told, and fail nothing."""
+"""An implementation that rstar2 does not use. Its errors are reported, but the check does not fail."""
 TIMES_WORSE = 3.0
-"""How far an error may be above that of eager attention in bf16, and a little more where that one is tiny."""
+"""The limit of an error is this many times the error of eager attention in bf16, plus `SLACK`."""
 SLACK = 2e-3
+"""Nats."""
 MOST_IN_BF16 = 0.3
-"""Nats, mean of the reference's own error in bf16: with more, bf16 itself does not work here."""
+"""Limit, in nats, of the mean error of eager attention in bf16. With a larger error, bf16 itself does not work."""
 MOST_IN_FP32 = 1e-3
-"""Nats, mean of the difference between padded and unpadded in fp32."""
+"""Limit, in nats, of the mean difference between padded and unpadded rows in fp32."""
 
 
 def run(settings: Settings) -> Measured:
@@ -43,7 +44,7 @@ def run(settings: Settings) -> Measured:
     seen = Measured()
 
     def errors(way: str, dtype: Any) -> tuple[float, float]:
-        """Mean distances in nats: of rows one by one from the reference, and of padded rows from rows one by one."""
+        """Returns two mean distances in nats: unpadded rows to the reference, and padded to unpadded rows."""
         model = _model(size, way, dtype, device)
         model.load_state_dict(weights)
         alone = _unpadded(model, rows)
@@ -64,7 +65,7 @@ def run(settings: Settings) -> Measured:
             continue
         try:
             off, padded = errors(way, torch.bfloat16)
-        except Exception as error:  # noqa: BLE001 - a way that does not work is what is looked for
+        except Exception as error:  # noqa: BLE001 - an implementation that does not work is a finding
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             seen.add(f"{way} in bf16", text)
             wrong[way].append(f"{way} does not run: {text}")
@@ -85,8 +86,8 @@ def run(settings: Settings) -> Measured:
     if faults := [fault for each in wrong.values() for fault in each]:
         raise CheckFailed(
             "; ".join(faults),
-            "Training with such an attention is off. Install another version of it, or of torch, and set another "
-            "hardware.attention until then.",
+            "Training with this attention is wrong. Set another hardware.attention, or install another version of the "
+            "attention's package or of torch.",
             seen,
         )
     ran = [way for way in wrong if not _skipped(way, on_gpu)]
@@ -95,7 +96,7 @@ def run(settings: Settings) -> Measured:
 
 
 def _skipped(way: str, on_gpu: bool) -> str:
-    """Why a way is not tried; empty if it is."""
+    """Returns why an implementation is not tried, or "" if it is tried."""
     if way == "flash_attention_2":
         if find_spec("flash_attn") is None:
             return "not tried: flash-attn is not installed"
@@ -114,7 +115,7 @@ def _model(size: Size, way: str, dtype: Any, device: Any) -> Any:
 
 
 def _unpadded(model: Any, rows: list[Any]) -> list[Any]:
-    """Log-probabilities of the tokens of each row but the first, each row in a pass of its own: shapes (T - 1,)."""
+    """Returns the log-probabilities of each row's tokens except the first, shapes (T - 1,). One pass per row."""
     import torch
 
     with torch.no_grad():
@@ -122,7 +123,7 @@ def _unpadded(model: Any, rows: list[Any]) -> list[Any]:
 
 
 def _padded(model: Any, rows: list[Any]) -> list[Any]:
-    """The same, all rows in one pass, filled up on the left as VERL fills up prompts."""
+    """Returns the same as `_unpadded`, from one pass with all rows. They are padded on the left, as in VERL."""
     import torch
 
     longest = max(map(len, rows))
@@ -140,14 +141,14 @@ def _padded(model: Any, rows: list[Any]) -> list[Any]:
 
 
 def _of_tokens(logits: Any, row: Any) -> Any:
-    """From logits (T, V) and tokens (T,) the log-probabilities (T - 1,)."""
+    """Returns the log-probabilities (T - 1,) for logits (T, V) and tokens (T,)."""
     import torch
 
     return torch.log_softmax(logits[:-1].float(), -1).gather(-1, row[1:, None])[:, 0]
 
 
 def _distance(some: list[Any], others: list[Any]) -> float:
-    """The mean of |difference| over all tokens."""
+    """Returns the mean of |difference| over all tokens."""
     import torch
 
     return float((torch.cat(some) - torch.cat(others)).abs().mean())

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, driver, versions. Fails if PyTorch cannot compute on the GPU."""
+"""Reports the GPUs, the driver and the versions of packages. Fails if PyTorch cannot compute on the GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = (
     "liger-kernel",
 )
 SIDE = 1024
-"""Rows and columns of the matrices that are multiplied."""
+"""Rows and columns of the matrices in the test product."""
 MOST_ERROR = 0.02
 """Largest relative error of a product in bf16."""
 
@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _check_gpu(settings: Settings, seen: Measured, torch: Any) -> None:
-    """Raise CheckFailed if torch cannot use as many GPUs as are asked for, or multiplies wrongly on the first."""
+    """Raise CheckFailed if torch cannot use `settings.gpus` GPUs, or if a product on the first GPU is wrong."""
     if not torch.cuda.is_available():
         raise CheckFailed(
             f"torch {torch.__version__} cannot use the GPUs of this machine",
@@ -90,8 +90,8 @@ def _check_gpu(settings: Settings, seen: Measured, torch: Any) -> None:
     count = torch.cuda.device_count()
     if count < settings.gpus:
         raise CheckFailed(
-            f"{settings.gpus} GPUs are asked for, but torch sees {count}",
-            f"Give --gpus {count}, or look at CUDA_VISIBLE_DEVICES.",
+            f"--gpus {settings.gpus}: torch can use only {count} GPUs",
+            f"Give --gpus {count}, or check CUDA_VISIBLE_DEVICES.",
             seen,
         )
     torch.manual_seed(0)

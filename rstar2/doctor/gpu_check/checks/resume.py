@@ -1,7 +1,7 @@
-"""Continues the run that the check `rl` killed, by the same command, to its end.
+"""Continues the run that the check `rl` killed, with the same command, to its end.
 
-Each step takes a known share of every weight away (`tools.training.RATE`), so the finished model says how many steps it
-was trained for: one that was lost or repeated shows.
+Each step subtracts a known share of every weight (`tools.training.RATE`). The weights of the finished model therefore
+tell the number of its steps, and a lost or repeated step is detected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(settings: Settings) -> Measured:
     stage = rl.run_folder(settings) / "stage1"
     saved = last_checkpoint(stage / "checkpoints")
     if saved is None:
-        raise NotRun("the check `rl` left no checkpoint", "Run both: --check rl --check resume.")
+        raise NotRun("the check `rl` saved no checkpoint", "Run both: --check rl --check resume.")
     before = int(saved.name.rpartition("_")[2])
     known = set(step_metrics(stage))
     commands.run(settings, CHECK.name, rl.words_of(settings))
@@ -54,15 +54,18 @@ def run(settings: Settings) -> Measured:
 
 
 def _off(base: Path, trained: Path, factor: float) -> float:
-    """The largest relative error of the norms of a trained model's tensors, which have to be `factor` of the base's."""
+    """Returns the largest relative error of the norms of a trained model's tensors.
+
+    Each norm should be `factor` times that of the base model.
+    """
     from safetensors import safe_open
 
     def norms(folder: Path) -> dict[str, float]:
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt") as file:
-                found |= {name: float(file.get_tensor(name).float().norm()) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        return found
+                values |= {name: float(file.get_tensor(name).float().norm()) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return values
 
     old, new = norms(base), norms(trained)
     return max(abs(new[name] / (factor * norm) - 1) for name, norm in old.items())

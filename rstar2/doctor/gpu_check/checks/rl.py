@@ -1,4 +1,4 @@
-"""Steps of `rstar2 train` by FSDP and the rollout engine, until it is killed in the middle of one with SIGKILL.
+"""Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills it with SIGKILL in the middle of a step.
 
 The check `resume` then continues the same run.
 """
@@ -17,11 +17,11 @@ from rstar2.doctor.gpu_check.tools.device import torch_device
 from rstar2.files import read_json, write_json
 
 KILLED_AFTER = 2
-"""Steps."""
+"""The number of finished steps after which training is killed."""
 POLL_S = 0.2
 NEEDS = ("torch", "transformers", "typer", "pydantic", "jinja2", "pyarrow", "verl", "ray", "redis", "fastapi")
 NEEDS_ON_GPU = ("vllm",)
-"""On a CPU our own engine makes the rollouts."""
+"""On a CPU, rstar2's own engine makes the rollouts."""
 PARTS = {
     "rollouts": ("gen",),
     "log-probabilities": ("old_log_prob",),
@@ -31,7 +31,7 @@ PARTS = {
     "checkpoint": ("save_checkpoint",),
     "whole step": ("step",),
 }
-"""Parts of a step's time, with VERL's names for them."""
+"""VERL's names for the parts of a step's time."""
 
 
 def run(settings: Settings) -> Measured:
@@ -54,8 +54,8 @@ def run(settings: Settings) -> Measured:
     if wrong:
         raise CheckFailed(
             "; ".join(wrong),
-            "If only later steps are off, the new weights do not reach the engine. If all are, engine and trainer "
-            "compute differently: look at the check `attention`.",
+            "If only later steps differ, the new weights do not reach the engine. If all steps differ, engine and "
+            "trainer compute differently: see the check `attention`.",
             seen,
         )
     kl = max((abs(float(step["rollout_corr/kl"])) for step in steps), default=0.0)
@@ -71,7 +71,7 @@ def run_folder(settings: Settings) -> Path:
 
 
 def words_of(settings: Settings) -> list[str]:
-    """The command. `resume` gets the very same, although less memory may be free by then."""
+    """Returns the command's arguments. `resume` gets the same ones, even if less memory is free by then."""
     from rstar2.data import builtin
     from rstar2.data.parquet import rl_rows, write_parquet
     from rstar2.doctor.gpu_check.tools import training
@@ -87,7 +87,7 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
-    """Return after `KILLED_AFTER` steps. CheckFailed if training ends first. The check's limit bounds it."""
+    """Wait for `KILLED_AFTER` steps. Raises CheckFailed if training ends first. The check's limit ends the wait."""
     from rstar2.train.records.steps import step_metrics
 
     while len(step_metrics(stage)) < KILLED_AFTER:
@@ -97,7 +97,7 @@ def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage:
 
 
 def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
-    """Memory and times beside the plan's, with the lengths that the rollouts had."""
+    """Add memory and times with the figures of the plan, for the lengths of these rollouts."""
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
     from rstar2.model_shape import read_shape

@@ -1,7 +1,7 @@
-"""`rstar2 serve` with vLLM: tokens per second, and a tool call whose tokens are forced.
+"""Checks `rstar2 serve` with vLLM: the tokens per second, and a forced tool call.
 
-A random model writes no call. vLLM is told to allow nothing but the text of one, so that the sampler, its tool parser,
-our engine, the agent loop and the judge all see a real one.
+A random model writes no tool call. vLLM is therefore forced to generate the text of one, so that vLLM's sampler and
+tool parser, rstar2's engine, the agent loop and the judge all handle a real call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READY_S = 900.0
 """Seconds that vLLM may take to load, compile and capture its graphs."""
 POLL_S = 0.5
 AT_ONCE, CPU_AT_ONCE = 128, 16
-"""Requests in flight for the speed with many."""
+"""Requests in flight when the speed of many requests is measured, on a GPU and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 32
 """Tokens of each request."""
 CODE, OUTPUT = "print(123 * 456)", "56088"
@@ -44,10 +44,8 @@ def run(settings: Settings) -> Measured:
     if vllm is None:
         raise NotRun("vLLM is not installed", install_hint())
     if settings.device == "cpu" and vllm.distribution == "vllm":
-        raise NotRun(
-            "vLLM is installed, but only its build for processors runs without a GPU", install_hint()
-        )
-    # Its logs stay beside the others, and servers of this user's are none of this check's.
+        raise NotRun("vLLM is installed, but only its CPU build runs without a GPU", install_hint())
+    # The server's logs go to the check's logs, and the user's own servers do not interfere.
     os.environ["RSTAR2_STATE"] = str(settings.logs / "vllm")
     model, port = random_model(settings), free_port()
     words = [
@@ -82,7 +80,7 @@ def run(settings: Settings) -> Measured:
 def _wait_until_it_answers(
     settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
 ) -> None:
-    """CheckFailed if the server ends first; it gives up by itself after `READY_S`."""
+    """Wait until the server answers. Raises CheckFailed if it ends first. It gives up by itself after `READY_S`."""
     from rstar2.processes import answers
 
     while not answers(url):
@@ -124,7 +122,7 @@ async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[i
     on_gpu = settings.device == "cuda"
     many, tokens = (AT_ONCE, TOKENS) if on_gpu else (CPU_AT_ONCE, CPU_TOKENS)
     for count in (1, many):
-        # The first round compiles what is compiled when it is first used.
+        # The first round is not counted, because some code is compiled at its first use.
         for rate in [await _rate(engine, prompt, count, Sampling(1.0, max_tokens=tokens)) for _ in range(2)][
             1:
         ]:
@@ -132,7 +130,7 @@ async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[i
 
 
 async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling: Sampling) -> float:
-    """Tokens per second of `count` requests at a time."""
+    """Returns the tokens per second of `count` requests at a time."""
     begun_at = time.monotonic()
     turns = await asyncio.gather(*(engine.generate(prompt, sampling) for _ in range(count)))
     return sum(len(turn.token_ids) for turn in turns) / (time.monotonic() - begun_at)
@@ -141,7 +139,7 @@ async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling:
 async def _check_parser(
     url: str, name: str, codec: ChatCodec, forced: dict[str, Any], seen: Measured
 ) -> None:
-    """The server's own tool parser has to find the call in the text that it was forced to write."""
+    """Raise CheckFailed if the server's tool parser does not find the call in the forced text."""
     import httpx
 
     from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
@@ -185,13 +183,13 @@ class FirstForced:
         return await engine.generate(prompt_ids, sampling, on_tokens)
 
     async def aclose(self) -> None:
-        """Its engines are closed by who opened them."""
+        """Do nothing, because the caller closes the engines."""
 
 
 async def _check_loop(
     settings: Settings, engine: FirstForced, codec: ChatCodec, prompt: Sequence[int], seen: Measured
 ) -> None:
-    """Our loop has to read the call from the tokens, and the judge to run it."""
+    """Raise CheckFailed if the agent loop does not read the call from the tokens, or the judge does not run it."""
     from rstar2.judge.client import JudgeClient
     from rstar2.judge.service.start import running_judge
     from rstar2.loop.agent import Limits, rollout

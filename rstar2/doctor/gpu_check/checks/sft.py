@@ -1,4 +1,4 @@
-"""One step of `rstar2 sft`. Its loss is that of transformers in fp32 on the same conversations."""
+"""Runs one step of `rstar2 sft`, and compares its loss with that of transformers in fp32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rstar2.doctor.gpu_check.tools.device import torch_device
 CONVERSATIONS = 8
 MAX_TOKENS = 512
 MOST_OFF = 0.02
-"""How far the two losses may be apart, as a share."""
+"""Limit of the relative difference of the two losses."""
 
 
 def run(settings: Settings) -> Measured:
@@ -44,7 +44,7 @@ def run(settings: Settings) -> Measured:
     if not abs(loss / expected - 1) <= MOST_OFF:
         raise CheckFailed(
             f"the trainer's loss is {loss:.4f}, but transformers in fp32 says {expected:.4f}",
-            "Look at the check `attention`, and try another hardware.attention.",
+            "See the check `attention`, and try another hardware.attention.",
             seen,
         )
     seen.summary = f"loss {loss:.4f}, transformers in fp32 {expected:.4f}"
@@ -52,7 +52,7 @@ def run(settings: Settings) -> Measured:
 
 
 def _write_conversations(path: Path, model: Path) -> list[int]:
-    """Write conversations with tool calls; returns how many tokens each has."""
+    """Write conversations with tool calls. Returns the number of tokens of each."""
     from rstar2.data import builtin
     from rstar2.doctor.gpu_check.tools.model import SEED
     from rstar2.loop.turns.choose import load_codec
@@ -65,7 +65,7 @@ def _write_conversations(path: Path, model: Path) -> list[int]:
 
 
 def _expected_loss(settings: Settings, model: Path, data: Path) -> float:
-    """The mean over all tokens that the model has to write, row by row, by transformers in fp32."""
+    """Returns the mean loss of the tokens that the model has to write, by transformers in fp32, row by row."""
     import torch
     from transformers import AutoModelForCausalLM
 

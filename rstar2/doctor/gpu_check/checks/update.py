@@ -1,7 +1,7 @@
-"""One update of a random Qwen3 by FSDP2 and AdamW: its memory beside the plan, and tokens per second.
+"""Runs updates of a random Qwen3 with FSDP2 and AdamW, and measures their memory and tokens per second.
 
-It is what VERL does in an update, made of torch and transformers alone: fp32 weights, moments and gradients, bf16
-computing, layers wrapped one by one, gradient checkpointing, rows without padding.
+The update is that of VERL, but needs only torch and transformers: fp32 weights, moments and gradients, computation in
+bf16, layers wrapped one by one, gradient checkpointing, rows without padding.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ CPU_TOKENS = 4096
 SHARE = 0.75
 """Share of the free memory that the planned update may take."""
 WARM, TIMED = 2, 3
-"""Updates before the timed ones, and those."""
+"""The number of updates before the timed ones, and the number of timed updates."""
 IN_PLACE, COPIES = 1, 3
-"""Copies of the logits that flash-attn's loss holds, and those of PyTorch's."""
+"""Copies of the logits in memory, with the loss of flash-attn and with that of PyTorch."""
 FAR = 0.25
-"""How far from the plan is worth an issue."""
+"""A relative difference from the plan that is worth an issue."""
 
 
 def run(settings: Settings) -> Measured:

@@ -1,4 +1,4 @@
-"""Runs rstar2's own commands as a user does, their output in the check's log."""
+"""Runs commands of rstar2 as a user would. Their output goes to the check's log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rstar2.supervision.logs import tail
 
 STOP_S = 30.0
 ERROR_LINES = 60
-"""A command's error is looked for in this many lines at the end of its log."""
+"""A command's error is searched in this many lines at the end of its log."""
 
 
 @contextmanager
 def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """`rstar2 WORDS` for the length of a `with` block; its output is appended to the log of the check `name`."""
-    # A cluster that happens to be named would be used instead of this machine's GPUs.
+    # With RAY_ADDRESS, training would use that cluster instead of this machine's GPUs.
     os.environ.pop("RAY_ADDRESS", None)
     print("$ rstar2", *words, flush=True)
     process = start_bound([sys.executable, "-m", "rstar2", *words], log_of(settings, name))
@@ -32,7 +32,7 @@ def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[sub
 
 
 def log_of(settings: Settings, name: str) -> Path:
-    """The log of a check, which its commands append to."""
+    """Returns the log of a check, to which its commands append."""
     return settings.logs / f"{name}.log"
 
 

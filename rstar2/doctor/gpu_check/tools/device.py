@@ -1,4 +1,4 @@
-"""The device of a check, as PyTorch sees it."""
+"""The memory and speed of a check's device, as PyTorch reports them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rstar2.machine import GPU_KINDS, gpu_kind, memory_bytes
 
 
 def torch_device(settings: Settings) -> Any:
-    """The `torch.device` to check; NotRun if PyTorch cannot use the GPUs of this machine."""
+    """Returns the `torch.device` to check. Raises NotRun if PyTorch cannot use this machine's GPUs."""
     import torch
 
     if settings.device == "cuda" and not torch.cuda.is_available():
-        raise NotRun("torch cannot use a GPU here", "See the check `environment`.")
+        raise NotRun("torch cannot use a GPU of this machine", "See the check `environment`.")
     return torch.device(settings.device)
 
 
 def free_bytes(settings: Settings) -> int:
-    """Bytes that are free on the GPU, or in this machine's memory."""
+    """Returns the free bytes of the GPU, or of this machine's memory."""
     import torch
 
     return int(torch.cuda.mem_get_info()[0]) if settings.device == "cuda" else memory_bytes()[1]
 
 
 def total_bytes(settings: Settings) -> int:
-    """Bytes of the GPU's memory, or of this machine's."""
+    """Returns the bytes of the GPU's memory, or of this machine's memory."""
     import torch
 
     return int(torch.cuda.mem_get_info()[1]) if settings.device == "cuda" else memory_bytes()[0]
@@ -41,7 +41,7 @@ def synchronize(settings: Settings) -> None:
 
 
 def peak_bytes(settings: Settings) -> int:
-    """The most that PyTorch has allocated on the GPU; on a CPU, the most that this process has had in memory."""
+    """Returns the peak of PyTorch's allocations on the GPU, in bytes; on a CPU, the peak memory of this process."""
     import torch
 
     if settings.device == "cuda":
@@ -50,6 +50,6 @@ def peak_bytes(settings: Settings) -> int:
 
 
 def published_speed() -> float | None:
-    """Operations per second of this machine's GPU, as its maker publishes them for bf16; None if they are not known."""
+    """Returns the published bf16 operations per second of this machine's GPU, or None if they are not known."""
     kind = gpu_kind()
     return GPU_KINDS[kind].flop_per_s if kind else None

@@ -1,4 +1,4 @@
-"""The folder of the random Qwen3 that is served and trained, with a tokenizer as large as its vocabulary."""
+"""Makes the random Qwen3 that is served and trained, with a tokenizer as large as its vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 1
 CONVERSATIONS = 400
 """The tokenizer is trained on this many conversations."""
 TRAINED: tuple[Size, ...] = SIZES[:2]
-"""Larger ones would take minutes and tens of GB for each checkpoint."""
+"""Sizes that are trained. Each checkpoint of a larger size would take minutes and tens of GB."""
 TOKENS = 4096
 """Tokens of a micro-batch."""
 SHARE = 0.5
@@ -73,7 +73,7 @@ def random_model(settings: Settings) -> Path:
 
 
 def _fill_vocabulary(path: Path, size: int) -> None:
-    """Add tokens that no text is encoded to, so that every id that a model of this size can write has a text."""
+    """Add unused tokens, so that every id that a model of this size can generate has a text."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}

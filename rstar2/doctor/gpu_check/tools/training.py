@@ -1,4 +1,4 @@
-"""How the random model is trained by `rstar2 sft` and `rstar2 train`, and what of the finished steps is reported."""
+"""The commands that train the random model, and the measurements of the finished steps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rstar2.train.records.steps import Metrics
 STEPS = 4
 PROMPTS, ROLLOUTS, KEPT = 8, 8, 4
 RATE = 0.2
-"""Learning rate times weight decay: the share of every weight that a step takes away. The rollouts of a random model
-are all rewarded alike, so the gradient is zero, AdamW only decays the weights, and what training has to end with is
-known exactly. It changes the logits so much that an engine with the weights of the step before would be noticed."""
+"""Learning rate times weight decay, the share of every weight that a step subtracts. All rollouts of a random model get
+the same reward, so the gradient is zero and AdamW only decays the weights. The trained weights are therefore known
+exactly. The logits change so much that an engine with the weights of an earlier step would be detected."""
 ENGINE_SHARE = 0.35
 """The engine's share of the GPU's memory."""
 UNKNOWN_GPU = "h100"
-"""The plan uses this GPU's figures for a GPU that it does not know."""
+"""The plan uses the figures of this GPU for unknown GPUs."""
 PROMPT_TOKENS = 128
 BUDGET, CPU_BUDGET = 256, 48
 """Tokens of a rollout."""
 AGREEMENT = 0.05
-"""Nats: the largest difference of the mean log-probabilities of engine and trainer that rounding explains."""
+"""Limit, in nats, of the difference of mean log-probabilities between engine and trainer that rounding can cause."""
 
 
 def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
-    """`rstar2 train` for the random model."""
+    """Returns the arguments of `rstar2 train` for the random model."""
     budget = CPU_BUDGET if settings.device == "cpu" else BUDGET
     changes = [
         f"steps={STEPS}",
@@ -62,7 +62,7 @@ def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
 
 
 def sft_words(settings: Settings, run: Path, conversations: Path, count: int, max_tokens: int) -> list[str]:
-    """`rstar2 sft` for one step on `count` conversations."""
+    """Returns the arguments of `rstar2 sft` for one step on `count` conversations."""
     changes = [
         f"batch={count}",
         "epochs=1",
@@ -89,20 +89,20 @@ def _set(changes: Sequence[str]) -> list[str]:
 
 
 def _engine_share(settings: Settings) -> float:
-    """The engine's share of the GPU's memory; less if other programs use the GPU."""
+    """Returns the engine's share of the GPU's memory, which is lower if other programs use the GPU."""
     return math.floor(100 * ENGINE_SHARE * free_bytes(settings) / total_bytes(settings)) / 100
 
 
 def add_memory(seen: Measured, settings: Settings, held_gib: float, planned: int) -> None:
-    """The trainer's peak memory beside the plan's figure for the update."""
-    # What CUDA and a sleeping engine take is none of PyTorch's.
+    """Add the trainer's peak memory, with the plan's figure for the update."""
+    # PyTorch's figure does not include the memory of CUDA and of a sleeping engine.
     allocated = planned - (ASLEEP if settings.device == "cuda" else 0)
     seen.add("trainer's peak memory", held_gib, "GiB", allocated / GIB)
 
 
 def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
-    """Add how far engine and trainer are apart. Returns a sentence for each step in which they differ too much."""
-    shown = {
+    """Add the differences of engine and trainer. Returns a sentence for each step in which they differ too much."""
+    metrics = {
         "largest difference of a token's probability, engine and trainer": (
             "training/rollout_probs_diff_max",
             max,
@@ -113,13 +113,13 @@ def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
         ),
         "correlation of their probabilities": ("training/rollout_actor_probs_pearson_corr", min),
     }
-    for name, (metric, worst) in shown.items():
+    for name, (metric, worst) in metrics.items():
         if values := [step[metric] for step in steps if metric in step]:
             seen.add(name, float(worst(values)))
     kls = [float(step.get("rollout_corr/kl", math.nan)) for step in steps]
     seen.add("KL of engine and trainer, worst step", max(kls, key=abs), "nats/token")
     return [
-        f"in the {at}. of these steps engine and trainer are {kl:.2g} nats per token apart, more than {AGREEMENT}"
-        for at, kl in enumerate(kls, 1)
+        f"in step {number} of these steps, engine and trainer differ by {kl:.2g} nats per token, more than {AGREEMENT}"
+        for number, kl in enumerate(kls, 1)
         if not abs(kl) <= AGREEMENT
     ]
