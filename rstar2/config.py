@@ -95,7 +95,7 @@ def _apply(values: dict[str, Any], override: str, before: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().removeprefix(before).split(".")
     if not equals or not all(parts):
-        raise UserError(f"--set {override} is not of the form a.b=c", "Example: --set rollout.prompts=64.")
+        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set rollout.prompts=64.")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

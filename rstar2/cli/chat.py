@@ -174,9 +174,10 @@ def _chat(request: _ChatRequest, question: str | None) -> None:
 
     say = _Notices()
     with asyncio.Runner() as runner, ExitStack() as stack:
-        if request.judge[0] is not None:
+        judge_url, judge_token = request.judge
+        if judge_url is not None:
             # Before an engine is started, which takes minutes.
-            runner.run(refuse_wrong_token(*request.judge))
+            runner.run(refuse_wrong_token(judge_url, judge_token))
         with progress() as show:
             choice = stack.enter_context(started_engine(request.choice, say, show))
         opened, judge = _open(runner, stack, choice, request.judge, say)

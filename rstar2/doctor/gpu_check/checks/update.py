@@ -99,7 +99,7 @@ def _planned_logits(settings: Settings, logits: int) -> int:
 
 
 def _fitting(settings: Settings, logits: int) -> tuple[Size, int]:
-    """The model and the tokens of an update that fit this device; NotRun if none do."""
+    """Returns the size and the tokens of an update that fit this device. Raises NotRun if none fits."""
     if settings.device == "cpu":
         return TINY, CPU_TOKENS
     free = int(SHARE * free_bytes(settings))
