@@ -53,7 +53,11 @@ function summaryCards(summary, quoted) {
       )
       : null,
     summary.content_filtered
-      ? card(formatCount(summary.content_filtered), "ended by a content filter", "the filter of the model's server")
+      ? card(
+        formatCount(summary.content_filtered),
+        "ended by a content filter",
+        "the filter of the model's server",
+      )
       : null,
     summary.refusals
       ? card(formatCount(summary.refusals), "refusals", "replies that the model's server marks as refusals")
