@@ -174,11 +174,11 @@ def test_a_chat_that_is_loaded_is_continued_in_its_own_folder(words: tuple[str, 
         person.types(f"/save {other}")
         person.shows("saved to")
         person.types(f"/load {one}")
-        person.shows(f"is saved, in {one}")
+        person.shows(f"answer loaded from {one}")
         person.types("Once more")
         person.shows("this is question 2")
         person.types(f"/load {other}")
-        person.shows(f"is saved, in {other}")
+        person.shows(f"answer loaded from {other}")
         person.types("And here")
         person.shows("this is question 2", 2)
         person.types("/quit")
@@ -523,5 +523,5 @@ def test_keys_are_unseen_before_anything_large_is_imported(
     os.close(ours)
     assert ran.returncode == 2, ran.stderr
     lines = ran.stdout.splitlines()
-    assert lines[:2] == [f"rstar2.chat.judge {seen}", f"rstar2.chat.model {seen}"]
+    assert sorted(lines[:2]) == [f"rstar2.chat.judge {seen}", f"rstar2.chat.model {seen}"]
     assert lines[-1] == "ended shown"

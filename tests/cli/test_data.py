@@ -185,7 +185,7 @@ def test_rows_are_inspected_as_the_model_sees_them(tmp_path: Path, problems: Pat
     out = tmp_path / "out"
     ran = _prepare(str(problems), "--output", str(out), "--tokenizer", str(model))
     assert ran.exit_code == 0, ran.output
-    assert "## Tokens, by" in (out / "card.md").read_text()
+    assert "## Tokens per row" in (out / "card.md").read_text()
     ran = CliRunner().invoke(app, ["data", "inspect", str(out), "-n", "1", "--tokenizer", str(model)])
     assert ran.exit_code == 0, ran.output
     assert "<|im_start|>user\n" in ran.stdout

@@ -413,5 +413,5 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:
     ran = rstar2("train", "--stage", "1", "--model", "Qwen/Qwen3-99B", "--data", "d", "--dry-run")
     assert ran.exit_code == 0, ran.output
-    assert "no plan: the shape of Qwen/Qwen3-99B is not known" in ran.output
+    assert "no plan: the shape of Qwen/Qwen3-99B is unknown" in ran.output
     assert "verl.trainer.main_ppo" in ran.stdout

@@ -440,7 +440,7 @@ def test_own_files_say_by_their_columns_what_they_hold(tmp_path: Path) -> None:
     conversations = lines(tmp_path / "c.jsonl", {"messages": messages, "tools": [WEATHER]})
     (row,), _ = read(own_source(conversations), conversations, name="c")
     assert row["messages"][1]["tool_calls"][0]["id"] == "call_1"
-    with pytest.raises(UserError, match="no column problem or messages; it has text"):
+    with pytest.raises(UserError, match="no column `problem` or `messages`; it has text"):
         own_source(lines(tmp_path / "other.jsonl", {"text": "x"}))
 
 
@@ -640,7 +640,7 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt"\n', "line 2: not JSON"),
-        (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object but list"),
+        (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object, but list"),
         (b"", "no rows"),
         ('{"prompt": "x", "reward_model": {}}'.encode("utf-16"), "UTF-16 or UTF-32, not UTF-8"),
         ('{"prompt": "x", "reward_model": {}}'.encode("utf-16-be"), "UTF-16 or UTF-32, not UTF-8"),
@@ -726,8 +726,8 @@ def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(
     ("content", "said"),
     [
         ('[{"prompt": "x", "reward_model": {}}, {"prompt"', "is not JSON"),
-        ('[{"prompt": "x", "reward_model": {}}, 7]', "row 2: not a JSON object but int"),
-        ("[7]", "row 1: not a JSON object but int"),
+        ('[{"prompt": "x", "reward_model": {}}, 7]', "row 2: not a JSON object, but int"),
+        ("[7]", "row 1: not a JSON object, but int"),
         ("[]", "no rows"),
         ("", "no rows"),
         ('{"data": [\n1]}', "line 1: not JSON"),

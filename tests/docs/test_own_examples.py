@@ -40,7 +40,7 @@ def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"}
     [block] = re.findall(r"^```bash\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     printed = []
-    for line in block.splitlines():
+    for line in block.replace("\\\n", " ").splitlines():
         ran = subprocess.run(
             ["sh", "-c", line],
             cwd=copy,

@@ -684,7 +684,7 @@ async def test_refusals_and_filters_are_finished_answers_that_are_counted(
     assert result.complete
     counts = {"refusal": result.summary["refusals"], "content_filter": result.summary["content_filtered"]}
     assert counts == {**dict.fromkeys(counts, 0), finish: 1}
-    label = {"refusal": "refusals", "content_filter": "ended by a content filter"}[finish]
+    label = {"refusal": "samples refused by the model", "content_filter": "samples ended by a filter"}[finish]
     assert summary_lines(result.summary)[label] == "1"
     assert result.summary["truncated_share"] == 0
 
@@ -910,13 +910,13 @@ async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: Pu
 @pytest.mark.parametrize(
     ("message", "advice"),
     [
-        ("registry.ollama.ai/library/gemma:2b does not support tools", "Ask without tools"),
+        ("registry.ollama.ai/library/gemma:2b does not support tools", "Run without tools"),
         (
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
             "Start the server with the options that it names, or run without tools",
         ),
         ("tools param requires --jinja flag", "Start the server with the options"),
-        ("No endpoints found that support tool use.", "Ask without tools"),
+        ("No endpoints found that support tool use.", "Run without tools"),
     ],
 )
 async def test_a_server_without_tools_ends_the_run_at_once_and_names_the_options(

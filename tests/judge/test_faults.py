@@ -148,7 +148,7 @@ def test_a_program_that_no_worker_can_read_is_lost_and_ends_no_worker(
     assert (result["outcome"], result["stderr"]) == ("lost", queue.UNREADABLE)
     assert found["restarts"] == {}
     logged = (tmp_path / "logs" / "worker-0.log").read_text()
-    assert "task 'a' is no program" in logged
+    assert "task 'a' is not a program" in logged
     assert f"isolation {tier}; not enforced:" in logged
 
 

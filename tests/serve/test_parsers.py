@@ -92,7 +92,7 @@ def test_a_format_that_loses_a_call_gets_no_parser_and_is_told_why(tmp_path: Pat
     tokenizer.save_pretrained(model)
     parsers, [note] = parsers_of(str(model), MODELS_OWN)
     assert parsers == NO_PARSERS
-    assert "writes tool calls in a way that this format does not read" in note
+    assert "writes tool calls in a syntax that this format cannot read" in note
 
 
 def test_a_template_that_drops_tools_is_told_of_once_in_a_line(tmp_path: Path) -> None:

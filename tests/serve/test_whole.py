@@ -85,7 +85,11 @@ def test_the_agent_answers_and_nothing_is_left_behind(
 def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_for_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: JudgeHandle, with_tools: bool
 ) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "published-14b.md").read_text("utf-8")
+    page = (
+        (Path(__file__).resolve().parents[2] / "docs" / "published-14b.md")
+        .read_text("utf-8")
+        .replace("\\\n", " ")
+    )
     lines = re.findall(r"^rstar2 (serve \S+/.*)$", page, re.MULTILINE)
     assert ["--with-tools" in line for line in lines] == [False, True]
     model = tmp_path / lines[0].split()[1]

@@ -374,7 +374,7 @@ def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: P
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").touch()
-    assert "is not empty: notes.txt" in refused(other, plan(source))
+    assert "is not empty: it contains notes.txt" in refused(other, plan(source))
     assert "is a file, not a folder" in refused(source, plan(source))
     assert "File name too long" in refused(tmp_path / ("x" * 300), plan(source))
     assert "Not a directory" in refused(source / "out", plan(source))
@@ -418,7 +418,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["dapo", "toolace"], {}, "have rows of two kinds, problems and conversations"),
         (["dapo", "dapo"], {}, "two sources have the name dapo"),
         (["it.jsonl"], {"filters": ["intger"]}, "unknown filter: intger; did you mean integer?"),
-        (["it.jsonl"], {"filters": ["length", "length"]}, "named twice"),
+        (["it.jsonl"], {"filters": ["length", "length"]}, "listed twice"),
         (["it.jsonl"], {"filters": ["solved"]}, "needs an evaluation"),
         (["toolace"], {"filters": ["integer"]}, "applies to problems, not to conversations"),
         (["it.jsonl"], {"against": ["aime26"]}, "unknown benchmark: aime26"),

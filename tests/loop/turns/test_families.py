@@ -365,7 +365,7 @@ def test_after_a_format_that_cannot_lead_on_a_person_is_told_what_to_do(
     with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
         chat = Conversation(Scripted([asks]), codec, Tools(), Limits(4, 4096), Sampling())
         Repl(runner, stack, chat, consoles, ("a model", "isolation"))._obey("What is 6 times 7?")
-    assert "ask again with /retry" in capsys.readouterr().err
+    assert "ask this question again with /retry" in capsys.readouterr().err
 
 
 def test_prompts_of_gpt_oss_are_the_same_on_each_day(monkeypatch: pytest.MonkeyPatch) -> None:

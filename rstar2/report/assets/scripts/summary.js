@@ -52,18 +52,18 @@ function summaryCards(summary, quoted) {
         "no output can be graded correct against their answer; unreadable_answers in results.json lists them",
       )
       : null,
-    summary.content_filtered
-      ? card(
-        formatCount(summary.content_filtered),
-        "ended by a content filter",
-        "the filter of the model's server",
-      )
-      : null,
-    summary.refusals
-      ? card(formatCount(summary.refusals), "refusals", "replies that the model's server marks as refusals")
-      : null,
+    ...serverStops(summary),
     summary.lost_calls ? card(formatCount(summary.lost_calls), "calls that the judge lost") : null,
   );
+}
+
+/** The cards of replies that the model's server ended or refused. */
+function serverStops(summary) {
+  const count = (key, label, hint) => summary[key] ? card(formatCount(summary[key]), label, hint) : null;
+  return [
+    count("content_filtered", "ended by a content filter", "the filter of the model's server"),
+    count("refusals", "refusals", "replies that the model's server marks as refusals"),
+  ];
 }
 
 function card(value, label, hint) {
