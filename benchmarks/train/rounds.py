@@ -144,7 +144,8 @@ def effect_table(rounds: Rounds, keep: int) -> str:
     """Return a Markdown table with a row per pass rate: in rounds, and in parentheses with all rollouts at once."""
     lines = [
         "| pass rate | rollouts | groups with a gradient, % | weight, every token alike | weight, every problem alike "
-        "| advantage of a correct rollout | advantage of a wrong rollout | correct rollouts for each one that RoC chooses |",
+        "| advantage of a correct rollout | advantage of a wrong rollout "
+        "| correct rollouts for each one that RoC chooses |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for pass_rate in PASS_RATES:
