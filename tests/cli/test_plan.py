@@ -178,6 +178,9 @@ def test_a_misspelt_hub_id_is_asked_for_once_and_corrected(
     assert error.startswith(said)
     assert error.endswith("; did you mean Qwen/Qwen3-8B?")
     assert ("hf auth login" in hint) is reached
+    assert ("Check the network, or give the folder of a model" in hint) is not reached
+    # Only a plan can use the shapes that rstar2 ships.
+    assert ("Known without a network: Qwen/Qwen3-0.6B, " in hint) is (words == PLAN and not reached)
     assert len(asked) == (1 if reached else 0)
 
 
@@ -413,5 +416,5 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:
     ran = rstar2("train", "--stage", "1", "--model", "Qwen/Qwen3-99B", "--data", "d", "--dry-run")
     assert ran.exit_code == 0, ran.output
-    assert "no plan: the shape of Qwen/Qwen3-99B is not known" in ran.output
+    assert "no plan: the shape of Qwen/Qwen3-99B is unknown" in ran.output
     assert "verl.trainer.main_ppo" in ran.stdout
