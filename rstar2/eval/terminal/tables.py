@@ -20,6 +20,7 @@ from rstar2.eval.grader.outcomes import LABELS, Missed
 from rstar2.eval.quoted import beside_paper
 from rstar2.eval.run import EvalResult
 from rstar2.retry import causes_text
+from rstar2.terminal import percent
 
 
 def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:
@@ -193,10 +194,6 @@ def problems_table(result: EvalResult) -> Table:
             escape(row["gold"] or ""),
         )
     return table
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def interval(bounds: Sequence[float]) -> str:
