@@ -1,4 +1,4 @@
-"""Makes texts safe and readable in a terminal: percentages, no foreign control sequences, only characters of its encoding, tables that fit."""
+"""Texts for a terminal: percentages, no foreign control sequences, only characters of its encoding, tables that fit."""
 
 from __future__ import annotations
 
