@@ -144,11 +144,21 @@ def test_a_column_that_names_its_width_has_it() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
-def test_every_column_of_the_sources_is_shown(width: int) -> None:
+def test_every_fact_of_the_sources_is_shown(width: int) -> None:
     ran = rstar2("data", "list", env={"COLUMNS": str(width)})
     assert ran.code == 0
-    for heading in ("licence", "verb", "rows;", "download;"):
-        assert heading in ran.stdout
+    for name in (
+        "hub",
+        "columns",
+        "rows",
+        "used by the paper",
+        "download",
+        "disk needed",
+        "licence",
+        "read by",
+    ):
+        assert f"\n  {name} " in ran.stdout
     for card in cards():
         assert card.name in ran.stdout
+    assert max(map(len, ran.stdout.splitlines())) <= width
     assert "…" not in ran.stdout
