@@ -413,14 +413,15 @@ def _add_memory(rows: _Rows, hardware: Hardware, capacity: int | None) -> None:
 
 
 def _add_step(rows: _Rows, recipes: list[StageRecipe]) -> None:
+    per = "per GPU" if recipes[0].hardware.device == "cuda" else "per CPU rank"
     rows.block(f"one step, in mode {', '.join(dict.fromkeys(recipe.mode for recipe in recipes))}")
     rows.add("rollouts", lambda each: f"{each.step.rollouts:,}")
     if any(recipe.recover.failures for recipe in recipes):
         rows.add("more after failed calls", lambda each: f"{each.step.recoveries:,}")
     rows.add("tokens, millions", lambda each: f"{each.step.tokens / 1e6:,.1f}")
     rows.add("tool calls", lambda each: f"{each.step.tool_calls:,}")
-    rows.add("tokens generated/s, per GPU", lambda each: f"{each.step.generate_tokens_per_s:,.0f}")
-    rows.add("tokens trained/s, per GPU", lambda each: f"{each.step.update_tokens_per_s:,.0f}")
+    rows.add(f"tokens generated/s, {per}", lambda each: f"{each.step.generate_tokens_per_s:,.0f}")
+    rows.add(f"tokens trained/s, {per}", lambda each: f"{each.step.update_tokens_per_s:,.0f}")
     rows.add("seconds", lambda each: f"{each.step.seconds:,.0f}")
     rows.add("seconds of its rollouts", lambda each: f"{each.step.generate_s:,.0f}")
 

@@ -121,7 +121,9 @@ def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) 
     ]
     [total] = [each for each in lines if each.startswith("Hours in total: ")]
     assert float(total.split(": ")[1].rstrip(".").replace(",", "")) == pytest.approx(sum(hours), abs=0.3)
-    assert "peak, at most (of 79.1)" in cells
+    assert {"peak, at most (of 79.1)", "tokens generated/s, per GPU", "tokens trained/s, per GPU"} <= set(
+        cells
+    )
     assert "larger of two moments" in ran.stdout
     assert "42,000 problems before stage 3" in ran.stdout
     assert "problems before stage" not in rstar2(*line, "--stage", "1").stdout
@@ -422,6 +424,8 @@ def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
     title = ran.stdout[: ran.stdout.index("━")]
     assert "qwen3" in title
     assert "on 1 CPU rank" in " ".join(title.split())
+    assert "per CPU rank" in ran.stdout
+    assert "GPU " not in ran.stdout.partition("Hours in total")[0]
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
