@@ -11,9 +11,10 @@ _ANSWER_S = 10.0
 """Seconds in which the hub has to answer."""
 
 
-def check_on_hub(hub_id: str, *files: str) -> None:
+def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
     """Raise UserError if the hub does not have a model or cannot be reached, unless one of `files` is in its cache.
 
+    With `for_plan`, the message also names the models whose shapes rstar2 ships, because only a plan can use them.
     Without this check, the library would try six times within 24 s and print a line for each attempt.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -47,10 +48,10 @@ def check_on_hub(hub_id: str, *files: str) -> None:
         return  # the hub answers; it may only lack this file
     # The library raises its own exceptions and those of its HTTP client.
     except Exception as error:
+        known = f" Known without a network: {', '.join(SHAPES)}." if for_plan else ""
         raise UserError(
             f"the hub cannot be asked for {hub_id} ({first_line(error)}), and its cache does not have it{suggestion}",
-            "Give the folder of a model, or connect to a network. Without a network, `rstar2 plan` knows only "
-            f"{', '.join(SHAPES)}.",
+            f"Check the network, or give the folder of a model instead of a hub id.{known}",
         ) from error
 
 

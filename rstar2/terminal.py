@@ -1,4 +1,4 @@
-"""Makes texts safe for a terminal: no foreign control sequences, only characters of its encoding, tables that fit."""
+"""Texts for a terminal: percentages, no foreign control sequences, only characters of its encoding, tables that fit."""
 
 from __future__ import annotations
 
@@ -54,6 +54,11 @@ _FOLDED = 12
 def harmless(text: str) -> str:
     """Returns a text of a program or a model with its control characters replaced by visible ones."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Returns a share as `90.0 %`, with this many digits after the point, or a dash for None."""
+    return "–" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def write_readably() -> None:

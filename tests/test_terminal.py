@@ -17,7 +17,7 @@ from support.commands import rstar2
 from rstar2.cli.common import QuietConsole
 from rstar2.data.catalog import cards
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.terminal import harmless
+from rstar2.terminal import harmless, percent
 
 EVIL = "a\x1b[2J\x1b]0;title\x07b\x9b1mc\r\nd\te\x7f"
 SEEN = "a␛[2J␛]0;title␇b 1mc\nd\te␡"
@@ -45,6 +45,10 @@ def _on_terminal(*command: str, env: dict[str, str] | None = None) -> str:
         process.wait(600)
     os.close(reader)
     return written.decode()
+
+
+def test_percentages_have_one_style() -> None:
+    assert [percent(0.9), percent(0.9, 0), percent(None)] == ["90.0 %", "90 %", "–"]
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:

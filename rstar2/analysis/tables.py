@@ -13,6 +13,7 @@ import numpy as np
 
 from rstar2.analysis.estimates import Estimate
 from rstar2.files import whole_file
+from rstar2.terminal import percent
 
 Value = str | int | float | None
 """A cell of a table. None is printed as a dash, and means that there was nothing to compute it from."""
@@ -66,7 +67,7 @@ def text_of(column: str, value: Value) -> str:
         return "–"
     if isinstance(value, float):
         if column.endswith("share"):
-            return f"{value:.1%}"
+            return percent(value)
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     return str(value)
 

@@ -87,9 +87,10 @@ class Usage:
 
     @classmethod
     def of(cls, trace: Trace) -> Usage:
-        written = sum(trace.response_mask)
+        written = trace.written_tokens
+        counted_prompt = trace.counted_prompt_tokens
         return cls(
-            prompt_tokens=len(trace.prompt_ids),
+            prompt_tokens=len(trace.prompt_ids) if counted_prompt is None else counted_prompt,
             tokens=written,
             tool_tokens=trace.tokens - written,
             turns=len(trace.turns),

@@ -246,6 +246,10 @@ class Conversation:
     def _stop(self, trace: Trace, written: list[int]) -> None:
         """Add the incomplete last turn to an answer that was stopped."""
         partial = written[sum(trace.response_mask) :]
+        if trace.counted_tokens is not None:  # The server has not counted what follows the last whole turn.
+            output_tokens = len(trace.response_ids) - trace.turns[-1].end
+            trace.counted_written_tokens = trace.written_tokens + len(partial)
+            trace.counted_tokens += output_tokens + len(partial)
         if partial:
             start = len(trace.response_ids)
             before = [*trace.prompt_ids, *trace.response_ids]

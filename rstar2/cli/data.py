@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, completed_by, err, examples, out
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -456,7 +457,7 @@ def inspect(
         out.rule(align="left")
         out.print(
             f"tokens: mean {lengths['mean']:.0f}, longest {lengths['most']:,}; "
-            f"{lengths['over']:.1%} of {lengths['counted']:,} rows have more than {lengths['limit']:,}"
+            f"{percent(lengths['over'])} of {lengths['counted']:,} rows have more than {lengths['limit']:,}"
         )
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import counted, err, examples
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -102,8 +103,9 @@ def command(
         of = counted(len(rows), "row")
         err.print(f"{len(faults)} of {of} could not be graded; use --strict to stop at the first")
     if verify:
-        of = counted(counts["correct"], "correct verdict")
-        err.print(f"{counts['correct'] - len(unconfirmed)} of {of} confirmed by their certificates")
+        confirmed = counts["correct"] - len(unconfirmed)
+        by = "its certificate" if confirmed == 1 else "their certificates"
+        err.print(f"{confirmed:,} of {counts['correct']:,} correct verdicts confirmed by {by}")
     for reason in unconfirmed[:MAX_FAULTS]:
         err.print(reason, markup=False, soft_wrap=True)
     if unconfirmed:
@@ -166,6 +168,9 @@ def _summary(counts: Counter[str], output: Path | None) -> None:
     for verdict, count in counts.most_common():
         interval = share(count, total)
         table.add_row(
-            verdict, str(count), f"{count / total:.1%}", f"{interval.low:.1%} to {interval.high:.1%}"
+            verdict,
+            str(count),
+            percent(count / total),
+            f"{percent(interval.low)} to {percent(interval.high)}",
         )
     err.print(table)

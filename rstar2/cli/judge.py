@@ -214,16 +214,28 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
     lines = [
         f"judge at [bold]{escape(url)}[/], isolation [bold]{isolation}[/], {status['num_workers']} workers",
         f"{status['queue']} queued, {status['running']} running, {status['rate']:.0f} programs a second",
-        f"time in the queue: {_times(status['queue_time'])}; running: {_times(status['run_time'])} "
-        "(last 2000 programs)",
+        _recent_times(status),
         f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
         *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
     ]
     return Group(*lines, fitting(_worker_table(status["workers"]), out))
 
 
+def _recent_times(status: dict[str, Any]) -> str:
+    """Returns a line about the times of the last programs. Judges of earlier versions do not say how many these are."""
+    waiting, running, count = status["queue_time"], status["run_time"], status.get("recent_programs")
+    if not waiting:
+        return "no program has finished yet"
+    of = "" if count is None else f" (last {counted(count, 'program')})"
+    return f"waiting: {_times(waiting)}; running: {_times(running)}{of}"
+
+
 def _times(times: dict[str, float]) -> str:
-    return f"p50 {times['p50_ms']:.1f} ms, p99 {times['p99_ms']:.1f} ms" if times else "no times yet"
+    return f"median {_ms(times['p50_ms'])}, 99 % below {_ms(times['p99_ms'])}"
+
+
+def _ms(time: float) -> str:
+    return f"{time:,.0f} ms" if time >= 10 else f"{time:.1f} ms"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -243,7 +255,8 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
             str(worker["pid"]),
             worker["isolation"],
             str(worker["done"]),
-            f"{1000 * worker['mean_s']:.1f}",
+            # A worker has a default mean until its first program has finished.
+            f"{1000 * worker['mean_s']:.1f}" if worker["done"] else "–",
             f"{worker['running_s']:.1f}",
             f"{worker['age_s']:.1f} s ago",
             style="red" if worker["age_s"] > DEAD_AFTER_S else None,

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import AsJson, Change, Profile, completed_by, err, examples, out, recipe_names
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,9 @@ EPILOG = examples(
     ),
     ("for a script", "rstar2 plan --model Qwen/Qwen3-14B --profile 64xh100 --json"),
 )
+
+_LONGEST_NAME = 40
+"""Maximum number of characters of a model's name in a table's title."""
 
 
 def _known_models() -> Iterable[str]:
@@ -114,7 +118,7 @@ def command(
 
         typer.echo(json.dumps({**estimate.record(), "warnings": warnings}))
         return
-    _show(estimate, recipes)
+    _show(estimate, recipes, _name(model))
     _warn(warnings)
 
 
@@ -154,7 +158,7 @@ def show_run(
         estimate = estimate_run(
             shape, recipes, judge_workers, memory, assumptions=Assumptions(problems=problems)
         )
-        _show(estimate, recipes)
+        _show(estimate, recipes, _name(model) if isinstance(model, Path | str) else None)
         _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
 
 
@@ -171,20 +175,43 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
     expected = conversations.lengths
     memory, disk = sft_memory(shape, recipe, expected), sft_disk(shape, recipe)
     checkpoint = sft_saving(shape, recipe, expected)
-    table = _table(shape, recipe.hardware, ["SFT"])
-    for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
-        table.add_row(name, _gib(getattr(memory, name)))
-    if recipe.hardware.device == "cpu":
-        table.add_row("the process itself", _gib(memory.process))
-    table.add_row("total, at most", _of(memory.update_total, memory.capacity), end_section=not expected)
-    if expected:
-        table.add_row("  with this data", _gib(memory.expected_update_total), end_section=True)
-    table.add_row("a step: seconds", f"{checkpoint.step_s:,.0f}")
-    table.add_row("checkpoint every, steps", f"{checkpoint.steps_between}")
-    table.add_row("  a kill costs, hours", f"{checkpoint.lost_s / 3600:,.1f}")
-    table.add_row("  signal before kill, s", f"{checkpoint.signal_before_s:,.0f}", end_section=True)
-    table.add_row("disk: a checkpoint", f"{_gib(disk.checkpoint)} GiB")
-    table.add_row("  the run", f"{_gib(disk.total)} GiB")
+    table = _blank_table(_name(model), shape, recipe.hardware, ["SFT"])
+    cuda = recipe.hardware.device == "cuda"
+
+    def block(heading: str, cells: dict[str, str]) -> None:
+        table.add_section()
+        table.add_row(f"[bold]{heading}[/]")
+        for name, cell in cells.items():
+            table.add_row(f"  {name}", cell)
+
+    block(
+        f"update: GiB of {_device(recipe.hardware)}",
+        {
+            "weights": _gib(memory.weights),
+            "gradients": _gib(memory.gradients),
+            "optimizer": _gib(memory.optimizer),
+            "activations": _gib(memory.activations),
+            "gathered layers": _gib(memory.gathered),
+            **(
+                {"CUDA and NCCL": _gib(_cuda_bytes())}
+                if cuda
+                else {"the process itself": _gib(memory.process)}
+            ),
+            f"peak, at most{_of_capacity(memory.capacity)}": _gib(memory.update_total),
+            **({"peak with this data": _gib(memory.expected_update_total)} if expected else {}),
+        },
+    )
+    block("one step", {"seconds": f"{checkpoint.step_s:,.0f}"})
+    block(
+        "checkpoints",
+        {
+            "steps from one to the next": f"{checkpoint.steps_between}",
+            "seconds to save one": f"{checkpoint.save_s:,.0f}",
+            "hours that a kill can cost": f"{checkpoint.lost_s / 3600:,.1f}",
+            "signal before the time limit, s": f"{checkpoint.signal_before_s:,.0f}",
+        },
+    )
+    block("disk, GiB", {"one checkpoint": _gib(disk.checkpoint), "the whole run": _gib(disk.total)})
     out.print(table)
     _warn([*conversations.form, *shortage, *_sft_warnings(shape, recipe, expected, run)])
 
@@ -275,6 +302,12 @@ def _shape(model: Path | str) -> ModelShape | None:
         return None
 
 
+def _name(model: Path | str) -> str:
+    """Returns a model's name for a title: its hub id, or the last two parts of a long path."""
+    name = str(model)
+    return name if len(name) <= _LONGEST_NAME else str(Path("…", *Path(model).parts[-2:]))
+
+
 def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
     """Returns this machine's memory in bytes, or None if all stages train in the memory of GPUs."""
     from rstar2.machine import memory_bytes
@@ -282,87 +315,145 @@ def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
     return memory_bytes()[0] if any(each.device == "cpu" for each in hardware) else None
 
 
-def _table(shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
+def _blank_table(named: str | None, shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
+    """Returns a table with a title and columns, but without rows. `named` is the model that was asked for."""
     from rich.table import Table
 
     gpus = hardware.nodes * hardware.gpus_per_node
     devices = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
-    title = escape(f"{shape.kind}, {shape.parameters:,} parameters, on {devices}")
-    table = Table("memory: GiB per GPU" if hardware.device == "cuda" else "memory: GiB", title=title)
+    model = shape.kind if named is None else f"{named} ({shape.kind})"
+    table = Table("", title=escape(f"{model}: {shape.parameters:,} parameters, on {devices}"))
     for column in columns:
         table.add_column(column, justify="right")
     return table
 
 
-def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
+class _Rows:
+    """Adds rows to a table in blocks, each with a heading. A row has a cell for each stage."""
+
+    def __init__(self, table: Table, stages: Iterable[StageEstimate]) -> None:
+        self._table = table
+        self._stages = list(stages)
+
+    def block(self, heading: str) -> None:
+        self._table.add_section()
+        self._table.add_row(f"[bold]{heading}[/]")
+
+    def add(self, name: str, cell: Callable[[StageEstimate], str]) -> None:
+        self._table.add_row(f"  {name}", *map(cell, self._stages))
+
+    def gib(self, name: str, size: Callable[[StageEstimate], int]) -> None:
+        self.add(name, lambda each: _gib(size(each)))
+
+
+def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | None) -> None:
     stages = estimate.stages
     hardware = next(iter(recipes.values())).hardware
-    table = _table(estimate.shape, hardware, [f"stage {number}" for number in stages])
-
-    def row(name: str, cell: Callable[[StageEstimate], str], last: bool = False) -> None:
-        table.add_row(name, *map(cell, stages.values()), end_section=last)
-
-    row("update: weights", lambda each: _gib(each.memory_per_gpu.weights))
-    row("  gradients", lambda each: _gib(each.memory_per_gpu.gradients))
-    row("  optimizer", lambda each: _gib(each.memory_per_gpu.optimizer))
-    row("  activations", lambda each: _gib(each.memory_per_gpu.activations))
-    row("  gathered layers", lambda each: _gib(each.memory_per_gpu.gathered))
-    if hardware.device == "cpu":
-        row("  the process itself", lambda each: _gib(each.memory_per_gpu.process))
-    row("  total, at most", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity))
-    row("  at expected lengths", lambda each: _gib(each.memory_per_gpu.expected_update_total), True)
-    row("rollouts: engine weights", lambda each: _gib(each.memory_per_gpu.engine_weights))
-    row("  workspace", lambda each: _gib(each.memory_per_gpu.engine_workspace))
-    row("  KV cache", lambda each: _gib(each.memory_per_gpu.kv_cache))
-    row("  kept by the trainer", lambda each: _gib(each.memory_per_gpu.kept_by_trainer))
-    row("  total", lambda each: _of(each.memory_per_gpu.rollout_total, each.memory_per_gpu.capacity), True)
-    row("engine: rollouts that fit", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
-    row("  rollouts sent at once", lambda each: f"{each.memory_per_gpu.sequences_in_flight}", True)
-    table.add_row("mode", *(recipe.mode for recipe in recipes.values()))
-    row("a step: rollouts", lambda each: f"{each.step.rollouts:,}")
-    if any(recipe.recover.failures for recipe in recipes.values()):
-        row("  more after failed calls", lambda each: f"{each.step.recoveries:,}")
-    row("  tokens", lambda each: f"{each.step.tokens / 1e6:,.1f} M")
-    row("  tool calls", lambda each: f"{each.step.tool_calls:,}")
-    row("  generated/s, a GPU", lambda each: f"{each.step.generate_tokens_per_s:,.0f}")
-    row("  trained on/s, a GPU", lambda each: f"{each.step.update_tokens_per_s:,.0f}")
-    row(
-        "  seconds (rollouts)",
-        lambda each: f"{each.step.seconds:,.0f} ({each.step.generate_s:,.0f})",
-        True,
-    )
-    row("judge: cores", lambda each: f"{each.judge.cores}")
-    row("agent loop: processes", lambda each: f"{each.agent_loop_processes}", True)
-    row("checkpoint every, steps", lambda each: f"{each.checkpoint.steps_between}")
-    row("  seconds to save", lambda each: f"{each.checkpoint.save_s:,.0f}")
-    row("  a kill costs, hours", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")
-    row("  signal before kill, s", lambda each: f"{each.checkpoint.signal_before_s:,.0f}", True)
-    row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint + each.disk.queue)} GiB")
-    row("  the stage", lambda each: f"{_gib(each.disk.total)} GiB", True)
-    if any(each.filter_hours for each in stages.values()):
-        row("hours of the filter", lambda each: f"{each.filter_hours:,.1f}")
-    row("hours", lambda each: f"{each.hours:,.1f}")
+    table = _blank_table(named, estimate.shape, hardware, [f"stage {number}" for number in stages])
+    rows = _Rows(table, stages.values())
+    _add_memory(rows, hardware, next(iter(stages.values())).memory_per_gpu.capacity)
+    _add_step(rows, list(recipes.values()))
+    rows.block("judge and agent loop")
+    rows.add("cores for the judge", lambda each: f"{each.judge.cores}")
+    rows.add("agent loop processes", lambda each: f"{each.agent_loop_processes}")
+    rows.block("checkpoints")
+    rows.add("steps from one to the next", lambda each: f"{each.checkpoint.steps_between}")
+    rows.add("seconds to save one", lambda each: f"{each.checkpoint.save_s:,.0f}")
+    rows.add("hours that a kill can cost", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")
+    rows.add("signal before the time limit, s", lambda each: f"{each.checkpoint.signal_before_s:,.0f}")
+    rows.block("disk, GiB")
+    rows.gib("one checkpoint", lambda each: each.disk.checkpoint + each.disk.queue)
+    rows.gib("the whole stage", lambda each: each.disk.total)
+    rows.block("time, hours")
+    sampled_before = ", ".join(str(number) for number, each in stages.items() if each.filter_hours)
+    if sampled_before:
+        rows.add(
+            f"to sample problems before stage {sampled_before}", lambda each: f"{each.filter_hours:,.1f}"
+        )
+    rows.add("the stage's steps", lambda each: f"{each.hours:,.1f}")
     out.print(table)
-    assumed = estimate.assumptions
-    out.print(
-        f"Assumed: {_lengths(assumed)}, {assumed.calls_per_rollout:.3g} tool calls each, {assumed.program_s:g} core "
-        f"seconds a call, {assumed.problems:,} problems before stage 3, a disk of "
-        f"{assumed.disk_bytes_per_s / 1e9:g} GB/s.",
-        style="dim",
-        soft_wrap=True,
+    out.print(f"Hours in total: {estimate.hours['total']:,.1f}.", soft_wrap=True)
+    _note(
+        "The peak of the update is that of the larger of two moments: the update itself, and the log-probabilities "
+        "before it. The row of activations is the larger value of the two. The rows above the peak therefore do not "
+        "add up to it."
     )
+    assumed = estimate.assumptions
+    problems = f"{assumed.problems:,} problems before stage {sampled_before}, " if sampled_before else ""
+    _note(
+        f"Assumed: {_lengths(assumed)}, {assumed.calls_per_rollout:.3g} tool calls each, {assumed.program_s:g} core "
+        f"seconds a call, {problems}a disk of {assumed.disk_bytes_per_s / 1e9:g} GB/s."
+    )
+
+
+def _add_memory(rows: _Rows, hardware: Hardware, capacity: int | None) -> None:
+    """Add the blocks of memory during the update and during the rollouts. `capacity` is a GPU's memory in bytes."""
+    device, of_capacity = _device(hardware), _of_capacity(capacity)
+    rows.block(f"update: GiB of {device}")
+    rows.gib("weights", lambda each: each.memory_per_gpu.weights)
+    rows.gib("gradients", lambda each: each.memory_per_gpu.gradients)
+    rows.gib("optimizer", lambda each: each.memory_per_gpu.optimizer)
+    rows.gib("activations", lambda each: each.memory_per_gpu.activations)
+    rows.gib("gathered layers", lambda each: each.memory_per_gpu.gathered)
+    if hardware.device == "cpu":
+        rows.gib("the process itself", lambda each: each.memory_per_gpu.process)
+    else:
+        rows.gib("CUDA and NCCL", lambda each: _cuda_bytes())
+    rows.gib(f"peak, at most{of_capacity}", lambda each: each.memory_per_gpu.update_total)
+    rows.gib("peak at expected lengths", lambda each: each.memory_per_gpu.expected_update_total)
+    rows.block(f"rollouts: GiB of {device}")
+    rows.gib("engine weights", lambda each: each.memory_per_gpu.engine_weights)
+    rows.gib("workspace", lambda each: each.memory_per_gpu.engine_workspace)
+    rows.gib("KV cache", lambda each: each.memory_per_gpu.kv_cache)
+    rows.gib("kept by the trainer", lambda each: each.memory_per_gpu.kept_by_trainer)
+    rows.gib(f"total{of_capacity}", lambda each: each.memory_per_gpu.rollout_total)
+    rows.block("rollouts of one engine")
+    rows.add("fit at full length", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
+    rows.add("are sent at once", lambda each: f"{each.memory_per_gpu.sequences_in_flight}")
+
+
+def _add_step(rows: _Rows, recipes: list[StageRecipe]) -> None:
+    per = "per GPU" if recipes[0].hardware.device == "cuda" else "per CPU rank"
+    rows.block(f"one step, in mode {', '.join(dict.fromkeys(recipe.mode for recipe in recipes))}")
+    rows.add("rollouts", lambda each: f"{each.step.rollouts:,}")
+    if any(recipe.recover.failures for recipe in recipes):
+        rows.add("more after failed calls", lambda each: f"{each.step.recoveries:,}")
+    rows.add("tokens, millions", lambda each: f"{each.step.tokens / 1e6:,.1f}")
+    rows.add("tool calls", lambda each: f"{each.step.tool_calls:,}")
+    rows.add(f"tokens generated/s, {per}", lambda each: f"{each.step.generate_tokens_per_s:,.0f}")
+    rows.add(f"tokens trained/s, {per}", lambda each: f"{each.step.update_tokens_per_s:,.0f}")
+    rows.add("seconds", lambda each: f"{each.step.seconds:,.0f}")
+    rows.add("seconds of its rollouts", lambda each: f"{each.step.generate_s:,.0f}")
+
+
+def _device(hardware: Hardware) -> str:
+    return "one GPU" if hardware.device == "cuda" else "one CPU rank"
+
+
+def _of_capacity(capacity: int | None) -> str:
+    return "" if capacity is None else f" (of {_gib(capacity)})"
+
+
+def _cuda_bytes() -> int:
+    from rstar2.train.estimate.memory import ASLEEP
+
+    return ASLEEP
+
+
+def _note(text: str) -> None:
+    out.print(text, style="dim", soft_wrap=True, markup=False)
 
 
 def _lengths(assumed: Assumptions) -> str:
     """Returns the assumptions about the lengths of prompts and rollouts, in words."""
     if assumed.mean_tokens is None:
-        mean = f"{assumed.mean_token_share:.0%} of their budget"
+        mean = f"{percent(assumed.mean_token_share, 0)} of their budget"
     else:
         mean = f"{assumed.mean_tokens:,.0f} tokens"
     groups = (
         ""
         if assumed.trained_groups == 1
-        else f", {assumed.trained_groups:.0%} of the largest step's groups trained on"
+        else f", {percent(assumed.trained_groups, 0)} of the largest step's groups trained on"
     )
     return f"prompts of {assumed.mean_prompt_tokens:,.0f} tokens or as the budget allows, rollouts of {mean}{groups}"
 
@@ -374,7 +465,3 @@ def _warn(warnings: Iterable[str]) -> None:
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):,.1f}"
-
-
-def _of(size: int, capacity: int | None) -> str:
-    return _gib(size) if capacity is None else f"{_gib(size)} of {_gib(capacity)}"

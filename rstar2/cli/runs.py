@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import AsJson, RunArgument, counted, examples, out
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from rstar2.report.collect import RunPage
@@ -121,10 +122,10 @@ def _print_results(page: RunPage) -> None:
         "in training", Column("steps", justify="right"), "first → last", box=None, padding=(0, 3, 0, 0)
     )
     for chart in page.charts:
-        number = "{:.1%}" if chart["unit"] == "share" else "{:.1f}"
+        text = percent if chart["unit"] == "share" else "{:.1f}".format
         for line in chart["series"]:
             name = chart["y"] if len(chart["series"]) == 1 else f"{chart['y']}, {line['name']}"
-            first, last = (number.format(point[1]) for point in (line["points"][0], line["points"][-1]))
+            first, last = (text(point[1]) for point in (line["points"][0], line["points"][-1]))
             curves.add_row(name, str(len(line["points"])), f"{first} → {last}")
     if curves.row_count:
         out.print()

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from rstar2.cli import common
 from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out, progress, show_logs
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from rstar2.serve.choose import Choice
@@ -265,7 +266,7 @@ def _line(server: ServerHandle, load: dict[str, Any]) -> str:
     if load["running"] is not None:
         line += f"; {load['running']} requests in flight, {load['waiting']} waiting"
     if load["kv_cache"] is not None:
-        line += f", KV cache {load['kv_cache']:.0%} full"
+        line += f", KV cache {percent(load['kv_cache'], 0)} full"
     return line + (f"\n{escape(server.error)}" if server.error else "")
 
 

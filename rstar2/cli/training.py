@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from rstar2.cli.common import out
 from rstar2.errors import UserError
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -150,7 +151,7 @@ def timing_table(timing: Timing) -> Table:
     table.add_column("includes", style="dim")
     for field, name, meaning in _TIMING_ROWS:
         share = record[field] / record["wall_s"] if record["wall_s"] else 0.0
-        table.add_row(name, f"{record[field]:.0f}", f"{share:.0%}", meaning)
+        table.add_row(name, f"{record[field]:.0f}", percent(share, 0), meaning)
     return table
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rstar2.files import write_text
+from rstar2.terminal import percent
 from rstar2.train.records.curves import Curve, curve
 
 if TYPE_CHECKING:
@@ -52,20 +53,16 @@ def table(summary: dict[str, Any]) -> Table:
             low, high = phase["interval"]
             rows.add_row(
                 f"{label if phase['name'] != 'sft' else ''}{phase['name']}",
-                f"{phase['accuracy']:.1%}",
-                f"{100 * low:.1f} – {high:.1%}",
-                _percent(phase["failed_call_ratio_correct"]),
+                percent(phase["accuracy"]),
+                f"{100 * low:.1f} – {percent(high)}",
+                percent(phase["failed_call_ratio_correct"]),
                 # Summaries of earlier versions lack it.
-                _percent(phase.get("repaired_share")),
+                percent(phase.get("repaired_share")),
                 f"{phase['calls_per_trace']:.2f}",
                 f"{phase['mean_tokens']:.1f}",
                 f"{phase['wall_s']:.0f} s",
             )
     return rows
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
 
 
 def plot(run: Path, summary: dict[str, Any]) -> Text:

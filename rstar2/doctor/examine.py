@@ -20,6 +20,7 @@ def examine() -> list[Finding]:
         raise UserError(
             "rstar2 is on the Python path but not installed", install_command(software.LAPTOP)
         ) from error
+    gpus = hardware.gpus()
     return [
         software.python(),
         hardware.processors(),
@@ -28,8 +29,8 @@ def examine() -> list[Finding]:
         hardware.open_files(),
         hardware.disk(),
         hub_cache(),
-        hardware.gpus(),
-        *software.installed_extras(),
+        gpus,
+        *software.installed_extras(has_gpus=gpus.state == "ok"),
         *_checked("vLLM", software.vllm, "serve"),
         *_checked("Redis or Valkey", software.redis_server, "judge"),
         isolation.namespaces(),

@@ -52,7 +52,8 @@ def open_files() -> Finding:
     """Checks how many files a process may open. A judge and a server need one for each connection."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = most == resource.RLIM_INFINITY or most >= OPEN_FILES
-    more = f"Allow more: ulimit -Hn {OPEN_FILES}, or in a container --ulimit nofile={OPEN_FILES}."
+    more = "A judge or server needs one for each connection, and Ray needs many in long training runs. "
+    more += f"Allow more: ulimit -Hn {OPEN_FILES}, or in a container --ulimit nofile={OPEN_FILES}."
     return sized("open files", f"limit {_limit(now)}, can be raised to {_limit(most)}", enough, more)
 
 
@@ -74,7 +75,5 @@ def gpus() -> Finding:
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
         return Finding("GPU", kinds, "ok", False)
-    fix = (
-        "Not needed for the demo. The recipe at the paper's size needs GPUs, with the extra `gpu` installed."
-    )
+    fix = "Not needed for the demo. The recipe at the paper's size needs GPUs."
     return Finding("GPU", "none", "missing", False, fix)

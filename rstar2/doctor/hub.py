@@ -24,7 +24,10 @@ def hub_cache() -> Finding:
     folder = existing_folder(cache)
     free = shutil.disk_usage(folder).free
     offline_by = [name for name in _OFFLINE if os.environ.get(name, "").upper() in _TRUE]
-    network = f"offline by {offline_by[0]}" if offline_by else os.environ.get("HF_ENDPOINT") or "online"
+    endpoint = os.environ.get("HF_ENDPOINT")
+    # The hub is not asked, so nothing is said about whether it can be reached.
+    online = f"HF_ENDPOINT is {endpoint}" if endpoint else f"{_OFFLINE[0]} is not set"
+    network = f"offline by {offline_by[0]}" if offline_by else online
     result = f"{cache}: {cached} models and data sets, {free / GIB:.1f} GiB free, {network}"
     if not os.access(folder, os.W_OK):
         return sized(

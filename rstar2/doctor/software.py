@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -44,15 +45,31 @@ def python() -> Finding:
     return Finding("Python", f"{version}, needs {required}", "missing", True, fix, broken=True)
 
 
-def installed_extras() -> list[Finding]:
+def installed_extras(has_gpus: bool) -> list[Finding]:
     """Checks each extra: whether all its packages are installed, in versions that it allows.
 
-    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`.
+    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`. Without a GPU, no
+    command installs the extra `gpu` in an environment that does not use it: it would be of no use here.
     """
     training = GPU if _installed("vllm") else LAPTOP
     packages = extras()
     smallest_first = sorted(packages, key=lambda each: len(packages[each]))
-    return [extra(name, [*packages[name].values()], name == training) for name in smallest_first]
+    findings = [extra(name, [*packages[name].values()], name == training) for name in smallest_first]
+    if has_gpus or training == GPU:
+        return findings
+    return [_for_another_machine(each) if each.name == _title(GPU) else each for each in findings]
+
+
+def _for_another_machine(finding: Finding) -> Finding:
+    """Returns the finding of the extra `gpu` without the command that installs it here, unless all is installed."""
+    if finding.state == "ok":
+        return finding
+    fix = f"{finding.fix} Install it in an environment of its own on a machine with GPUs."
+    return replace(finding, fix=fix, commands=())
+
+
+def _title(name: str) -> str:
+    return f"extra {name}"
 
 
 def _installed(distribution: str) -> bool:
@@ -66,9 +83,8 @@ def _installed(distribution: str) -> bool:
 def extra(name: str, requirements: Sequence[Requirement], laptop: bool) -> Finding:
     """Checks whether all packages of an extra are installed. `laptop` is true if the laptop path needs the extra."""
     faults = [fault for fault in map(_fault, requirements) if fault]
-    title = f"extra {name}"
     if not faults:
-        return Finding(title, f"{len(requirements)} packages", "ok", laptop)
+        return Finding(_title(name), f"{len(requirements)} packages", "ok", laptop)
     absent = len(faults) == len(requirements)
     # A few packages may be installed for other reasons. Only one of the two training stacks counts as installed.
     installed = _installed(_ONLY_WITH[name]) and 2 * len(faults) < len(requirements)
@@ -76,7 +92,7 @@ def extra(name: str, requirements: Sequence[Requirement], laptop: bool) -> Findi
     result = (
         "not installed" if absent else f"{len(faults)} of {len(requirements)} missing: {', '.join(faults)}"
     )
-    return Finding(title, result, "missing", laptop, FOR[name], (install_command(name),), broken)
+    return Finding(_title(name), result, "missing", laptop, FOR[name], (install_command(name),), broken)
 
 
 def _fault(requirement: Requirement) -> str:

@@ -252,7 +252,7 @@ class ChatEngine(VLLMEngine):
             return TokenCount(estimated, None) if estimated else None
         last = self._last_counted(prompt_ids)
         added = max(usage.prompt_tokens - last[0], 0) if last and usage.prompt_tokens else None
-        return TokenCount(usage.completion_tokens, added)
+        return TokenCount(usage.completion_tokens, added, usage.prompt_tokens or None)
 
     def _count(self, ids: Sequence[int], usage: Usage, turn: _TurnText) -> None:
         """Remember the server's count for a conversation, without its last thought, which is never sent again."""

@@ -141,7 +141,7 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
             f"the shape of {named} is unknown, because its config.json is not in the hub's cache",
             f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
         )
-    check_on_hub(named, "config.json")
+    check_on_hub(named, "config.json", for_plan=True)
     from huggingface_hub import hf_hub_download
 
     try:

@@ -177,6 +177,7 @@ async def _take_turns(
 ) -> Finish:
     """Append turns and tool output to the trace in alternation, until one of them ends the rollout."""
     used, output_tokens = len(trace.response_ids), 0  # tokens used so far, and tokens of the last tool output
+    written = sum(trace.response_mask)
     for number in range(len(trace.turns), limits.max_turns):
         start = len(trace.response_ids)
         seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
@@ -188,10 +189,13 @@ async def _take_turns(
         )
         trace.append(generated.token_ids, generated.logprobs, mask=1)
         used += generated.tokens
+        written += generated.tokens
         if generated.counted is not None:
+            if not trace.turns:
+                trace.counted_prompt_tokens = generated.counted.prompt
             # Replace our estimate of the last tool output by the server's count.
             used += (generated.counted.added or output_tokens) - output_tokens
-            trace.counted_tokens = used
+            trace.counted_tokens, trace.counted_written_tokens = used, written
         read = codec.parse(generated.token_ids, before)
         turn = Turn.read(read, start, len(trace.response_ids))
         trace.turns.append(turn)

@@ -58,6 +58,8 @@ class TokenCount:
     """Tokens of the turn, its thought included."""
     added: int | None
     """Tokens of tool output between the last counted turn and this one. None if no turn was counted before."""
+    prompt: int | None = None
+    """Tokens of everything before the turn. None if the server does not count them."""
 
 
 @dataclass(frozen=True)

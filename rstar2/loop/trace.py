@@ -191,6 +191,10 @@ class Trace(BaseModel, extra="forbid"):
     The number is estimated if the server does not count tokens. The lists of ids are then empty or stand for text, see
     `rstar2.engines.text_tokens`.
     """
+    counted_written_tokens: int | None = None
+    """The part of `counted_tokens` that the model wrote. None in traces of earlier versions."""
+    counted_prompt_tokens: int | None = None
+    """The server's count of the tokens in the prompt. None if the server does not count them."""
     reward: float | None = None
     """The reward in training. `reward`, `step` and `kept` are None outside of training."""
     penalty: float = 0.0
@@ -297,6 +301,15 @@ class Trace(BaseModel, extra="forbid"):
     def tokens(self) -> int:
         """Number of tokens after the prompt, tool output included."""
         return len(self.response_ids) if self.counted_tokens is None else self.counted_tokens
+
+    @property
+    def written_tokens(self) -> int:
+        """Number of tokens that the model wrote, from the same counts as `tokens`."""
+        if self.counted_tokens is None:
+            return sum(self.response_mask)
+        if self.counted_written_tokens is None:
+            return min(sum(self.response_mask), self.counted_tokens)
+        return self.counted_written_tokens
 
     @property
     def answer_blocks(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from rstar2.errors import UserError
 from rstar2.machine import GIB, GPU, memory_bytes
 from rstar2.model_shape import read_attention, weight_bytes
+from rstar2.terminal import percent
 
 VALUE_BYTES = 2
 """Bytes of a number in the KV cache."""
@@ -133,7 +134,11 @@ def choose_layout(
     free = min(gpu.free_gib / gpu.total_gib for gpu in gpus)
     share = min(SHARE, int((free - 0.02) * 100) / 100)
     usable = share * min(gpu.total_gib for gpu in gpus) - STEP_GIB
-    notes = [] if share == SHARE else [f"other programs use the GPUs: vLLM gets {share:.0%} of their memory"]
+    notes = (
+        []
+        if share == SHARE
+        else [f"other programs use the GPUs: vLLM gets {percent(share, 0)} of their memory"]
+    )
     if size is not None:
         tp, max_model_len = _fit(size, len(gpus), usable, tp, max_model_len, notes)
     tp = tp or 1

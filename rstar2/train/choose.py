@@ -19,6 +19,7 @@ from typing import Any
 
 from rstar2.errors import first_few
 from rstar2.files import read_json, write_json
+from rstar2.terminal import percent
 from rstar2.train.recipe import Choose, SftRecipe
 from rstar2.train.records.steps import validation_losses
 from rstar2.train.trainer.checkpoints import fault, finished_steps
@@ -47,9 +48,9 @@ class Measurement:
         if self.validation_loss is not None:
             parts.append(f"validation loss {self.validation_loss:.4g}")
         if self.accuracy is not None:
-            parts.append(f"accuracy {self.accuracy:.1%}")
+            parts.append(f"accuracy {percent(self.accuracy)}")
         if (pass_rate := _at_largest_k(self.pass_at_k)) is not None:
-            parts.append(f"pass@{max(map(int, self.pass_at_k or ()))} {pass_rate:.1%}")
+            parts.append(f"pass@{max(map(int, self.pass_at_k or ()))} {percent(pass_rate)}")
         if self.mean_tokens is not None:
             parts.append(f"{self.mean_tokens:.0f} tokens")
         return ", ".join(parts)

@@ -32,6 +32,7 @@ from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
+from rstar2.terminal import percent
 from rstar2.train import sampling, stages
 from rstar2.train.answers import write_left_out
 from rstar2.train.choose import held_out_folder, measured_at
@@ -138,7 +139,7 @@ class Pipeline:
         engine, codec = open_folder(model, evaluation.settings.in_flight)
         on_progress = self._sampling_progress(row, timer, _accuracy)
         summary = sampling.sample([engine], codec, evaluation, self.judge, out, on_progress).summary
-        self.progress.finish(row, f"accuracy {summary['accuracy']:.1%}")
+        self.progress.finish(row, f"accuracy {percent(summary['accuracy'])}")
         self.timer.save()
         return {
             "name": name,
@@ -192,7 +193,8 @@ class Pipeline:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             passed, failed = metrics["rstar2/pass_rate"], metrics["rstar2/failed_call_ratio_correct"]
-            text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
+            tokens = metrics["rstar2/tokens"]
+            text = f"pass rate {percent(passed, 0)}, failed calls {percent(failed)}, {tokens:.0f} tokens"
             self.progress.update(row, step, text)
             recorder.on_step(step, metrics)
             rules.on_step(step, metrics)
@@ -262,11 +264,11 @@ class Pipeline:
 
 
 def _accuracy(progress: Progress) -> str:
-    return "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
+    return "" if progress.accuracy is None else f"accuracy {percent(progress.accuracy)}"
 
 
 def _share_correct(progress: Progress) -> str:
-    return f"correct {progress.correct / progress.done:.1%}" if progress.done else ""
+    return f"correct {percent(progress.correct / progress.done)}" if progress.done else ""
 
 
 def _method(recipe: StageRecipe) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rstar2.config import Strict
+from rstar2.terminal import percent
 from rstar2.train.decision import Action, Decision, read_decision, write_decision
 from rstar2.train.records.steps import MAIN_METRIC, held_out_accuracy
 from rstar2.train.trainer.checkpoints import fault, finished_steps
@@ -127,7 +128,7 @@ def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
         return ""
     best_step = next(step for step, each in values.items() if each == highest)
     name = _NAMES[rules.measure]
-    return f"{name} fell from {highest:.1%} at step {best_step} to {value:.1%} (rules.fall = {rules.fall:g})"
+    return f"{name} fell from {percent(highest)} at step {best_step} to {percent(value)} (rules.fall = {rules.fall:g})"
 
 
 def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
@@ -140,8 +141,8 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
     if not rules.flat_steps or last - risen_at < rules.flat_steps:
         return ""
     return (
-        f"{_NAMES[rules.measure]} has not risen by {rules.rise:.1%} since step {risen_at} ({best:.1%}, now "
-        f"{value:.1%}; rules.flat_steps = {rules.flat_steps})"
+        f"{_NAMES[rules.measure]} has not risen by {percent(rules.rise)} since step {risen_at} ({percent(best)}, now "
+        f"{percent(value)}; rules.flat_steps = {rules.flat_steps})"
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rstar2.terminal import percent
 from rstar2.train.choose import measured_curves
 from rstar2.train.records.panels import PANELS, Panel, Unit
 from rstar2.train.records.steps import Step
@@ -62,7 +63,7 @@ def decision_lines(snapshot: Snapshot) -> list[str]:
 
 
 def table(snapshot: Snapshot, with_usual: bool) -> Table:
-    """One row per panel: the course of its first value, its values at the last step, and usual values."""
+    """One row per panel: the course of its first figure, its figures at the last step, and usual values."""
     rows = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -71,8 +72,8 @@ def table(snapshot: Snapshot, with_usual: bool) -> Table:
         caption_justify="left",
     )
     rows.add_column("", style="bold", no_wrap=True)
-    rows.add_column("first value over time", no_wrap=True)
-    rows.add_column(f"values at step {snapshot.steps[-1].number}")
+    rows.add_column("over all steps\n(first figure)", no_wrap=True)
+    rows.add_column(f"at step {snapshot.steps[-1].number} of the run")
     if with_usual:
         rows.add_column("usual", style="dim")
     for panel in PANELS:
@@ -117,6 +118,9 @@ def _head(snapshot: Snapshot) -> Text:
         text.append(
             f"  {snapshot.phase}, step {snapshot.step}" + (f" of {snapshot.of}" if snapshot.of else "")
         )
+        last = snapshot.steps[-1] if snapshot.steps else None
+        if last and last.stage_step == snapshot.step != last.number:
+            text.append(f" of the stage, step {last.number} of the run")
     if snapshot.rollouts:
         rollouts = snapshot.rollouts
         text.append(
@@ -130,19 +134,23 @@ def _head(snapshot: Snapshot) -> Text:
 
 
 _TEXTS: dict[Unit, Callable[[float], str]] = {
-    "share": lambda value: f"{value:.1%}",
+    "share": percent,
     "count": lambda value: f"{value:.0f}",
-    "seconds": lambda value: f"{value:.2f} s",
+    "seconds": lambda value: f"{value:.2f}",
     "number": lambda value: f"{value:.3g}",
 }
 
 
 def _now(panel: Panel, step: Step) -> str:
-    """The values of a panel's lines at a step. Zeros are left out, except for the first line."""
+    """The figures of a panel's lines at a step. Zeros are left out, except for the first line."""
     texts = []
     for place, (column, label) in enumerate(panel.lines):
         value = step.values[column]
         if value is not None and (value or place == 0):
             name = f"{label} " if len(panel.lines) > 1 else ""
             texts.append(name + (_TEXTS[panel.unit](value) if math.isfinite(value) else str(value)))
-    return ", ".join(texts)
+    if not texts:
+        return ""
+    if len(panel.lines) == 1:
+        return f"{panel.measure} {texts[0]}".strip()
+    return ", ".join([*filter(None, [panel.measure]), *texts])

@@ -16,6 +16,7 @@ from support.tools import SharedTools
 from support.turns import user_turn
 from support.waiting import TIMEOUT_S
 
+from rstar2.chat.answer import Usage
 from rstar2.chat.conversation import AnswerRepeats, ContextFull, Conversation
 from rstar2.chat.repetition import (
     LONGEST_PATTERN,
@@ -25,7 +26,7 @@ from rstar2.chat.repetition import (
     repeats,
 )
 from rstar2.loop.agent import Limits
-from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling, TokenCount
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import CallStatus, ToolCall
 from rstar2.loop.turns.choose import codec_for
@@ -441,6 +442,34 @@ class Endless(Writer):
             on_tokens([token])
             await asyncio.sleep(0)
         raise AssertionError("endless")
+
+
+class CountedThenEndless(Endless):
+    """Its server counts 3 tokens in the first turn, which calls a tool. The second turn is endless."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        if len(self.turns) == 2:
+            return await super().generate(prompt_ids, sampling, on_tokens)
+        call = self.turns.pop(0)
+        assert on_tokens is not None
+        on_tokens(call)
+        return Generation(call, None, "stop", TokenCount(3, None, prompt=5))
+
+
+async def test_the_counts_of_a_stopped_answer_are_never_negative(codec: ChatCodec) -> None:
+    call = {"name": TOOL_NAME, "arguments": {"code": "1"}}
+    calling = _spelled(codec, f"<tool_call>{json.dumps(call)}</tool_call>")
+    words = codec.tokenizer.encode("one two three four five six seven")
+    chat = _chat(codec, CountedThenEndless(calling, words, list(range(300, 400))), max_tokens=1000)
+    chat.tools, chat.seconds = Counting(), 0.5
+    trace = await chat.ask("x")
+    assert trace.finish == "stopped"
+    usage, second = Usage.of(trace), trace.turns[1]
+    assert usage.prompt_tokens == 5
+    assert usage.tokens == 3 + second.end - second.start
+    assert usage.tool_tokens == second.start - trace.turns[0].end > 0
 
 
 @pytest.mark.parametrize("pattern", [[7], [7, 8, 9], list(range(LONGEST_PATTERN))], ids=len)

@@ -412,6 +412,22 @@ def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
         assert "Incorrect API key" in str(failed.exception)
 
 
+def test_the_counts_of_a_chat_endpoint_are_the_servers(judge: JudgeHandle) -> None:
+    """Each of the two turns has 10 tokens by the server's count, and many more by the estimate from bytes."""
+    with serving(ChatEndpoint(solves)) as endpoint:
+        endpoint.usage = {"prompt_tokens": 7, "completion_tokens": 10}
+        words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url]
+        words += ["--prompt", "Compute 6 * 7."]
+        counted = json.loads(_invoke(*words, "--json").stdout)["usage"]
+        endpoint.usage = {}
+        estimated = json.loads(_invoke(*words, "--json").stdout)["usage"]
+    assert (counted["prompt_tokens"], counted["tokens"]) == (7, 20)
+    assert estimated["tokens"] > 40
+    assert 0 < counted["tool_tokens"] == estimated["tool_tokens"]
+    seconds = counted["seconds"] - counted["tool_seconds"]
+    assert counted["tokens_per_s"] == pytest.approx(20 / seconds, rel=0.01)
+
+
 def test_a_chat_endpoint_that_takes_no_tools_gets_a_hint_with_options_of_chat(judge: JudgeHandle) -> None:
     with serving(ChatEndpoint(solves)) as endpoint:
         endpoint.refuses_tools = "scripted does not support tools"

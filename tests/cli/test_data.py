@@ -189,7 +189,7 @@ def test_rows_are_inspected_as_the_model_sees_them(tmp_path: Path, problems: Pat
     ran = CliRunner().invoke(app, ["data", "inspect", str(out), "-n", "1", "--tokenizer", str(model)])
     assert ran.exit_code == 0, ran.output
     assert "<|im_start|>user\n" in ran.stdout
-    assert ran.stdout.rstrip().endswith("0.0% of 2 rows have more than 2,048")
+    assert ran.stdout.rstrip().endswith("0.0 % of 2 rows have more than 2,048")
 
 
 def test_calls_are_inspected_as_the_model_will_write_them(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_served_model_decides_which_problems_are_kept(
         server.asked.clear()
         ran = rstar2("data", "agree", f"{tmp_path / 'candidates'}/", *words)
         assert ran.code == 0, ran.stderr
-        assert "6 of 9 problems have the label's answer in at least 12.5% of their samples" in ran.stdout
+        assert "6 of 9 problems have the label's answer in at least 12.5 % of their samples" in ran.stdout
         assert len(server.asked) == asked
     assert {path.name for path in (run / "candidates").iterdir()} == {
         *("results.json", "settings.json", "verdicts.jsonl")

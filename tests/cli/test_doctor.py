@@ -139,11 +139,27 @@ def test_where_vllm_for_gpus_is_installed_the_laptop_path_needs_the_extra_for_gp
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the laptop's, doctor would call the torch that vLLM needs a missing package."""
-    needed = {each.name: each.laptop for each in software.installed_extras()}
+    needed = {each.name: each.laptop for each in software.installed_extras(has_gpus=True)}
     assert (needed["extra laptop"], needed["extra gpu"]) == (True, False)
     monkeypatch.syspath_prepend(_installed(tmp_path, "vllm", "0.24.0"))
-    needed = {each.name: each.laptop for each in software.installed_extras()}
+    needed = {each.name: each.laptop for each in software.installed_extras(has_gpus=True)}
     assert (needed["extra laptop"], needed["extra gpu"]) == (False, True)
+
+
+def test_without_a_gpu_no_command_installs_the_extra_for_gpus_in_this_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(software, "_installed", lambda name: name != "vllm")
+    absent = {"no-such-package-at-all": Requirement("no-such-package-at-all")}
+    monkeypatch.setattr(software, "extras", lambda: {"laptop": absent, "gpu": absent})
+
+    def gpu_extra(has_gpus: bool) -> Finding:
+        [finding] = [each for each in software.installed_extras(has_gpus) if each.name == "extra gpu"]
+        return finding
+
+    assert gpu_extra(has_gpus=True).commands == (install_command("gpu"),)
+    assert gpu_extra(has_gpus=False).commands == ()
+    assert gpu_extra(has_gpus=False).fix.endswith("in an environment of its own on a machine with GPUs.")
 
 
 def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_need(
@@ -305,7 +321,8 @@ def test_every_extra_says_what_it_is_for() -> None:
         ({"HF_HOME": "{}"}, "{}/hub: 0 models and data sets", None),
         ({"HF_HUB_CACHE": "{}/cache", "HF_HUB_OFFLINE": "1"}, "offline by HF_HUB_OFFLINE", None),
         ({"HF_HOME": "{}", "TRANSFORMERS_OFFLINE": "true"}, "offline by TRANSFORMERS_OFFLINE", "scarce"),
-        ({"HF_HOME": "{}", "HF_ENDPOINT": "https://mirror"}, "https://mirror", None),
+        ({"HF_HOME": "{}", "HF_ENDPOINT": "https://mirror"}, "HF_ENDPOINT is https://mirror", None),
+        ({"HF_HOME": "{}"}, "GiB free, HF_HUB_OFFLINE is not set", None),
     ],
 )
 def test_the_hub_cache_and_whether_the_hub_is_asked(
@@ -315,6 +332,7 @@ def test_the_hub_cache_and_whether_the_hub_is_asked(
         "HF_HUB_CACHE",
         "HUGGINGFACE_HUB_CACHE",
         "HF_HOME",
+        "HF_ENDPOINT",
         "HF_HUB_OFFLINE",
         "TRANSFORMERS_OFFLINE",
     ):
@@ -346,10 +364,15 @@ def test_a_small_shared_memory_and_few_open_files_are_told(
     assert (shared.found, shared.state) == ("0.1 of 0.1 GiB free", "scarce")
     code = (
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))\n"
-        "from rstar2.doctor.hardware import open_files\nfound = open_files()\nprint(found.state, found.found)"
+        "from rstar2.doctor.hardware import open_files\nfound = open_files()\nprint(found.state, found.found)\n"
+        "print(found.fix)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.stdout == "scarce limit 256, can be raised to 1,024\n", ran.stderr
+    result, fix = ran.stdout.splitlines()
+    assert result == "scarce limit 256, can be raised to 1,024", ran.stderr
+    assert fix.startswith(
+        "A judge or server needs one for each connection, and Ray needs many in long training"
+    )
 
 
 def test_cores_and_memory_are_those_this_process_may_use() -> None:

@@ -87,7 +87,7 @@ def test_rows_are_graded_with_the_extra_for_it(environment: dict[str, str], tmp_
     ran = _rstar2(environment, "grade", str(source), "--verify", "--timeout", "60")
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["correct", "correct"]
-    assert "100.0%" in ran.stderr
+    assert "100.0 %" in ran.stderr
 
 
 @pytest.mark.parametrize("environment", [""], indirect=True, ids=["base"])

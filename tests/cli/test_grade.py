@@ -51,7 +51,7 @@ def test_one_row_comes_out_for_each_in_order_with_its_id(tmp_path):
     assert result.code == 0, result.stderr
     assert [json.loads(line) for line in result.stdout.splitlines()] == GRADED
     assert "5 rows" in result.stderr
-    assert "40.0%" in result.stderr
+    assert "40.0 %" in result.stderr
 
 
 def test_rows_reach_a_file_while_progress_is_shown_on_the_terminal(tmp_path):
@@ -271,7 +271,9 @@ def test_verify_confirms_correct_verdicts_by_their_certificates(tmp_path):
     assert result.code == 0, result.stderr
     verified = [json.loads(line).get("verified") for line in result.stdout.splitlines()]
     assert verified == [True, None, None, None, True]
-    assert "2 of 2 correct verdicts confirmed" in result.stderr
+    assert "2 of 2 correct verdicts confirmed by their certificates\n" in result.stderr
+    one = run(write(tmp_path / "one.jsonl", ROWS[:1]), "--verify").stderr
+    assert "1 of 1 correct verdicts confirmed by its certificate\n" in one
 
 
 def test_a_correct_verdict_that_is_not_confirmed_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):

@@ -66,6 +66,7 @@ def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
     assert status.code == 0
     assert "error 1" in status.stdout
     assert "ok 1" in status.stdout
+    assert "(last 2 programs)" in status.stdout
     url = json.loads((tmp_path / "state" / "judge.json").read_text())["url"]
     shell.environment["RSTAR2_STATE"] = str(tmp_path / "elsewhere")
     program.write_text("print('from elsewhere')")
@@ -141,6 +142,39 @@ def test_what_is_no_judge_is_told(shell: Shell, answer: str) -> None:
         result = shell("status", "--once", "--url", f"http://127.0.0.1:{server.server_port}")
         served.result(600)
     assert (result.code, "no judge answers at" in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("recent", [3, None])
+def test_times_of_the_last_programs_are_shown_and_no_mean_of_a_worker_without_any(
+    shell: Shell, recent: int | None
+) -> None:
+    idle = {"name": "idle", "pid": 1, "isolation": "strict", "done": 0, "mean_s": 0.02, "running_s": 0.0}
+    status = {
+        "queue": 0, "num_workers": 2, "running": 0, "rate": 0.0, "outcomes": {"ok": 3}, "restarts": {},
+        "isolation": "strict", "exceptions": [], "queue_time": {"p50_ms": 78.2, "p99_ms": 1234.5},
+        "run_time": {"p50_ms": 0.42, "p99_ms": 9.9},
+        "workers": [{**idle, "age_s": 0.1}, {**idle, "name": "busy", "done": 3, "mean_s": 0.05, "age_s": 0.1}],
+    }  # fmt: skip
+    status |= {} if recent is None else {"recent_programs": recent}
+
+    class Judge(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(status).encode())
+
+    with HTTPServer(("127.0.0.1", 0), Judge) as server, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(server.handle_request)
+        shown = shell("status", "--once", "--url", f"http://127.0.0.1:{server.server_port}").stdout
+        served.result(600)
+    times = "waiting: median 78 ms, 99 % below 1,234 ms; running: median 0.4 ms, 99 % below 9.9 ms"
+    [line] = [line.rstrip() for line in shown.splitlines() if line.startswith("waiting")]
+    assert line == times + (" (last 3 programs)" if recent else "")
+    means = {
+        cells[0].strip(): cells[4].strip()
+        for cells in (line.strip("│").split("│") for line in shown.splitlines() if line.startswith("│"))
+    }
+    assert means == {"idle": "–", "busy": "50.0"}
 
 
 @pytest.mark.slow

@@ -93,8 +93,40 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
     assert "stage 2" in ran.stdout
     assert "KV cache" in ran.stdout
     assert "! the update needs" in ran.stdout
-    assert "a kill costs, hours" in ran.stdout
-    assert "signal before kill, s" in ran.stdout
+    assert "hours that a kill can cost" in ran.stdout
+    assert "signal before the time limit, s" in ran.stdout
+
+
+def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell is wrapped, every block has a heading with its unit, and hours have a sum."""
+    monkeypatch.setenv("COLUMNS", "80")
+    line = ["plan", "--model", "Qwen/Qwen3-14B", "--profile", "8xh100"]
+    ran = rstar2(*line)
+    assert ran.exit_code == 0, ran.output
+    title, *lines = ran.stdout.splitlines()
+    assert title.strip() == "Qwen/Qwen3-14B (qwen3): 14,768,307,200 parameters, on 8 × H100"
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    headings = [name for name, *cells in rows if not any(cells)]
+    assert headings == [
+        "update: GiB of one GPU", "rollouts: GiB of one GPU", "rollouts of one engine", "one step, in mode sync",
+        "judge and agent loop", "checkpoints", "disk, GiB", "time, hours",
+    ]  # fmt: skip
+    cells = {name: cells for name, *cells in rows}
+    assert len(cells) == len(rows), "a name stands in one row"
+    assert all(all(row) for name, row in cells.items() if name not in headings), "no cell was wrapped"
+    hours = [
+        float(cell.replace(",", ""))
+        for name in ("to sample problems before stage 3", "the stage's steps")
+        for cell in cells[name]
+    ]
+    [total] = [each for each in lines if each.startswith("Hours in total: ")]
+    assert float(total.split(": ")[1].rstrip(".").replace(",", "")) == pytest.approx(sum(hours), abs=0.3)
+    assert {"peak, at most (of 79.1)", "tokens generated/s, per GPU", "tokens trained/s, per GPU"} <= set(
+        cells
+    )
+    assert "larger of two moments" in ran.stdout
+    assert "42,000 problems before stage 3" in ran.stdout
+    assert "problems before stage" not in rstar2(*line, "--stage", "1").stdout
 
 
 def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +210,9 @@ def test_a_misspelt_hub_id_is_asked_for_once_and_corrected(
     assert error.startswith(said)
     assert error.endswith("; did you mean Qwen/Qwen3-8B?")
     assert ("hf auth login" in hint) is reached
+    assert ("Check the network, or give the folder of a model" in hint) is not reached
+    # Only a plan can use the shapes that rstar2 ships.
+    assert ("Known without a network: Qwen/Qwen3-0.6B, " in hint) is (words == PLAN and not reached)
     assert len(asked) == (1 if reached else 0)
 
 
@@ -197,7 +232,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
     assert (assumed["step"]["tokens"], like["step"]["tokens"]) == (16_384 * 4096, 16_384 * 2000)
     assert like["memory_per_gpu"]["update_total"] == assumed["memory_per_gpu"]["update_total"]
     assert like["hours"]["stage1"] < assumed["hours"]["stage1"]
-    said = "rollouts of 2,000 tokens, 50% of the largest step's groups trained on, 1.5 tool calls each"
+    said = "rollouts of 2,000 tokens, 50 % of the largest step's groups trained on, 1.5 tool calls each"
     assert said in " ".join(rstar2(*line, "--like", "rl").stdout.split())
 
 
@@ -228,7 +263,8 @@ def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
     stage = ["--stage", "1..3"] if verb == "train" else []
     ran = rstar2(verb, *stage, "--model", model, "--data", DATA[verb], "--profile", "8xh100", "--dry-run")
     assert ran.exit_code == 0, ran.output
-    assert "14,768,307,200" in ran.stdout.splitlines()[0]
+    title = " ".join(ran.stdout.partition("┏")[0].split())
+    assert title.endswith("/Qwen3-14B (qwen3): 14,768,307,200 parameters, on 8 × H100")
     assert "hours" in ran.stdout or verb == "sft"
     if verb == "train":
         assert "the judge has 2 workers" in ran.stdout
@@ -241,13 +277,13 @@ def test_a_dry_run_of_sft_counts_its_data(model: Path, tokenizer: Any) -> None:
     line = ["sft", "--model", model, "--data", data, "--profile", "8xh100", "--dry-run"]
     ran = rstar2(*line)
     assert ran.exit_code == 0, ran.output
-    assert "with this data" not in ran.stdout
+    assert "peak with this data" not in ran.stdout
     assert "128 conversations; how many are too long or held out is unknown: " in ran.stdout
     tokenizer.save_pretrained(model)
     ran = rstar2(*line)
     at_most, expected = (
         float(next(row for row in ran.stdout.splitlines() if name in row).split("│")[2].split()[0])
-        for name in ("total, at most", "with this data")
+        for name in ("peak, at most", "peak with this data")
     )
     assert expected < at_most
     assert (
@@ -388,6 +424,8 @@ def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
     title = ran.stdout[: ran.stdout.index("━")]
     assert "qwen3" in title
     assert "on 1 CPU rank" in " ".join(title.split())
+    assert "per CPU rank" in ran.stdout
+    assert "GPU " not in ran.stdout.partition("Hours in total")[0]
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(

@@ -163,7 +163,7 @@ def test_the_numbers_of_many_benchmarks_are_not_cut(tmp_path: Path) -> None:
 
 def test_a_training_run_shows_where_its_steps_began_and_ended(tmp_path: Path) -> None:
     page = shown(staged_run(tmp_path / "run"))
-    assert re.search(r"failed calls, GRPO-RoC +30 +\d+\.\d% → \d+\.\d%", page), page
+    assert re.search(r"failed calls, GRPO-RoC +30 +\d+\.\d % → \d+\.\d %", page), page
     assert page.index("avg@n") < page.index("in training") < page.index("settings:")
 
 

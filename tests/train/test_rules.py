@@ -61,7 +61,7 @@ def test_a_pass_rate_that_does_not_rise_ends_the_stage_after_the_steps_that_the_
     assert made == Decision(
         7,
         "advance",
-        "the pass rate has not risen by 5.0% since step 3 (40.0%, now 41.0%; rules.flat_steps = 4)",
+        "the pass rate has not risen by 5.0 % since step 3 (40.0 %, now 41.0 %; rules.flat_steps = 4)",
     )
     assert made.text.endswith(": the stage ends, and the next one begins")
 
@@ -85,7 +85,7 @@ def test_with_a_window_the_mean_counts_and_nothing_is_decided_before_it_is_full(
     assert decided_at(course(0.9, 0.1), rules) is None
     made = decided_at(course(0.6, 0.6, 0.6, 0.3, 0.3, 0.3), rules)
     assert made == Decision(
-        5, "stop", "the pass rate fell from 60.0% at step 3 to 40.0% (rules.fall = 0.2)", None
+        5, "stop", "the pass rate fell from 60.0 % at step 3 to 40.0 % (rules.fall = 0.2)", None
     )
 
 
@@ -102,7 +102,7 @@ def test_the_held_out_accuracy_is_looked_at_when_it_is_measured() -> None:
     made = decided_at(course(*[0.1] * 10, held_out=accuracies), rules)
     assert made is not None
     assert (made.step, made.action) == (8, "stop")
-    assert "the accuracy on held-out problems has not risen by 1.0% since step 4" in made.reason
+    assert "the accuracy on held-out problems has not risen by 1.0 % since step 4" in made.reason
 
 
 def test_a_fall_goes_back_to_the_checkpoint_that_was_best_on_the_held_out_problems() -> None:

@@ -123,13 +123,13 @@ def measured(folder: Path, losses: dict[int, float | None], accuracies: dict[int
     [
         ([], 20, "lowest validation loss (validation loss 0.4), of the 3 steps that could be chosen"),
         (["choose=last"], 30, "the last step"),
-        (["checkpoint_every=50"], 30, "lowest validation loss (validation loss 0.5, accuracy 25.0%"),
+        (["checkpoint_every=50"], 30, "lowest validation loss (validation loss 0.5, accuracy 25.0 %"),
         (["validation.share=0"], 30, "the last step"),
         (
             ["held_out.data=x", "held_out.every=15"],
             15,
-            "highest accuracy on the held-out problems (accuracy 25.0%, pass@4 50.0%, 80 tokens), of the 2 steps that "
-            "could be chosen",
+            "highest accuracy on the held-out problems (accuracy 25.0 %, pass@4 50.0 %, 80 tokens), of the 2 steps "
+            "that could be chosen",
         ),
         (["held_out.data=x", "choose=validation"], 20, "lowest validation loss"),
     ],
@@ -185,6 +185,6 @@ def test_another_measure_chooses_among_the_models_that_are_left(tmp_path: Path) 
     recipe = sft_recipe("laptop", ["checkpoint_every=10", "held_out.data=x", "held_out.every=15"])
     choice = choose(recipe, tmp_path, 30)
     assert (choice.by, choice.step) == ("held_out", 30)
-    assert choice.reason.startswith("the last step; a better step has no checkpoint: 15 (accuracy 50.0%")
+    assert choice.reason.startswith("the last step; a better step has no checkpoint: 15 (accuracy 50.0 %")
     validation = sft_recipe("laptop", ["checkpoint_every=10", "choose=validation"])
     assert choose(validation, tmp_path, 30).step == 20

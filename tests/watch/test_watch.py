@@ -69,7 +69,7 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in ran.stdout
     assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
     assert "▁█" in ran.stdout
-    assert "all with a verdict 50.0%" in ran.stdout
+    assert "all with a verdict 50.0 %" in ran.stdout
     assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
@@ -98,8 +98,36 @@ def test_a_policy_that_forgets_its_problems_is_shown_while_its_pass_rate_still_h
     shown_words = " ".join(shown.stdout.split())
     assert f"ALARM stage 1, step 5: {alarm['text']}" in shown_words
     assert told["latest"]["information"] == 0.4
-    for panel in ("information", "calls", "no signal"):
+    for panel in ("information", "calls", "groups"):
         assert re.search(rf"^{panel} ", shown.stdout, re.MULTILINE), panel
+
+
+def test_each_figure_has_its_unit_and_the_step_of_the_stage_is_told_from_that_of_the_run(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    figures = {
+        "rstar2/calls": 1.09, "actor/grad_norm": 0.702, "actor/entropy": 0.124, "rstar2/tokens": 46.0,
+        "rstar2/dropped_groups": 0.4, "rstar2/mixed_groups": 0.6, "rstar2/unsolved_groups": 0.25,
+    }  # fmt: skip
+    with open_run(run, "train", {"recipes": {"1": {"steps": 1}, "2": {"steps": 6}}}):
+        add_step(run, 1, **figures)
+        (run / "stage2").mkdir()
+        for step in (1, 2):
+            line = {"step": step, "data": {"rstar2/pass_rate": 0.5, **figures}}
+            with (run / "stage2" / "metrics-1.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        shown = rstar2("watch", run).stdout
+    assert "stage 2, step 2 of 6 of the stage, step 3 of the run" in shown
+    assert "at step 3 of the run" in shown
+    rows = {name: " ".join(text.split()) for name, text in re.findall(r"^([a-z]+) +\S+  +(.+)$", shown, re.M)}
+    assert rows["calls"].startswith("per rollout 1.09")
+    assert rows["gradient"].startswith("norm 0.702")
+    assert rows["entropy"].startswith("nats per token 0.124")
+    assert rows["length"].startswith("tokens, mean 46")
+    assert rows["groups"].startswith("share of groups, rewards differ 60.0 %")
+    assert rows["unsolved"].startswith("share of problems 25.0 %")
+    assert shown.count("not trained on 40.0 %") == 1
 
 
 def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_rollouts(
@@ -329,7 +357,7 @@ def test_a_measurement_that_is_not_a_number_is_shown_as_that_and_left_out_of_the
     assert (ran.code, told.code) == (0, 0), ran.stderr + told.stderr
     [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
     assert entropy.split()[1] == "█▁"
-    assert entropy.split()[2] in ("nan", "inf")
+    assert entropy.split("nats per token ")[1].split()[0] in ("nan", "inf")
     shown = strict(told.stdout)
     assert [step["entropy"] for step in shown["steps"]] == [0.4, 0.2, None]
     assert (shown["latest"]["entropy"], shown["latest"]["pass_rate"]) == (None, 0.7)
@@ -340,7 +368,7 @@ def test_a_curve_without_a_number_and_a_loss_that_is_none_are_shown(tmp_path: Pa
         add_step(tmp_path / "run", 1, **{"actor/entropy": float("nan")})
         ran = rstar2("watch", tmp_path / "run")
     [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
-    assert entropy.split() == ["entropy", "nan"]
+    assert " ".join(entropy.split()) == "entropy nats per token nan"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     losses = "".join(
         f'{{"step": {n}, "data": {{"train/loss": {loss}}}}}\n' for n, loss in ((1, 0.5), (2, "null"))

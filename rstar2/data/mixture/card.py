@@ -16,6 +16,7 @@ from rstar2.data.rows import Kind
 from rstar2.data.source import Source
 from rstar2.errors import UserError
 from rstar2.files import write_json, write_text
+from rstar2.terminal import percent
 
 CARD = "card.json"
 FORM_COLUMNS = {
@@ -219,7 +220,7 @@ def _version(place: Mapping[str, Any]) -> str:
 def _forms(card: Card) -> list[str]:
     """Returns the section about the answer form: conversations and turns in this form, by source."""
     rows = [
-        [name, f"{form['share']:.0%}", *(f"{form[key]:,}" for key in FORM_COLUMNS)]
+        [name, percent(form["share"], 0), *(f"{form[key]:,}" for key in FORM_COLUMNS)]
         for name, each in card.sources.items()
         if (form := each.get("form"))
     ]
@@ -255,7 +256,7 @@ def _lengths(card: Card) -> list[str]:
     return [
         f"## Tokens per row, with the tokenizer {tokens['name']}",
         f"{tokens['counted']:,} rows were counted. The mean is {tokens['mean']:,.0f} tokens, and the longest row has "
-        f"{tokens['most']:,}. {tokens['over']:.1%} of the rows have more than {tokens['limit']:,}.",
+        f"{tokens['most']:,}. {percent(tokens['over'])} of the rows have more than {tokens['limit']:,}.",
         _table(["tokens", "rows"], rows),
     ]
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rstar2.eval.progress import Progress
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from rstar2.eval.plan import EvalPlan
@@ -121,7 +122,7 @@ def _facts(progress: Progress) -> list[str]:
     ]
     if progress.accuracy is not None and progress.interval is not None:
         low, high = progress.interval
-        facts.append(f"avg@n so far {100 * progress.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}]")
+        facts.append(f"avg so far {percent(progress.accuracy)} (95 %: {100 * low:.1f} – {100 * high:.1f})")
     return facts
 
 

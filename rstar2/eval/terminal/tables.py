@@ -20,6 +20,7 @@ from rstar2.eval.grader.outcomes import LABELS, Missed
 from rstar2.eval.quoted import beside_paper
 from rstar2.eval.run import EvalResult
 from rstar2.retry import causes_text
+from rstar2.terminal import percent
 
 
 def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:
@@ -71,7 +72,7 @@ def _fits(table: Table, console: Console) -> bool:
 
 _IN_A_ROW = {
     "avg@n": "avg@n",
-    "  95 % clustered by problem": "95 %",
+    "  95 %, over problems": "95 %",
     "problems × samples": "samples",
     "mean tokens": "tokens",
     "calls per sample": "calls",
@@ -83,8 +84,8 @@ _IN_A_ROW = {
 def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Table:
     table = _table(
         Column("", overflow="fold"),
-        caption="avg@n: share of correct samples, averaged over problems, with its 95 % interval. samples: problems × "
-        "samples of each. tokens, calls: mean of a sample. failed: share of all tool calls.",
+        caption="avg@n: share of correct samples, averaged over problems, with its 95 % interval over problems. "
+        "samples: problems × samples of each. tokens, calls: mean of a sample. failed: share of all tool calls.",
     )
     for heading in _IN_A_ROW.values():
         table.add_column(heading, justify="right", no_wrap=True)
@@ -99,8 +100,8 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         return {"samples": "0"}
     lines = {
         "avg@n": percent(summary["accuracy"]),
-        "  95 % clustered by problem": interval(summary["interval_clustered"]),
-        "  95 % run-to-run": interval(summary["interval_run_to_run"]),
+        "  95 %, over problems": interval(summary["interval_clustered"]),
+        "  95 %, over repeats": interval(summary["interval_run_to_run"]),
         "maj@n": percent(summary["maj@n"]),
     }
     lines |= {f"pass@{k}": percent(value) for k, value in summary["pass@k"].items() if k != "1"}
@@ -116,7 +117,7 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         "samples not verified": percent(summary["could_not_verify_share"]),
         **{f"  {LABELS[why]}": f"{causes[why]:,}" for why in get_args(Missed) if why in causes},
         "mean tokens": f"{summary['mean_tokens']:,.0f}",
-        "p95 tokens": f"{summary['p95_tokens']:,.0f}",
+        "tokens, 95th percentile": f"{summary['p95_tokens']:,.0f}",
         "calls per sample": f"{summary['calls_per_trace']:.2f}",
         "failed calls": percent(summary["failed_call_ratio"]),
         "failed calls in correct samples": percent(summary["failed_call_ratio_correct"]),
@@ -193,10 +194,6 @@ def problems_table(result: EvalResult) -> Table:
             escape(row["gold"] or ""),
         )
     return table
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def interval(bounds: Sequence[float]) -> str:

@@ -13,6 +13,7 @@ from rstar2.data.filters.settings import Agreement
 from rstar2.eval.run import EvalResult
 from rstar2.eval.terminal.live import LiveView
 from rstar2.eval.terminal.tables import problems_table, result_tables, settings_lines
+from rstar2.terminal import percent
 
 if TYPE_CHECKING:
     from rstar2.eval.plan import EvalPlan
@@ -85,7 +86,7 @@ class AgreementView(LiveView):
             whole = "" if result.complete else " so far"
             self.out.print(
                 f"{agreed:,} of {_problems(len(result.per_problem))}{whole} have the label's answer in at "
-                f"least {least:.1%} of their samples. To keep only these problems: --agree {folder}",
+                f"least {percent(least)} of their samples. To keep only these problems: --agree {folder}",
                 markup=False,
                 soft_wrap=True,
             )

@@ -98,6 +98,7 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
         "restarts": restarts,
         "isolation": weakest_isolation(live),
         "exceptions": sorted({sentence for worker in live for sentence in worker.get("exceptions", ())}),
+        "recent_programs": len(recent),
         "queue_time": quantiles([queue_s for queue_s, _ in recent]),
         "run_time": quantiles([wall_s for _, wall_s in recent]),
         "workers": workers,

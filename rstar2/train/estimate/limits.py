@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rstar2.judge.schema import MAX_WAIT_S
 from rstar2.model_shape import ModelShape
+from rstar2.terminal import percent
 from rstar2.train.estimate.memory import MASTER
 from rstar2.train.estimate.work import Assumptions, Disk, Judge, Saving, Step
 from rstar2.train.recipe import Hardware, StageRecipe
@@ -102,7 +103,7 @@ def _saving_warnings(recipe: StageRecipe, saving: Saving) -> Iterator[str]:
     share = saving.save_s / (saving.save_s + saving.steps_between * saving.step_s)
     if share > _MOST_SAVING_SHARE:
         yield (
-            f"saving checkpoints takes {share:.0%} of the time ({saving.save_s:,.0f} s each): raise "
+            f"saving checkpoints takes {percent(share, 0)} of the time ({saving.save_s:,.0f} s each): raise "
             f"checkpoint.every_minutes = {recipe.checkpoint.every_minutes:g} or checkpoint.every = "
             f"{recipe.checkpoint.every}"
         )

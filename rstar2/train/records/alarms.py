@@ -20,6 +20,7 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.eval.grader.outcomes import LABELS, UNDECIDED
 from rstar2.files import LineWriter, whole_lines
+from rstar2.terminal import percent
 from rstar2.train.records.raw_metrics import FailureKind
 from rstar2.train.records.steps import held_out_accuracy
 
@@ -228,10 +229,10 @@ def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Al
     shares = (
         (reason, sum(step[f"rstar2/answers/{reason}"] for step in last) / len(last)) for reason in UNDECIDED
     )
-    causes = ", ".join(f"{LABELS[reason]} {each:.1%}" for reason, each in shares if each)
+    causes = ", ".join(f"{LABELS[reason]} {percent(each)}" for reason, each in shares if each)
     yield Alarm(
         "undecided",
-        f"the grader could not decide {share:.1%} of the answers ({causes}), which therefore earn no reward: read "
+        f"the grader could not decide {percent(share)} of the answers ({causes}), which therefore earn no reward: read "
         "traces with these rules, and end the run if the model writes such answers on purpose (alarms.undecided)",
     )
 
@@ -304,8 +305,8 @@ def _unsolved(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None
         return None
     return Alarm(
         "unsolved",
-        f"the share of problems that no rollout solves rose from {min(means):.1%} to {means[-1]:.1%}, and the pass "
-        "rate may fall soon: keep the last checkpoint, and try a lower optim.lr (alarms.unsolved_rise)",
+        f"the share of problems that no rollout solves rose from {percent(min(means))} to {percent(means[-1])}, and "
+        "the pass rate may fall soon: keep the last checkpoint, and try a lower optim.lr (alarms.unsolved_rise)",
     )
 
 
@@ -339,7 +340,9 @@ def _truncation(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | No
     last = _mean(steps, "rstar2/truncated", len(steps), settings.window)
     if last is None or last < settings.truncated:
         return None
-    return Alarm("truncation", f"{last:.0%} of the rollouts end at the token budget (alarms.truncated)")
+    return Alarm(
+        "truncation", f"{percent(last, 0)} of the rollouts end at the token budget (alarms.truncated)"
+    )
 
 
 def _reward(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
@@ -347,5 +350,6 @@ def _reward(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
     if not means or max(means) - means[-1] < settings.reward_fall:
         return None
     return Alarm(
-        "reward", f"the pass rate fell from {max(means):.1%} to {means[-1]:.1%} (alarms.reward_fall)"
+        "reward",
+        f"the pass rate fell from {percent(max(means))} to {percent(means[-1])} (alarms.reward_fall)",
     )

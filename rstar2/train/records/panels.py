@@ -28,6 +28,8 @@ class Panel:
     """For each curve its column and its label."""
     usual: str = ""
     """The usual range of the values, and its source."""
+    measure: str = ""
+    """What the values are, in a few words before them in `rstar2 watch`. Empty if the labels say it."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
         """Returns the label and the points (step, value) of each curve.
@@ -61,6 +63,7 @@ PANELS = (
         "of the rollouts with a verdict",
         "share",
         tuple((f"answers_{reason}", LABELS[reason]) for reason in MISSED if reason not in UNDECIDED),
+        measure="share of rollouts",
     ),
     Panel(
         "undecided",
@@ -73,6 +76,7 @@ PANELS = (
             ("held_out_undecided", "of held-out problems"),
         ),
         "0",
+        measure="share of rollouts",
     ),
     Panel(
         "failed calls",
@@ -81,6 +85,7 @@ PANELS = (
         "share",
         (("failed_calls", "all"), ("kept_failed_calls", "kept")),
         "10 to 15 % under plain GRPO, less and falling under RoC (the paper's figure 4)",
+        measure="in correct rollouts",
     ),
     Panel(
         "repairs",
@@ -93,6 +98,7 @@ PANELS = (
             ("recoveries_repaired", "a right call, in extra rollouts"),
             ("recoveries_correct", "a correct answer, in extra rollouts"),
         ),
+        measure="after a failed call",
     ),
     Panel(
         "penalties",
@@ -106,6 +112,7 @@ PANELS = (
             ("kept_p_format", "p_format, kept"),
             ("penalty", "for length and turns, all"),
         ),
+        measure="of correct rollouts",
     ),
     Panel(
         "rollouts",
@@ -125,6 +132,8 @@ PANELS = (
         "of the groups",
         "share",
         (("mixed_groups", "rewards differ"), ("dropped_groups", "not trained on")),
+        "not trained on: up to 70 % late in stage 2 (the paper)",
+        measure="share of groups",
     ),
     Panel(
         "problems",
@@ -140,6 +149,7 @@ PANELS = (
         "number",
         (("problems_prediction_error", "mean error"), ("problems_prediction_correlation", "correlation")),
         "by chance alone, the error of a group of 8 with a pass rate of 0.5 is 0.14",
+        measure="pass rates",
     ),
     Panel(
         "no verdict",
@@ -154,14 +164,16 @@ PANELS = (
             ("held_out_left_out", "of held-out problems"),
         ),
         "0",
+        measure="rollouts",
     ),
     Panel(
-        "kinds",
+        "kinds of failure",
         "Failed calls by kind",
         "of all calls",
         "share",
         tuple((f"calls_{status}", status.replace("_", " ")) for status in FAILURES),
         "error 10 to 30 % at first, then falling; every other kind below 3 % (the demo's runs)",
+        measure="share of calls",
     ),
     Panel(
         "calls",
@@ -170,14 +182,16 @@ PANELS = (
         "number",
         (("calls", "all finished rollouts"),),
         "steady or slowly falling; near 0 the policy answers without the tool",
+        measure="per rollout",
     ),
     Panel(
-        "no signal",
-        "Problems that teach nothing",
-        "of the problems",
+        "unsolved",
+        "Problems that no rollout solves",
+        "of the problems with a verdict",
         "share",
-        (("dropped_groups", "not trained on"), ("unsolved_groups", "solved by no rollout")),
-        "not trained on: up to 70 % late in stage 2 (the paper); solved by no rollout: falling",
+        (("unsolved_groups", "solved by no rollout"),),
+        "falling; if it grows, the policy loses what it could do",
+        measure="share of problems",
     ),
     Panel(
         "information",
@@ -186,6 +200,7 @@ PANELS = (
         "number",
         (("information", "openings of rollouts with a verdict"),),
         "steady; near 0, all problems get the same text",
+        measure="nats per token",
     ),
     Panel(
         "gradient",
@@ -193,8 +208,16 @@ PANELS = (
         "norm before clipping",
         "number",
         (("grad_norm", "norm, kept"),),
+        measure="norm",
     ),
-    Panel("length", "Length", "tokens", "count", (("tokens", "mean"), ("tokens_max", "longest"))),
+    Panel(
+        "length",
+        "Length",
+        "tokens",
+        "count",
+        (("tokens", "mean"), ("tokens_max", "longest")),
+        measure="tokens",
+    ),
     Panel(
         "truncated",
         "Truncated rollouts",
@@ -202,8 +225,16 @@ PANELS = (
         "share",
         (("truncated", "by the token budget"), ("bad_calls_ends", "by failed calls in a row")),
         "up to 10 % at times in stage 1 (the paper)",
+        measure="share of rollouts",
     ),
-    Panel("entropy", "Entropy in kept rollouts", "nats per token", "number", (("entropy", "entropy, kept"),)),
+    Panel(
+        "entropy",
+        "Entropy in kept rollouts",
+        "nats per token",
+        "number",
+        (("entropy", "entropy, kept"),),
+        measure="nats per token",
+    ),
     Panel(
         "mismatch",
         "Mismatch of engine and trainer in kept rollouts",
@@ -211,6 +242,7 @@ PANELS = (
         "number",
         (("mismatch_kl", "mismatch KL, kept"), ("mismatch_k3", "never negative (k3), kept")),
         "below 0.01; if it is higher, set algorithm.correction",
+        measure="nats per token",
     ),
     Panel(
         "no weight",
@@ -219,13 +251,22 @@ PANELS = (
         "share",
         (("without_weight", "left out"),),
         "below 1 %; if it is higher, engine and trainer differ too much",
+        measure="share of kept tokens",
     ),
-    Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),
+    Panel(
+        "judge",
+        "Judge",
+        "seconds per call",
+        "seconds",
+        (("call_s", "mean"), ("slowest_call_s", "slowest")),
+        measure="seconds per call",
+    ),
     Panel(
         "time",
         "Time of a step",
         "of the step",
         "share",
         tuple((f"share_{part}", part) for part in ("rollout", "tools", "update", "checkpoint", "waiting")),
+        measure="share of the step",
     ),
 )

@@ -584,7 +584,7 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
         **{"turns": 240, "demanded_turns": 120 + 2 * chosen, "compliant_turns": 60 + 2 * chosen},
         **{"unlearnt_turns": 0, "lost_thoughts": 0, "mixed": 0},
     }
-    assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "half/card.md").read_text()
+    assert f"| it | 50 % | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "half/card.md").read_text()
     shown = form_by_source(open_prepared(tmp_path / "half"), format_texts(default_format()))["it"]
     assert shown == {key: forms["half"][key] for key in shown}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from rich.console import Console
 
 from rstar2.eval.compare import Comparison, Pair, ScoreDifference
+from rstar2.eval.progress import Progress
 from rstar2.eval.results import Row, summarise
 from rstar2.eval.run import EvalResult
 from rstar2.eval.terminal.tables import (
@@ -17,7 +19,9 @@ from rstar2.eval.terminal.tables import (
     score_differences_table,
     scores_table,
     summaries_table,
+    summary_lines,
 )
+from rstar2.eval.terminal.views import AgreementView
 
 
 def summary(accuracy: float, **scores: tuple[float, float, float]) -> dict[str, Any]:
@@ -82,6 +86,25 @@ def test_there_is_no_table_where_the_paper_has_no_number() -> None:
     # A part of it, other problems under its name, or the oracle's answers.
     for other in ({"accuracy": None, "samples": 0}, summary(0.5) | {"as_published": False}):
         assert paper_table([("aime24", other)]) is None
+
+
+def test_intervals_and_percentiles_say_what_they_are() -> None:
+    rows = [Row(str(number), 0, "correct", "1", "answer", 7, 0, 0, 0, "", None, None) for number in range(9)]
+    lines = summary_lines(summarise({row.problem_id: [row] for row in rows}))
+    assert lines["tokens, 95th percentile"] == "7"
+    assert {"  95 %, over problems", "  95 %, over repeats"} <= set(lines)
+
+
+def test_the_average_so_far_has_its_interval() -> None:
+    progress = Progress(
+        done=10, total=20, resumed=0, correct=9, problems_done=10, problems=20, in_flight=2, tokens=0,
+        tokens_per_s=0.0, calls_per_s=0.0, accuracy=0.9, interval=(0.708, 1.0), eta_s=None, trouble=None,
+        outages=[],
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=200)
+    AgreementView(console, console)(progress)
+    assert isinstance(console.file, io.StringIO)
+    assert "avg so far 90.0 % (95 %: 70.8 – 100.0)" in console.file.getvalue()
 
 
 def test_scores_are_listed_with_their_intervals() -> None:

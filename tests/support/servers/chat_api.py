@@ -21,6 +21,8 @@ class ChatEndpoint:
         self.key = key
         self.url = ""
         self.asked: list[dict[str, Any]] = []
+        self.usage: dict[str, int] = {}
+        """The token counts that end each reply; empty for an endpoint that counts none."""
         self.refuses_tools = ""
         """The error message for a request with `tools`; empty if they are taken."""
         self.owned_by = "someone"
@@ -58,6 +60,8 @@ class ChatEndpoint:
         for delta, end in [*((delta, None) for delta in deltas), ({}, finish)]:
             choice = {"index": 0, "delta": delta, "finish_reason": end}
             yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
+        if self.usage:
+            yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [], 'usage': self.usage})}\n\n"
         yield "data: [DONE]\n\n"
 
 

@@ -50,9 +50,13 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
         (
             "truncation",
             {"truncated": 0.5},
-            r"2\d% of the rollouts end at the token budget \(alarms.truncated\)",
+            r"2\d % of the rollouts end at the token budget \(alarms.truncated\)",
         ),
-        ("reward", {"pass_rate": 0.1}, r"the pass rate fell from \d+.\d% to \d+.\d% \(alarms.reward_fall\)"),
+        (
+            "reward",
+            {"pass_rate": 0.1},
+            r"the pass rate fell from \d+.\d % to \d+.\d % \(alarms.reward_fall\)",
+        ),
         (
             "information",
             {"information": 0.2},
@@ -183,7 +187,7 @@ def test_answers_that_the_grader_could_not_decide_are_told_from_the_first_step_o
     for number, step in enumerate(steps, 1):
         recorder.on_step(number, step)
     assert warned == [
-        "step 1: the grader could not decide 3.0% of the answers (deadline 2.0%, fault of the grader 1.0%), which "
+        "step 1: the grader could not decide 3.0 % of the answers (deadline 2.0 %, fault of the grader 1.0 %), which "
         "therefore earn no reward: read traces with these rules, and end the run if the model writes such answers on "
         "purpose (alarms.undecided)"
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
 from rstar2.machine import GIB, gpu_driver, gpu_names, memory_bytes, usable_cores
+from rstar2.terminal import percent
 
 PACKAGES = (
     "torch",
@@ -102,7 +103,7 @@ def _check_gpu(settings: Settings, seen: Measured, torch: Any) -> None:
     seen.add("error of a product in bf16", error)
     if not error < MOST_ERROR:
         raise CheckFailed(
-            f"a product in bf16 on the GPU is off by {error:.1%}",
+            f"a product in bf16 on the GPU is off by {percent(error)}",
             "This build of torch does not fit the GPU, or the GPU is damaged.",
             seen,
         )

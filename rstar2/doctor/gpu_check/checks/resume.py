@@ -12,6 +12,7 @@ from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, 
 from rstar2.doctor.gpu_check.checks import rl
 from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
+from rstar2.terminal import percent
 
 MOST_OFF = 1e-3
 """Largest relative error of a tensor's norm."""
@@ -43,7 +44,7 @@ def run(settings: Settings) -> Measured:
         wrong.append(f"after the checkpoint of step {before} it ran the steps {sorted(steps)}")
     if not off <= MOST_OFF:
         wrong.append(
-            f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {off:.1%}"
+            f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {percent(off)}"
         )
     if wrong:
         raise CheckFailed("; ".join(wrong), "Keep the run (--keep), and report it with its logs.", seen)
