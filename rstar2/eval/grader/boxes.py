@@ -39,7 +39,7 @@ _FORMULA_AFTER = re.compile(
 )
 _DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _OPERATOR_BEFORE, _OPERATOR_AFTER = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
-"""Operators directly before and after a box. They count if box and operator are in one formula."""
+"""Operators directly before and after a box. An operator counts if the box and the operator are in one formula."""
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
@@ -72,17 +72,17 @@ class Box:
     content: str
     """The answer in the box; empty if all boxes are empty or denied."""
     start: int
-    """The index of its first character in the text."""
+    """The index of the first character of the box in the text."""
     end: int
-    """The index after its last character."""
+    """The index after the last character of the box."""
     closed: bool = True
-    """Whether it is valid LaTeX: it has its backslash, and its last brace is closed."""
+    """Whether the box is valid LaTeX: the backslash is there, and the last brace is closed."""
     whole: bool = True
-    """Whether it is an answer by itself, rather than part of a formula such as \\boxed{3}^2 or -\\boxed{3}."""
+    """Whether the box is an answer by itself, rather than part of a formula such as \\boxed{3}^2 or -\\boxed{3}."""
 
 
 def last_box(text: str) -> Box | None:
-    """Returns the last box, or the row of boxes that ends with it. Returns None if there is no box at all."""
+    """Returns the last box, or the row of boxes that ends with the last box. Returns None if the text has no box."""
     starts = list(BOX.finditer(text))[-20:]
     empty = Box("", len(text), len(text))
     if not starts:
@@ -130,13 +130,13 @@ def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
 
 
 def _noun_in(gap: str, pattern: re.Pattern[str]) -> str:
-    """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
+    """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; the empty string if no noun follows the box."""
     noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
     return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""
 
 
 def _side_by_side(gap: str) -> bool:
-    """Whether the text between two boxes only separates them."""
+    """Whether the text between two boxes only separates the boxes."""
     if _HEDGE_BETWEEN.fullmatch(gap):
         return True
     listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None

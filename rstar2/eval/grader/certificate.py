@@ -35,13 +35,14 @@ from rstar2.eval.grader.values.points import Point
 Certificate: TypeAlias = dict[str, Any]
 """A fact as JSON-serialisable data, with these keys:
 
-- `rule`, `gold` and `pred`: the rule and the two answers, or parts of them, that it finds equal.
-- `because`: the facts that this one follows from.
-- `points`: for equal values, points at which they agree.
+- `rule`, `gold` and `pred`: the rule and the two answers, or parts of them, that the rule finds equal.
+- `because`: the facts that this fact follows from.
+- `points`: for equal values, points at which the two values agree.
 - `reading`: for equal values, whether a degree sign is π/180, a percent sign is 1/100, and a `logarithm` without a base
   is natural.
 - `replaced`: the expressions that replaced letters of the prediction, if any.
-- `name`: the name before a value, if it was dropped. Numbers that dots in it leave out are filled in.
+- `name`: the name before a value, if the comparison dropped that name. Numbers that dots in the name leave out are
+  filled in.
 - `letters`: only in the first fact: the kinds of numbers that each answer states for its letters.
 """
 _INFINITY = Symbol("infinity")
@@ -67,16 +68,17 @@ class Fact:
     """The parsed answer or part, or text that needs no parsing."""
     pred: Node | str
     because: tuple[Fact, ...] = ()
-    """The facts that this one follows from: about parts of the two, or about rewritten forms of them."""
+    """The facts that this fact follows from: about parts of the two answers, or about rewritten forms of the
+    answers."""
     identity: Identity | None = None
     """The evidence that the values of two expressions are equal."""
     letters: tuple[tuple[str, Node], ...] = ()
-    """The expressions that replace letters of the prediction in the fact that this one follows from."""
+    """The expressions that replace letters of the prediction in the fact that this fact follows from."""
     name: Node | None = None
-    """The name before a value, if it was dropped."""
+    """The name before a value, if the comparison dropped that name."""
 
     def certificate(self) -> Certificate:
-        """Returns a fact about whole answers as plain data, with all facts that it follows from."""
+        """Returns a fact about whole answers as plain data, with all facts that the returned fact follows from."""
         return self._data() | {"letters": [letter_kinds(self.gold), letter_kinds(self.pred)]}
 
     def _data(self) -> Certificate:

@@ -1,7 +1,7 @@
 r"""Extracts the answer from a model's final turn.
 
-If the turn has an `<answer>` with content, only the last one is searched, otherwise the whole turn. The first of these
-that exists is the answer:
+If the turn has an `<answer>` with content, only the last `<answer>` is searched, otherwise the whole turn. The answer
+is the first item of this list that exists:
 
 1. the last `\boxed{}`, unless a later `final answer` phrase states another answer;
 2. the whole text, if it is short and reads as mathematics or as a number with a few words;
@@ -44,7 +44,7 @@ _STATED_IN_BOX = re.compile(
     r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
     re.IGNORECASE,
 )
-"""Words before an answer in a box, as in \\text{The answer is } 42. After a number or an operator, they may name
+"""Words before an answer in a box, as in \\text{The answer is } 42. After a number or an operator, such words may name
 another value, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
@@ -61,7 +61,7 @@ _QUANTITY = re.compile(
     r"[-+$]?\d[\d.,/]*(?:st|nd|rd|th)?\s*(?!(?:is|are|was|were|because|since|as|so|if|when|and|or)\b)"
     r"\(?[A-Za-z]+(?:[ -][A-Za-z]+){0,3}\)?[.!]?"
 )
-"""A number and a few words after it. Together they are the answer: `54 quadrillion` is not 54."""
+"""A number and a few words after it. The number and the words together are the answer: `54 quadrillion` is not 54."""
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
@@ -88,12 +88,12 @@ _GIVES_UP = re.compile(
     r" (?:solve|answer|find|determine|figure|compute|do)|I (?:do not|don't) know|no idea|gave up|give up)\b",
     re.IGNORECASE,
 )
-"""Words that give up. A number before them is not an answer."""
+"""Words that give up. A number before words that give up is not an answer."""
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the answer that the final turn of an output states, or None if it states none.
+    """Returns the answer that the final turn of an output states, or None if the turn states no answer.
 
     A bare answer is returned as it is.
     """
@@ -169,7 +169,7 @@ def _with_alternative(text: str, start: int, answer: str) -> str:
 
 
 def _stated(pattern: re.Pattern[str], text: str) -> str | None:
-    """The answer after the last words that announce one. None if no words do."""
+    """The answer after the last words that announce an answer. None if no words announce an answer."""
     last = _last_match(pattern, text)
     return None if last is None else _from_sentence(text[last.end() :])
 
@@ -196,7 +196,7 @@ def _from_sentence(text: str) -> str | None:
 
 
 def _formula_at(text: str) -> int:
-    """The end of the formula that a text begins with; 0 if it does not begin with one."""
+    """The end of the formula that a text begins with; 0 if the text does not begin with a formula."""
     opening = _OPENING.match(text)
     if opening is None:
         return 0

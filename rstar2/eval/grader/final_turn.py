@@ -48,7 +48,7 @@ _OUTPUT_MARK = re.compile(
 _OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
-"""Bold text in Markdown. Its stars are not powers."""
+"""Bold text in Markdown. The stars of bold text are not powers."""
 _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
 """The beginning of a quote or a list item in Markdown."""
 
@@ -82,8 +82,9 @@ def ended_by_server(output: str) -> str:
     """Returns a turn from a server that returns only text, with its last box readable by `last_turn`.
 
     Such a server has split the turns itself, so an end-of-turn mark inside the text was written by the model. If such a
-    mark would hide the last box, the marks are removed. Otherwise the text is returned as it is: some servers leave
-    marks at the end of a turn or between channels, and those are read as in any other output.
+    mark would hide the last box, the marks are removed. If no mark would hide the last box, the text is returned as it
+    is: some servers leave marks at the end of a turn or between channels, and such marks are read as in any other
+    output.
     """
     mark = _END_OF_TURN.search(output)
     box = last_box(output[mark.end() :]) if mark else None
@@ -94,7 +95,7 @@ def ended_by_server(output: str) -> str:
 
 
 def _up_to_its_end(turn: str) -> str:
-    """A turn up to its end-of-turn token. Such tokens before any text are skipped."""
+    """A turn up to its end-of-turn token. End-of-turn tokens before any text are skipped."""
     end = _END_OF_TURN.search(turn)
     while end is not None and not turn[: end.start()].strip():
         turn = turn[end.end() :]
@@ -105,7 +106,7 @@ def _up_to_its_end(turn: str) -> str:
 def _without_tool_output(turn: str) -> str:
     """The text of the model after the last tool output or, if there is none, before the first one.
 
-    Text between two outputs is dropped, because an output may itself contain such marks.
+    Text between two outputs is dropped, because a tool output may itself contain the marks of tool outputs.
     """
     outputs = list(_tool_outputs(turn))
     if not outputs:
@@ -115,7 +116,7 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """The text after the last closing brace without an opening one, such as that of a box around tool output."""
+    """The text after the last closing brace without an opening brace, such as the closing brace of a box around tool output."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1
@@ -127,9 +128,9 @@ def _after_cut_group(text: str) -> str:
 def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
     """The start and the end of each tool output of a turn.
 
-    An output that is never closed extends to the end of the turn. A closing mark without an opening one also ends an
-    output: either the previous one, whose text held a closing mark, or one that began before the turn. Nested outputs
-    of one kind have to be closed one by one.
+    An output that is never closed extends to the end of the turn. A closing mark without an opening mark also ends an
+    output: either the previous output, whose text held a closing mark, or an output that began before the turn. Nested
+    outputs of one kind have to be closed one by one.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False
@@ -156,7 +157,10 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 
 
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
-    """The kind of output that a mark opens, and the kind that it closes. Both are None for a fence around code."""
+    """The kind of output that a mark opens, and the kind that the mark closes.
+
+    Both kinds are None for a fence around code.
+    """
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)
     if mark["deepseek"]:

@@ -63,18 +63,21 @@ class Verdict:
 
     verdict: VerdictName
     """The result. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and differs.
-    `unparsed`: the output has no answer, or the two could not be compared. `timeout`: the deadline passed. `invalid`:
-    the gold answer is missing or unusable."""
+    `unparsed`: the output has no answer, or the answer and the gold answer could not be compared. `timeout`: the
+    deadline passed. `invalid`: the gold answer is missing or unusable."""
     extracted: str | None
-    """The answer in the model's output; None if there is none."""
+    """The answer in the model's output; None if the output has no answer."""
     rule: str
     """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
-    """Why a correct answer is correct, as data for `verify.verify`. None for other verdicts."""
+    """Why a correct answer is correct, as data for `verify.verify`. None if the verdict is not `correct`."""
 
     @property
     def correct(self) -> bool:
-        """Whether the answer equals the gold answer. Only then is the reward 1.0."""
+        """Whether the answer equals the gold answer.
+
+        The reward is 1.0 only for an answer that equals the gold answer.
+        """
         return self.verdict == "correct"
 
     @property
@@ -91,7 +94,8 @@ PREVENTED = (POOL_CLOSED, WORKER_STUCK)
 """Rules of verdicts that the answer did not cause."""
 
 AnswerValue = str | int | float | None
-"""A gold answer or a model's output. A number is graded as its text; None means that there is none."""
+"""A gold answer or a model's output. A number is graded as its text; None means that the gold answer or the output is
+missing."""
 
 
 def as_text(value: AnswerValue) -> str | None:
@@ -102,9 +106,9 @@ def as_text(value: AnswerValue) -> str | None:
 def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
     """Grades a model's output, or a bare answer, against the gold answer.
 
-    Runs in this process, without a deadline; its work is limited by a budget instead. Never raises an exception.
-    Limits, integrals, and sums that are too long to add up are not computed. They count as
-    equal only if all of their parts are equal.
+    Runs in this process, without a deadline; the work of the grading is limited by a budget instead. `grade` never
+    raises an exception. Limits, integrals, and sums that are too long to add up are not computed. Two such expressions
+    count as equal only if all of their parts are equal.
 
     Args:
         gold: The gold answer, alone or in a worked solution.
@@ -130,7 +134,7 @@ def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
 def gold_fault(gold: AnswerValue) -> str | None:
     """Returns why no output can be graded correct against a gold answer.
 
-    Returns None if the gold answer is usable: put into a box, it is graded correct against itself.
+    Returns None if the gold answer is usable: put into a box, a usable gold answer is graded correct against itself.
     """
     text = as_text(gold)
     if text is None or not text.strip():
@@ -188,9 +192,9 @@ def _is_percent(node: Node) -> bool:
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """Returns the verdict of `grade` if it takes well under a millisecond, else None.
+    """Returns the verdict of `grade` if the grading takes well under a millisecond, else None.
 
-    Quick are a missing answer, integers, the same text twice, words, and short sums.
+    Quick to grade are a missing answer, integers, the same text twice, words, and short sums.
     """
     if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
@@ -213,7 +217,8 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
     """The gold answer and the extracted answer, to be compared.
 
-    A verdict instead if one of them is missing, if both are integers, or if their texts are the same.
+    Returns a verdict instead if an answer is missing, if both answers are integers, or if the texts of the answers are
+    the same.
     """
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
@@ -249,7 +254,7 @@ def _has_several_values(node: Node) -> bool:
 def _choice_letter(text: str) -> str | None:
     """The letter of a multiple-choice answer: B, (B), Option B, or an option with its text, as in \\textbf{(B)}\\ 15.
 
-    None for any other answer.
+    None if the answer does not name an option.
     """
     bare = _SPACING.sub(" ", _TEXT_COMMAND.sub(r"\1", text)).strip()
     letter = _LETTER.fullmatch(bare)
@@ -262,7 +267,7 @@ def _choice_letter(text: str) -> str | None:
 
 
 def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
-    """The best verdict over all pairs of readings. It is `wrong` only if every pair is known to differ."""
+    """The best verdict over all pairs of readings. The verdict is `wrong` only if every pair is known to differ."""
     rule, doubt = "", ""
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):

@@ -41,7 +41,7 @@ _CHANGED = re.compile(
     r"|(?:in|to) (?:base|binary|octal|hex\w*)\b)",
     re.IGNORECASE,
 )
-"""Words after a number that change it, as in `5 and a half`."""
+"""Words after a number that change the number, as in `5 and a half`."""
 _WORDS_AFTER = re.compile(r"(?: |\\[ ,;:]|~)*\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
 _WORD_AT_END = re.compile(r" ([a-z][a-z-]+)(?=[.,;!?\n]|\s*$)")
 _AT_END = name_set("""
@@ -54,7 +54,7 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
 
 
 def number_at(text: str, start: int, end: int) -> str | None:
-    """Returns the number at text[start:end] with its sign and scale, or the expression that it is part of.
+    """Returns the number at text[start:end] with its sign and scale, or the expression that the number is part of.
 
     Returns None if words beside the number change it, or if the expression cannot be parsed.
     """

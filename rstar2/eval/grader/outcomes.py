@@ -1,8 +1,8 @@
 """Reasons why an answer is not correct: wrong, missing, not understood, or not decided by the grader.
 
 Training and evaluations count these reasons separately. An answer that the grader could not decide earns no reward,
-because a model could provoke that on purpose. Such an answer may be right: the reason is a limit or a fault of the
-grader.
+because a model could provoke an undecided grading on purpose. An undecided answer may be right: the reason is a limit
+or a fault of the grader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from rstar2.eval.grader.grading import INTERNAL_ERROR, PREVENTED, WORKER_ENDED
 
 Missed = Literal["wrong", "no_answer", "not_understood", "deadline", "work", "fault", "invalid"]
-"""Why an answer is not correct. wrong: it differs from the gold answer. no_answer: the output has no answer.
+"""Why an answer is not correct. wrong: the answer differs from the gold answer. no_answer: the output has no answer.
 not_understood: the answer could not be parsed, or no rule compares it. deadline: grading used up its CPU time. work:
 comparing the answers takes more work than the grader allows. fault: an error in the grader. invalid: the gold answer
 cannot be used, or the scorer of a benchmark gave no verdict."""

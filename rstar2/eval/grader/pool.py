@@ -1,8 +1,8 @@
-"""A pool of grading processes that can be killed. It may be used from any thread.
+"""A pool of grading processes that can be killed. The pool may be used from any thread.
 
-Most gradings compare two integers, the same text twice or a few short fractions. Those are decided in the caller's
-process, in well under a millisecond, by the same rules. All others go to a worker with limited CPU time, so that no
-model output can hang or exhaust the caller.
+Most gradings compare two integers, the same text twice or a few short fractions. Such simple gradings are decided in
+the caller's process, in well under a millisecond, by the rules of the workers. All other gradings go to a worker with
+limited CPU time, so that no model output can hang or exhaust the caller.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rstar2.eval.grader.values.secret import secret
 WALL_FACTOR = 30.0
 """A worker is stuck if it has not answered after this many times its CPU deadline, in wall time."""
 LEAST_WALL_S = 300.0
-"""The shortest limit of wall time. It includes the start of the worker, which is slow on a busy machine."""
+"""The shortest limit of wall time. The wall time includes the start of the worker, which is slow on a busy machine."""
 _END_S = 60.0
 """The time to wait for the end of a process that was killed or has closed its output."""
 _PIPE_BYTES = 1 << 16
@@ -50,7 +50,10 @@ log = logging.getLogger(__name__)
 
 
 def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """The verdict of `grade_quickly`. An error in its code is logged and becomes a verdict, as in a worker."""
+    """The verdict of `grade_quickly`.
+
+    An error in the code of `grade_quickly` is logged and becomes a verdict, as in a worker.
+    """
     try:
         return grade_quickly(gold, pred)
     except Exception:
@@ -70,7 +73,7 @@ class _Stopped(Exception):
 
 
 class _Worker:
-    """A child process and its two pipes. Only one thread at a time uses it."""
+    """A child process and its two pipes. Only one thread at a time uses a worker."""
 
     def __init__(self, timeout_s: float) -> None:
         self._wall_s = max(WALL_FACTOR * timeout_s, LEAST_WALL_S)
@@ -99,7 +102,7 @@ class _Worker:
         return Verdict(verdict, extracted, rule, certificate)
 
     def stop(self) -> None:
-        """Kills the process. A thread that waits for its answer gets _Stopped."""
+        """Kills the process. A thread that waits for an answer of the process gets _Stopped."""
         self._process.kill()
         with self._busy:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -109,7 +112,7 @@ class _Worker:
                 pipe.close()
 
     def _exchange(self, request: bytes) -> bytes:
-        """Writes a request and reads the answer, both within one limit of wall time."""
+        """Writes a request and reads the answer, with one limit of wall time for writing and reading together."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self._process.stdin.closed:
@@ -150,16 +153,17 @@ class _Worker:
 
 
 class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
-    """Grades answers in worker processes, with a hard deadline for each grading. It may be used from any thread.
+    """Grades answers in worker processes, with a hard deadline for each grading. The pool may be used from any thread.
 
-    Use it as a context manager; the processes end with it. A grading that passes its deadline gets the verdict
-    `timeout`. If a worker is killed from outside, its answer is graded again by a new worker. `outcomes.missed`
-    distinguishes such verdicts from wrong answers.
+    Use the pool as a context manager; the processes end with the `with` block. A grading that passes its deadline gets
+    the verdict `timeout`. If a worker is killed from outside, its answer is graded again by a new worker.
+    `outcomes.missed` distinguishes verdicts without a decision from wrong answers.
 
     Args:
         workers: The number of processes, and so of gradings that run at once.
-        timeout_s: The CPU time that one grading may use, in seconds. It is measured in the worker, so the verdict does
-            not depend on how busy the machine is. A far larger limit of wall time catches workers that are stuck.
+        timeout_s: The CPU time that one grading may use, in seconds. The CPU time is measured in the worker, so the
+            verdict does not depend on how busy the machine is. A far larger limit of wall time catches workers that are
+            stuck.
 
     Raises:
         ValueError: If `workers` or `timeout_s` is too small.
@@ -199,7 +203,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self._threads.shutdown()
 
     def grade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
-        """Grades one answer, as `grading.grade` does. If the quick rules do not decide, this waits for a worker."""
+        """Grades one answer, as `grading.grade` does. If the quick rules do not decide, the call waits for a worker."""
         gold, pred = as_text(gold), as_text(pred)
         return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 

@@ -1,7 +1,7 @@
 """Reading rules: which part of a model's final turn counts as its answer.
 
-All rules read the same final turn (see `final_turn`), and the comparison with the gold answer is the same for all. A
-rule only selects the part that is graded.
+All rules read the same final turn (see `final_turn`), and the comparison with the gold answer is the same for all
+rules. A rule only selects the part that is graded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rstar2.loop.turns.tags import after_reasoning, find_calls
 ReadingRule = Literal["paper", "boxed", "release", "lenient"]
 """Which part of the final turn is graded. paper: the last box inside the last closed `<answer>` of a finished turn
 (arXiv 2508.20722, section on the reward). boxed: the last box of a finished turn. release: the last box of the turn,
-even if it is not finished, or any answer if it has no box. lenient: any answer (see `extract`)."""
+even of an unfinished turn, or any answer if the turn has no box. lenient: any answer (see `extract`)."""
 
 
 def finished(output: str, ended: bool = True) -> bool:
-    """Whether an output in our tags is finished: it ended by itself, and its final turn has no open tool call.
+    """Whether an output in our tags is finished: the output ended by itself, and its final turn has no open tool call.
 
     `ended` is false if a budget cut the output off.
     """
@@ -27,7 +27,7 @@ def finished(output: str, ended: bool = True) -> bool:
 
 
 def part_to_grade(output: str, rule: ReadingRule, finished: bool) -> str:
-    """Returns the part of an output that counts as its answer under a rule; empty if there is none."""
+    """Returns the part of an output that counts as its answer under a rule; empty if the rule finds no answer."""
     match rule:
         case "paper":
             return _boxed(_answer_block(final_turn(output))) if finished else ""

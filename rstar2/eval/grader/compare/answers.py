@@ -57,11 +57,14 @@ class Outcome:
     rule: str
     """The name of the rule that decided."""
     fact: Fact | None = None
-    """Why they are equal; None if they differ."""
+    """Why the two answers are equal; None if the answers differ."""
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
-    """Compares a prediction with the gold answer. Raises NoValue if it cannot be decided whether they are equal."""
+    """Compares a prediction with the gold answer.
+
+    Raises NoValue if it cannot be decided whether prediction and gold answer are equal.
+    """
     outcome, doubt = Outcome(False, ""), None
     for candidate in one_answer(pred, lambda a, b: _Comparison().same(a, b)):
         answer = candidate if "percent" in functions(gold) else as_share(candidate)
@@ -120,7 +123,8 @@ class _Comparison:
 
     def __init__(self, family: str | None = None) -> None:
         self._family = family
-        """The letter that stands for every integer in both answers, so that k + 1 may replace k; or None."""
+        """The letter that stands for every integer in both answers, so that k + 1 may replace k; None if no letter
+        stands for every integer."""
         self._facts: list[Fact] = []
         """The facts established so far by the comparison in progress."""
 
@@ -129,7 +133,10 @@ class _Comparison:
         return self.compared(a, b).equal
 
     def compared(self, a: Node, b: Node) -> Outcome:
-        """Compares two answers, or parts of answers. Raises NoValue if it cannot be decided whether they are equal."""
+        """Compares two answers, or parts of answers.
+
+        Raises NoValue if it cannot be decided whether the two are equal.
+        """
         kind = _kind(a, b)
         letters = other_arguments(a, b) if kind == "relation" else {}
         if letters:
@@ -224,7 +231,7 @@ class _Comparison:
         return self._same_in_order_only(one, other)
 
     def _same_in_order_only(self, one: Items, other: Items) -> bool:
-        """Whether members are equal in order. Raises NoValue if they are equal in another order."""
+        """Whether members are equal in order. Raises NoValue if the members are equal in another order."""
         if in_order(one, other, self.same):
             return True
         if unordered(one, other, self.same):
@@ -306,7 +313,7 @@ class _Comparison:
         return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
-        """Whether sets with variables in their ends have the same form. Raises NoValue if they are not solved."""
+        """Whether sets with variables in their ends have the same form. Raises NoValue if the sets are not solved."""
         a, b = (
             node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
             for node in (a, b)
@@ -361,7 +368,7 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """The kind as which two answers are compared. It is also the name of the rule that decides."""
+    """The kind as which two answers are compared. The kind is also the name of the rule that decides."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"
@@ -395,9 +402,10 @@ def _kind(a: Node, b: Node) -> str:
 
 
 def _same_texts(a: Node, b: Node) -> bool:
-    """Whether two texts have the same words. Raises NoValue if one is not plain words and they may be the same.
+    """Whether two texts have the same words.
 
-    A text that is too long to be parsed has no words. Two such texts need not be the same.
+    Raises NoValue if a text is not plain words and the two texts may be the same. A text that is too long to be parsed
+    has no words. Two texts that are too long to be parsed need not be the same.
     """
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words and a.words == b.words:
@@ -409,7 +417,7 @@ def _same_texts(a: Node, b: Node) -> bool:
 
 
 def _same_numerals(a: Node, b: Node) -> bool:
-    """Whether numerals are equal. A number without a base never equals one with a base.
+    """Whether numerals are equal. A number without a base never equals a number with a base.
 
     Raises NoValue if the number has the same digits or has letters, which may be digits as in 1a_{16}.
     """
@@ -438,7 +446,7 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """The names of the members if all have one, or the members themselves if all have different units. Else empty."""
+    """The names of the members if all have names, the members themselves if all have different units, else no titles."""
     quantities = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):
         return items

@@ -68,7 +68,8 @@ def is_name(node: Node) -> bool:
 def names_quantity(node: Node) -> bool:
     """Whether a side of an equation only names a quantity: x, AB, NO/BO, P(A), |AB|, sin A, AB + BC or 100m + n.
 
-    2AB, N - 1, AB^2 and √x do not: the problem may ask for AB, N or x, which must still be worked out.
+    2AB, N - 1, AB^2 and √x are not names of a quantity: the problem may ask for AB, N or x, which must still be worked
+    out.
     """
     match node:
         case nodes.Product(factors=parts):
@@ -106,7 +107,7 @@ def names_quantity(node: Node) -> bool:
 def _joins_letters(node: Node) -> bool:
     """Whether an expression combines several letters, without a number as a term or a factor: x^2 + y^2.
 
-    It cannot be solved for one letter, so the problem asks for its value.
+    Such an expression cannot be solved for one letter, so the problem asks for the value of the expression.
     """
     letters = variables(node)
     if len(letters) < 2 or not all(len(name) == 1 or name in GREEK for name in letters):
@@ -133,7 +134,10 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
 
 
 def dropped_name(relation: Node) -> Node | None:
-    """Returns the side of an equation that names its value, with dots written out. Returns None if no side does."""
+    """Returns the side of an equation that names its value, with dots written out.
+
+    Returns None if no side names the value.
+    """
     name, _ = named(relation)
     if not isinstance(relation, nodes.Relation):
         return name
@@ -144,7 +148,10 @@ def dropped_name(relation: Node) -> Node | None:
 
 
 def _written_out(side: Node, value: Node) -> Node | None:
-    """A sum or product such as 1 + 2 + ... + 15 without dots. None if its steps differ, or if it is not `value`."""
+    """A sum or product such as 1 + 2 + ... + 15 without dots.
+
+    None if the steps between the terms differ, or if the sum or product is not `value`.
+    """
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
             place = parts.index(_DOTS)
@@ -168,7 +175,7 @@ def _written_out(side: Node, value: Node) -> Node | None:
 def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
     """The numbers from `first` to `last`, each `ratio` times the previous one plus `step`.
 
-    Empty if `last` is not among the first `_MAX_PARTS` of them.
+    The list is empty if `last` is not among the first `_MAX_PARTS` numbers.
     """
     row = [first]
     while row[-1] != last and len(row) < _MAX_PARTS:
@@ -190,7 +197,7 @@ def _applied(node: Node) -> set[str]:
 
 
 def _has_several_letters(node: Node) -> bool:
-    """Whether it is a sum of several letters without a number as a term, such as a^2 + b^2."""
+    """Whether a node is a sum of several letters without a number as a term, such as a^2 + b^2."""
     if not isinstance(node, nodes.Sum) or any(isinstance(term, nodes.Number) for term in node.terms):
         return False
     return len(variables(node)) > 1
@@ -209,13 +216,16 @@ def _letters(node: Node) -> set[str]:
 
 
 def same_name(a: Node, b: Node) -> bool:
-    """Whether two names are the same or name one function, as y and f(x), or f(x) and f(t). f(2) is not f(5)."""
+    """Whether two names are the same or name one function, as y and f(x), or f(x) and f(t).
+
+    The names f(2) and f(5) are not the same.
+    """
     heads = _function(a), _function(b)
     return a == b or (all(heads) and ("y" in heads or heads[0] == heads[1]))
 
 
 def _function(name: Node) -> str:
-    """The letter of a function of variables, such as f in f(x); empty for other names."""
+    """The letter of a function of variables, such as f in f(x); the empty string for other names."""
     if name == nodes.Symbol("y"):
         return "y"
     if not isinstance(name, nodes.Apply) or len(name.name) != 1:
@@ -226,7 +236,8 @@ def _function(name: Node) -> str:
 def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation gives the value of an expression, as m + n = 33 does.
 
-    2x = 42 does not: it must still be solved. 2x + 2y = 9 + 16 = 25 does: it has several letters and is calculated.
+    The equation 2x = 42 gives no value: it must still be solved. The equation 2x + 2y = 9 + 16 = 25 gives a value: it
+    has several letters and is calculated.
     """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
@@ -252,7 +263,7 @@ def in_usual_order(names: Sequence[Node]) -> bool:
 
 
 def names_of(items: Sequence[Node]) -> list[Node]:
-    """Returns the names of the members if all of them have one, else an empty list."""
+    """Returns the names of the members if all members have names, else an empty list."""
     names = [named(item)[0] for item in items]
     return [name for name in names if name is not None] if all(names) else []
 

@@ -114,7 +114,7 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
 def _several(
     sets: list[tuple[Node | None, Region]], alternatives: bool, together: bool
 ) -> tuple[Node | None, Region]:
-    """Several sets of numbers as one: the intersection of bounds on a variable, or the union of intervals.
+    """Several sets of numbers as one set: the intersection of bounds on a variable, or the union of intervals.
 
     Raises NoValue if the meaning is not clear, as in x < 3 and x > 5, or (0, 2) and (1, 3).
     """
@@ -152,7 +152,7 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
 def as_interval(node: Node) -> nodes.Brackets | None:
     """Returns an interval as it is, and an inequality that bounds one variable as an interval.
 
-    The ends may be expressions. Returns None for anything else.
+    The ends may be expressions. Returns None if the node is neither an interval nor such an inequality.
     """
     match node:
         case nodes.Brackets(items=(_, _)):
@@ -176,7 +176,10 @@ def _is_name(node: Node) -> bool:
 
 
 def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
-    """The name, and the numbers that satisfy `name operator bound`. If the name is |x|, it is solved for x."""
+    """The name, and the numbers that satisfy `name operator bound`.
+
+    If the name is |x|, the relation is solved for x.
+    """
     ends = {
         "<": (negative(INFINITY), bound, False, False),
         "<=": (negative(INFINITY), bound, False, True),
@@ -208,7 +211,7 @@ def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
 
 
 def _normal(pieces: list[Piece]) -> Region:
-    """The pieces sorted and without empty ones. Pieces that touch are joined."""
+    """The pieces sorted and without empty pieces. Pieces that touch are joined."""
     joined: list[Piece] = []
     current_budget().spend(_PIECE * len(pieces))
     for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):
@@ -246,7 +249,10 @@ def _complement(region: Region) -> Region:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Whether two ends, computed to 40 digits, are the same. Raises NoValue if they are too large to tell."""
+    """Whether two ends, computed to 40 digits, are the same.
+
+    Raises NoValue if the two ends are too large to be told apart.
+    """
     size = max(abs(a), abs(b))
     if size < a.context.inf and size > _LARGEST_END:
         raise NoValue("ends of intervals that are too large to compare")

@@ -26,7 +26,7 @@ _MAX_DENOMINATOR = 10_000
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
     """Returns the renaming of the letter for every integer to its name in the gold answer.
 
-    Empty unless each answer has exactly one such letter, under different names.
+    The renaming is empty unless each answer has exactly one letter for every integer, under different names.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
@@ -37,8 +37,8 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
     """Returns the renaming of arguments of a function to their names in the gold answer.
 
-    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. Empty if the names are the same, or if the
-    answers do not define one function of the same number of letters.
+    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The renaming is empty if the names are the
+    same, or if the answers do not define one function of the same number of letters.
     """
     match gold, pred:
         case (
@@ -87,9 +87,9 @@ def states_kinds(node: Node) -> bool:
 def same_numbers(gold: Node, pred: Node) -> bool:
     """Whether two answers agree on the kinds of numbers of their letters.
 
-    kπ for all integers k is not kπ for positive integers k. If only one answer states a kind, it has to be a usual
-    one: integers in a family of angles; real numbers, or integers for a letter such as n, in a formula; real numbers
-    in an inequality.
+    For example, kπ for all integers k is not kπ for positive integers k. If only one answer states a kind, the kind has
+    to be a usual kind: integers in a family of angles; real numbers, or integers for a letter such as n, in a formula;
+    real numbers in an inequality.
     """
     one, other = _stated_kinds(gold), _stated_kinds(pred)
     common = one.keys() & other.keys()
@@ -121,7 +121,7 @@ def _kinds_of(letter: str, node: Node) -> set[str]:
 
 
 def _usual_kinds(letter: str, *answers: Node) -> set[str]:
-    """The kinds of numbers that a letter of the answers may be if they state none."""
+    """The kinds of numbers that a letter of the answers may be if the answers state no kind."""
     if any(_family_letter(answer) == letter for answer in answers):
         return {"integer"}
     bounds = [part for answer in answers for part in walk(answer) if _is_bound(part)]
@@ -131,7 +131,7 @@ def _usual_kinds(letter: str, *answers: Node) -> set[str]:
 
 
 def _is_bound(part: Node) -> bool:
-    """Whether it is an inequality or the like, rather than an equation."""
+    """Whether a part is an inequality or the like, rather than an equation."""
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
 
 
@@ -145,7 +145,7 @@ def has_condition(node: Node) -> bool:
 
 
 def family_letter(gold: Node, pred: Node) -> str | None:
-    """Returns the letter that stands for every integer in two families of angles, or None if there is none.
+    """Returns the letter that stands for every integer in two families of angles, or None if no letter does.
 
     A gold answer such as nπ, which does not say that n is every integer, may be a formula in n.
     """
@@ -162,8 +162,8 @@ def family_letter(gold: Node, pred: Node) -> str | None:
 def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
     """Returns the expression that replaces a letter so that two families have the same members in the same order.
 
-    -π/2 + kπ with k + 1 in place of k is π/2 + kπ. Empty if no shift, with or without a change of sign, is needed or
-    fits.
+    For example, -π/2 + kπ with k + 1 in place of k is π/2 + kπ. The result is empty if no shift, with or without a
+    change of sign, is needed or fits.
     """
     if not (letter in variables(gold) and letter in variables(pred)):
         return {}
@@ -177,7 +177,10 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
 
 
 def _whole_letter(node: Node) -> str | None:
-    """The letter that stands for every integer: the answer says so, or is a family of angles. None if there is none."""
+    """The letter that stands for every integer: the answer says so, or is a family of angles.
+
+    None if no letter stands for every integer.
+    """
     whole_letters = {
         part.name
         for part in walk(node)
@@ -189,7 +192,7 @@ def _whole_letter(node: Node) -> str | None:
 
 
 def _family_letter(node: Node) -> str | None:
-    """The letter of a family of angles, or of a list of such families. None for any other answer."""
+    """The letter of a family of angles, or of a list of such families. None if the answer is no family of angles."""
     letters = {part.name for part in walk(node) if isinstance(part, nodes.Symbol)} & _FAMILY_LETTERS
     if len(letters) != 1 or not any(_is_angle_sign(part) for part in walk(node)):
         return None
@@ -217,7 +220,8 @@ def _values(node: Node) -> list[Node]:
 def _is_family(value: Node, letter: str) -> bool:
     """Whether a value is a family of angles: from k to k + 2 it grows by the same angle, as π/4 + kπ does.
 
-    (k - 2)π is not. It has the same members as kπ, which would be the usual form, so it is a formula in k.
+    The value (k - 2)π is not a family. It has the same members as kπ, which would be the usual form, so (k - 2)π is a
+    formula in k.
     """
     if variables(value) != {letter}:
         return False
@@ -236,7 +240,7 @@ def _is_family(value: Node, letter: str) -> bool:
 def _is_angle(node: Node) -> bool:
     """Whether a constant is a rational multiple of π or, with degree signs, a rational number of degrees.
 
-    False for zero.
+    The constant zero does not count as an angle.
     """
     unit = number(1) if "degree" in functions(node) else nodes.Symbol("pi")
     value = real_value(nodes.Quotient(node, unit))

@@ -17,13 +17,13 @@ MAX_SIGNS = 4
 """The number of independent ± above which an answer is not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
-"""A function that says whether two answers are equal. It raises NoValue if that cannot be verified."""
+"""A function that says whether two answers are equal. The function raises NoValue if equality cannot be verified."""
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
     """Whether all pairs are equal. One pair that differs decides, even if other pairs cannot be verified.
 
-    Raises NoValue if no pair is known to differ and one cannot be verified.
+    Raises NoValue if no pair is known to differ and some pair cannot be verified.
     """
     if len(one) != len(other):
         return False
@@ -40,9 +40,9 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both have the same members, in any order. Repeated members count once.
+    """Whether both sequences have the same members, in any order. Repeated members count once.
 
-    Raises NoValue if that cannot be verified.
+    Raises NoValue if it cannot be verified whether the members are the same.
     """
     unmatched, other_unmatched = (
         _without(members, others) for members, others in ((one, other), (other, one))
@@ -55,13 +55,13 @@ def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def _without(members: Sequence[Node], others: Sequence[Node]) -> list[Node]:
-    """The members that do not occur in the same form among the others."""
+    """The members that do not occur in the same form among `others`."""
     other_forms = set(others)
     return [member for member in members if member not in other_forms]
 
 
 def _all_among(members: Sequence[Node], others: Sequence[Node], same: Same) -> bool:
-    """Whether each member equals one of the others."""
+    """Whether each member equals a member of `others`."""
     doubt: NoValue | None = None
     for member in members:
         matched = False
@@ -122,7 +122,7 @@ def _with_each_sign(node: Node) -> list[Node]:
     """One node for each choice of signs.
 
     The signs are the same, so there are two nodes, if one of them is ∓, or in a tuple such as (1 ± √2, 3 ± √2), whose
-    coordinates depend on each other. Otherwise the signs are independent: (±1, ±2) are four points.
+    coordinates depend on each other. In any other tuple, the signs are independent: (±1, ±2) are four points.
     """
     signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
     if not signed:

@@ -64,7 +64,7 @@ def _table(node: Node) -> Table | None:
 
 
 def table_in_brackets(node: Node) -> Table | None:
-    """Returns the table in nested brackets such as [[1,0],[0,1]], or None for anything else."""
+    """Returns the table in nested brackets such as [[1,0],[0,1]], or None if the node is not such a table."""
     if not isinstance(node, Brackets) or not node.items:
         return None
     rows = [item.items if isinstance(item, Brackets) else None for item in node.items]

@@ -41,7 +41,7 @@ _STRUCTURE = (
 def one_answer(pred: Node, same: Same) -> list[Node]:
     """Returns the prediction with one value in place of each chain: with the exact values, then with the rounded ones.
 
-    The rounded form is left out if it is the same. Raises NoValue if the prediction offers several answers.
+    The rounded form is left out if it equals the exact form. Raises NoValue if the prediction offers several answers.
     """
     parts = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
     chains = [part.operators for part in parts if isinstance(part, nodes.Relation)]
@@ -99,7 +99,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def _common_value(values: list[Node], same: Same) -> Node:
-    """The last of several values that equals signs join. Raises NoValue if another one differs and is not working."""
+    """The last of several values that equals signs join. Raises NoValue if another value differs and is not working."""
     last = values[-1]
     for value in values[:-1]:
         # The values before a residue are congruent to it, not equal.
@@ -120,7 +120,10 @@ def _is_working(node: Node) -> bool:
 
 
 def _options(exact: Node, other: Node) -> list[Node]:
-    """The values that may be the answer in `exact ≈ other`. Raises NoValue if the two are not close to each other."""
+    """The values that may be the answer in `exact ≈ other`.
+
+    Raises NoValue if the values `exact` and `other` are not close to each other.
+    """
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
     pairs = _pairs(exact, other)
@@ -204,7 +207,10 @@ def _in_one_reading(node: Node) -> Node:
 
 
 def _without_signs(node: Node, *, plain: bool = False) -> Node:
-    """The number that a percentage or an angle denotes: 5 % as 5/100. With `plain`, the number before the sign: 5."""
+    """The number that a percentage or an angle denotes: 5 % as 5/100.
+
+    With `plain`, returns the number before the sign, such as 5 for 5 %.
+    """
     return _replaced(_replaced(node, "percent", plain=plain), "degree", plain=plain)
 
 
@@ -217,7 +223,7 @@ def _converted_to(sign: str, node: Node) -> Node:
 
 
 def as_share(node: Node) -> Node:
-    """Returns the answer with percentages as hundredths, except those of integers between 0 and 100.
+    """Returns the answer with percentages as hundredths, except percentages that are integers between 0 and 100.
 
     The answer to "how many percent" may be 45 or 45 %, so 45 % stays. 120 % and 0.5 % become 1.2 and 0.005. The
     function is for gold answers without a percent sign.
@@ -233,7 +239,7 @@ def as_share(node: Node) -> Node:
 
 
 def _is_percentage(node: Node) -> bool:
-    """Whether an expression is a percentage, the negative of one or a sum of these."""
+    """Whether an expression is a percentage, the negative of a percentage or a sum of percentages."""
     match node:
         case nodes.Call(name="percent", args=(arg,)):
             return "percent" not in functions(arg)
@@ -247,7 +253,7 @@ def _is_percentage(node: Node) -> bool:
 
 
 def _degrees(node: Node) -> int | None:
-    """The power of the degree sign in an expression. None if its terms have different powers."""
+    """The power of the degree sign in an expression. None if the terms of the expression have different powers."""
     if "degree" not in functions(node):
         return 0
     match node:
@@ -298,9 +304,9 @@ def _renamed(node: Node, name: str) -> Node:
 def _is_safe_in_logs(node: Node) -> bool:
     """Whether an expression cannot be one integer with natural logarithms and another one with decimal logarithms.
 
-    That is certain if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and pi.
-    Expressions with e, log(-1), floors or roots of sums may distinguish ln 10 from 1, so that they are 1 in one
-    reading and 7 in the other.
+    The expression is safe if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and
+    pi. Expressions with e, log(-1), floors or roots of sums may distinguish ln 10 from 1, so that such expressions are
+    1 in one reading and 7 in the other.
     """
     return all(map(_is_algebraic, walk(node))) and _is_rational_in_logs(node)
 

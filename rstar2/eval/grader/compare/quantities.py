@@ -11,7 +11,10 @@ from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
-    """Whether two quantities are the same, or a quantity and a number. Raises NoValue if that cannot be decided."""
+    """Whether two quantities are the same, or a quantity and a number.
+
+    Raises NoValue if it cannot be decided whether the two are the same.
+    """
     a, b = _with_letter_unit(a), _with_letter_unit(b)
     if any(isinstance(node, nodes.Quantity) and node.unit.lower() in units.HALF_DAYS for node in (a, b)):
         is_clock = any(isinstance(part, nodes.Ratio) for node in (a, b) for part in walk(node))
@@ -49,7 +52,10 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """A number with letters that are units as a quantity: 5m, 5m/s, 5 m s^{-1}, 9pm. Any other node as it is."""
+    """A number with letters that are units as a quantity: 5m, 5m/s, 5 m s^{-1}, 9pm.
+
+    Any other node is returned as it is.
+    """
     match node:
         case nodes.Product(
             factors=(nodes.Number() as hour, nodes.Symbol(name="a" | "p" as half), nodes.Symbol("m"))
@@ -85,7 +91,8 @@ def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
 def _may_hold_units(values: list[Node], same: Same) -> bool:
     """Whether letters of two values may be units.
 
-    They may if some are units, as in 60 k m / h, or if the numbers without the letters are the same.
+    The letters may be units if some letters are units, as in 60 k m / h, or if the numbers without the letters are the
+    same.
     """
     split = [_unit_letters(value, 1) for value in values]
     numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in split]
@@ -147,7 +154,10 @@ def are_parts_of_a_sum(node: Node) -> bool:
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
-    """Whether two residues are the same, or a residue and a number. Raises NoValue if that cannot be decided."""
+    """Whether two residues are the same, or a residue and a number.
+
+    Raises NoValue if it cannot be decided whether the two are the same.
+    """
     if isinstance(a, nodes.Residue) and isinstance(b, nodes.Residue):
         if not same(a.modulus, b.modulus):
             return False

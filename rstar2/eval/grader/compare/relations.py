@@ -17,8 +17,8 @@ _MIRRORED = {">": "<", ">=": "<="}
 def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """Whether two equations are equivalent.
 
-    They certainly differ if one name has two values, or if one value has two names. Any other equations that differ in
-    form may still be equivalent, and NoValue is raised.
+    Two equations certainly differ if one name has two values, or if one value has two names. Any other equations that
+    differ in form may still be equivalent, and NoValue is raised.
     """
     if same_relations(a, b, same):
         return True
@@ -33,7 +33,10 @@ def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 
 
 def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two relations have the same form, or one is a multiple of the other. If neither, they need not differ."""
+    """Whether two relations have the same form, or one is a multiple of the other.
+
+    Relations to which neither applies need not differ.
+    """
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if name is not None and other is not None:
         if _same_names(name, other, same):
@@ -61,9 +64,10 @@ def _same_names(a: Node, b: Node, same: Same) -> bool:
 
 
 def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two congruences are the same. Raises NoValue if they are not residues of one name.
+    """Whether two congruences are the same. Raises NoValue if the congruences are not residues of one name.
 
-    They are not compared as equations: x = 2 (mod 5) is not x = 2, and dividing a congruence may change its modulus.
+    Congruences are not compared as equations: x = 2 (mod 5) is not x = 2, and dividing a congruence may change its
+    modulus.
     """
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if has_congruence(a) != has_congruence(b):
@@ -116,8 +120,8 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
 def _as_fraction(node: Node) -> tuple[Node, Node]:
     """An expression as a numerator and a denominator. Denominators without letters stay in the numerator.
 
-    A curve such as y/x = 2 is compared by its numerator only. The two differ only at points where the curve is not
-    defined.
+    A curve such as y/x = 2 is compared by its numerator only. The curve and its numerator differ only at points where
+    the curve is not defined.
     """
     match node:
         case nodes.Quotient(over=over, under=under) if variables(under):
