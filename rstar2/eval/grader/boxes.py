@@ -130,7 +130,7 @@ def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
 
 
 def _noun_in(gap: str, pattern: re.Pattern[str]) -> str:
-    """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; the empty string if no noun follows the box."""
+    """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; the empty string without such a noun."""
     noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
     return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""
 

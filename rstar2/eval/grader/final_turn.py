@@ -116,7 +116,7 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """The text after the last closing brace without an opening brace, such as the closing brace of a box around tool output."""
+    """The text after the last closing brace without an opening brace. A box around tool output leaves such a brace."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1

@@ -53,7 +53,7 @@ def benchmark_part(output: str, finished: bool) -> tuple[str, ReadingRule]:
 
 
 def _answer_block(turn: str) -> str:
-    """The text inside the last `<answer>` after the reasoning; empty if that is not closed."""
+    """The text inside the last `<answer>` after the reasoning; empty if that `<answer>` is not closed."""
     _, opening, block = after_reasoning(turn).rpartition("<answer>")
     inside, closing, _ = block.partition("</answer>")
     return inside if opening and closing else ""

@@ -1,8 +1,9 @@
-"""An independent check of certificates. It shares no code with the grader, and reads nothing but the certificate.
+"""An independent check of certificates.
 
-A certificate is a fact: `rule`, the parsed `gold` and `pred`, and `because`, the facts that it follows from. Each fact
-is derived again. Values are computed by sympy, at the points of the certificate and at random ones. All other facts are
-checked by the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
+The check shares no code with the grader, and reads nothing but the certificate. A certificate is a fact: `rule`, the
+parsed `gold` and `pred`, and `because`, the facts that `rule` needs. The check derives each fact again. Values are
+computed by sympy, at the points of the certificate and at random points. Facts that are not about values are checked by
+the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NO_VALUE = (ArithmeticError, NotImplementedError, TypeError, ValueError)
 
 
 def verify(certificate: Any) -> str | None:
-    """Returns why a certificate does not show that two answers are equal, or None if it does show it."""
+    """Returns why a certificate does not show that two answers are equal, or None if the certificate shows that the answers are equal."""
     try:
         one, other = certificate["letters"]
         agree = one | other == other | one and {*one.values()} ^ {*other.values()} <= _USUAL
@@ -133,7 +134,7 @@ class _Point:
         return one * self.signs[name] if name in self.signs else getattr(sympy, name)(one, *rest)
 
     def agree(self, a: Node, b: Node) -> bool | None:
-        """Whether two expressions have the same value. Returns None if one of them has no value."""
+        """Whether two expressions have the same value. Returns None if an expression has no value."""
         with suppress(*_NO_VALUE):
             one, other = self.value(a), self.value(b)
             if one == other or _rounds(a, other) or _rounds(b, one):
@@ -226,7 +227,7 @@ def _table(node: Node) -> Node:
 
 
 class _Fact:
-    """A fact and the facts that it follows from. Each rule has a method that checks it.
+    """A fact and the facts that this fact follows from. Each rule has a method that checks facts of that rule.
 
     Raises ValueError if the fact does not follow.
     """
@@ -254,7 +255,7 @@ class _Fact:
     by_expression = by_percent = by_number
 
     def by_list(self, a: Node, b: Node) -> bool:
-        """Equal members: in order if a list is a tuple, has dots or is the only one with names, else in any order."""
+        """Equal members: in order if a list is a tuple, has dots or is the only list with names, else in any order."""
         if self.same(a, b):
             return True
         kinds, lists = {a[0], b[0]}, {"Listing", "SetOf", "Brackets"}
@@ -307,7 +308,7 @@ class _Fact:
         return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
-        """The same remainders modulo the same number. A number may stand for its class."""
+        """The same remainders modulo the same number. A number may stand for its class of congruent numbers."""
         residue, plain = (a, b) if a[0] == "Residue" else (b, a)
         is_class = plain[0] != "Residue" and not _letters(residue) and not residue[3]
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
@@ -329,7 +330,7 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """One answer is an equation: one of its sides is the dropped name, and another one is the other answer."""
+        """One answer is an equation: one of its sides is the dropped name, and another side is the other answer."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)
@@ -345,7 +346,7 @@ class _Fact:
         return False
 
     def by_unit(self, a: Node, b: Node) -> bool:
-        """Quantities that are equal in one unit or in basic units, or of which only one has a unit."""
+        """Quantities that are equal in one unit or in basic units, or of which only one quantity has a unit."""
         values = [side[2][0] if side[:2] == ("Call", "degree") else side for side in (a, b)]
         sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in values]
         (_, one, words, *size), (_, other, other_words, *other_size) = sides

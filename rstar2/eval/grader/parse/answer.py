@@ -25,7 +25,7 @@ _NEGATED = {"=": "!=", "in": "notin"}
 _OR, _AND = frozenset({"or", "lor", "vee"}), frozenset({"and", "land", "wedge"})
 _MAX_LABEL_WORDS = 10
 _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
-"""Words before a colon that announce the answer and are not part of it."""
+"""Words before a colon that announce the answer and are not part of the answer."""
 
 
 class Answer(Side):
@@ -36,7 +36,10 @@ class Answer(Side):
         self._labels_read = 0
 
     def read(self) -> Node:
-        """Returns the answer as one node. Raises ParseError if it is outside the grammar, even in its last token."""
+        """Returns the answer as one node.
+
+        Raises ParseError if the answer is outside the grammar, even in its last token.
+        """
         node = self._listing()
         if self._labels_read == 1:
             raise ParseError("a label before a single value is not part of the answer")
@@ -68,7 +71,7 @@ class Answer(Side):
         return nodes.Listing(tuple(items), alternatives=not separators.isdisjoint(_OR), together=has_and)
 
     def _skip_separators(self) -> bool:
-        """Takes all separators that come next. Returns whether there were any."""
+        """Takes all separators that come next. Returns whether the next token was a separator."""
         start = self._tokens.place
         while (
             self._tokens.at("sign", ",", ";", "&")
@@ -156,7 +159,7 @@ class Answer(Side):
         return nodes.Relation((label, point), ("=",)) if point is not None else None
 
     def _coordinates_at(self, start: int) -> list[Token] | None:
-        """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer; None without one."""
+        """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer; None without such a tuple."""
         tokens = self._tokens
         if tokens.peek(start).text != "(":
             return None
@@ -177,7 +180,7 @@ class Answer(Side):
 
 
 def _exclusions(items: list[Node]) -> tuple[Node, ...] | None:
-    r"""The values in a list such as x \neq 1, 3, each as a relation of its own. None for any other list."""
+    r"""The values in a list such as x \neq 1, 3, each as a separate relation. None if the list is not of this form."""
     match items[0]:
         case nodes.Relation(sides=(name, _), operators=("!=",)) if is_unknown(name):
             values = items[1:]

@@ -103,7 +103,7 @@ class Arithmetic(ABC):
         return negative(self._factor()) if negated else self._factor()
 
     def _side_by_side(self, left: Node) -> Node:
-        """The product of `left` and the factor after it, or the mixed number that the two make."""
+        """The product of `left` and the factor after it, or the mixed number that `left` and the factor make."""
         tokens = self._tokens
         after_digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
         is_whole = (
@@ -186,7 +186,7 @@ class Arithmetic(ABC):
     # --- powers and indices ---
 
     def _factor(self) -> Node:
-        """An operand with the powers, indices and postfix signs after it."""
+        """An operand with the powers, indices and postfix signs after the operand."""
         node, tokens = self._operand(), self._tokens
         while True:
             if tokens.accept("sign", "^", "**"):
@@ -254,7 +254,7 @@ class Arithmetic(ABC):
         return (last if last.text != "}" else self._tokens.peek(-2)).text in _DEGREE
 
     def _with_index(self, base: Node) -> Node:
-        """The base with the index after it. An index is the base of a numeral, or else part of a name."""
+        """The base with the index after the base. An index is the base of a numeral, or else part of a name."""
         self._tokens.expect("sign", "_")
         if isinstance(base, nodes.Number):
             return based(str(base.value), self._numeral_base())
@@ -319,7 +319,7 @@ def _opens_group(after: Token) -> bool:
 
 
 def _is_proper(node: Node) -> bool:
-    """Whether it is a fraction between 0 and 1, and so may be part of a mixed number."""
+    """Whether a node is a fraction between 0 and 1, which may be part of a mixed number."""
     match node:
         case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
             return 0 < over < under

@@ -18,12 +18,13 @@ _NUMBER_SETS = frozenset({"R", "Z", "N", "Q", "C"})
 
 
 class Collection(Expression):
-    """Reads expressions and collections of them."""
+    """Reads expressions and collections of expressions."""
 
     def __init__(self, tokens: TokenStream) -> None:
         super().__init__(tokens)
         self._currency = ""
-        """The currency whose sign or code came before the value that is being read; empty if there was none."""
+        """The currency whose sign or code came before the value that is being read; empty if that value had no
+        currency."""
 
     @abstractmethod
     def _relation(self) -> Node:
@@ -76,7 +77,7 @@ class Collection(Expression):
         return nodes.Brackets(*outer, tuple(items))
 
     def _group(self, opening: str, closing: str, item: Node, token_before: Token) -> Node:
-        """Brackets around one expression only group it, except around a row, as in [[1, 2]]."""
+        """Brackets around one expression only group the expression, except around a row, as in [[1, 2]]."""
         if (opening, closing) not in {("(", ")"), ("[", "]")}:
             raise ParseError("brackets do not match")
         if opening == "[" and isinstance(item, nodes.Number | nodes.Symbol):
@@ -126,10 +127,10 @@ class Collection(Expression):
         return node
 
     def _set_builder(self) -> Node | None:
-        r"""The condition of a set such as { x \in S | condition }, which stands for the set. None for other sets.
+        r"""The condition of a set such as { x \in S | condition }, which stands for the set.
 
-        The letters of the condition carry the name of S, as in `Symbol.numbers`. Raises ConditionError if S selects
-        only some of the numbers that satisfy the condition.
+        None if no such set comes next. The letters of the condition carry the name of S, as in `Symbol.numbers`. Raises
+        ConditionError if S selects only some of the numbers that satisfy the condition.
         """
         start, name = self._tokens.place, self._tokens.take()
         has_domain = self._tokens.accept("command", "in")

@@ -1,7 +1,7 @@
 r"""Conditions after an answer that say which numbers its letters are: `, k \in \mathbb{Z}`, `for all real x`.
 
-A condition is split off only if all of it is understood. Others stay in the text, and the grammar reads or rejects
-them.
+A condition is split off only if all of it is understood. A condition that is not understood stays in the text, and the
+grammar reads or rejects the condition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, Symbol, wal
 _CHARS = 200
 """Conditions are searched for in this many characters at the end of an answer."""
 _HINT = re.compile(r"\\in(?![A-Za-z])|\\forall|\bfor\b|integer|number|\breals?\b")
-"""Every condition contains one of these. Most answers contain none, so no condition is searched for."""
+"""Signs and words of which every condition contains at least one. Most answers contain none of them, so no condition is
+searched for."""
 _START = re.compile(
     r"[,;(]|\\(?:text\w*|mbox|mathrm)\s*\{|\b(?:where|for|with|such that)\b|\\forall(?![A-Za-z])"
 )
@@ -55,10 +56,13 @@ class Condition:
     numbers: str
     """The kind, as in `Symbol.numbers`; empty if the condition only says that the answer holds for all values."""
     is_quantified: bool
-    """Whether it says `for all`. It may then name letters that are not in the answer."""
+    """Whether the condition says `for all`. A condition with `for all` may name letters that are not in the answer."""
 
     def fits(self, node: Node) -> bool:
-        """Whether it describes letters of the answer. In `x = 1, y \\in \\mathbb{R}`, it is part of the answer."""
+        """Whether the condition describes letters of the answer.
+
+        In `x = 1, y \\in \\mathbb{R}`, the condition is part of the answer.
+        """
         names = {part.name for part in walk(node) if isinstance(part, Symbol)}
         return self.is_quantified or names.issuperset(self.letters)
 

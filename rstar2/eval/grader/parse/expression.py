@@ -282,7 +282,7 @@ class Expression(Arithmetic):
 
 
 def _integrand(body: Node) -> tuple[Node, str] | None:
-    """f and the name x if the body of an integral is f dx. None otherwise."""
+    """f and the name x if the body of an integral is f dx. None if the body does not have this form."""
     match body:
         case nodes.Product(factors=(*rest, nodes.Symbol(name="d"), nodes.Symbol(name=variable))):
             if not rest:

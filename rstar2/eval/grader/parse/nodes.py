@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 
 
 class Node:
-    """A parsed answer or part of one. Subclasses are frozen dataclasses of nodes, tuples of nodes and plain values."""
+    """A parsed answer or part of an answer.
+
+    Subclasses are frozen dataclasses of nodes, tuples of nodes and plain values.
+    """
 
     __slots__: tuple[str, ...] = ()
 
@@ -23,7 +26,7 @@ class Number(Node):
 
     value: Fraction
     digits: int = 0
-    """The number of significant digits if it was written with a decimal point, else 0."""
+    """The number of significant digits if the number was written with a decimal point, else 0."""
     places: int = 0
     """The number of digits after the decimal point."""
 
@@ -34,7 +37,8 @@ class Symbol(Node):
 
     name: str
     numbers: str = field(default="", compare=False)
-    """The kind of numbers that the answer says it is, such as `integer` or `positive real`; empty if it says none."""
+    """The kind of numbers that the answer states for the symbol, such as `integer` or `positive real`; empty if the
+    answer states no kind."""
 
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})
@@ -141,9 +145,9 @@ class Listing(Node):
 
     items: tuple[Node, ...]
     alternatives: bool = False
-    """Whether an `or` separates two of them."""
+    """Whether an `or` separates two of the items."""
     together: bool = field(default=False, compare=False)
-    """Whether an `and` separates two of them."""
+    """Whether an `and` separates two of the items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +174,17 @@ class Ratio(Node):
     parts: tuple[Node, ...]
     clock: bool
     worded: bool = field(default=False, compare=False)
-    """Whether it was written in words, as in `3 to 2`. It may then also be a range."""
+    """Whether the ratio was written in words, as in `3 to 2`. A ratio in words may also be a range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residue(Node):
-    """A value modulo another one: a class of congruent numbers, or the remainder of a division."""
+    """A value modulo another value: a class of congruent numbers, or the remainder of a division."""
 
     value: Node
     modulus: Node
     is_remainder: bool = False
-    """Whether it is an operation, as in 17 \\bmod 5, rather than a class, as in x \\equiv 2 \\pmod 5."""
+    """Whether the residue is an operation, as in 17 \\bmod 5, rather than a class, as in x \\equiv 2 \\pmod 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,7 @@ class Text(Node):
 
     words: tuple[str, ...]
     plain: bool
-    """Whether it consists of words only, so that an answer with other words is wrong."""
+    """Whether the text consists of words only, so that an answer with other words is wrong."""
 
 
 def number(value: int) -> Number:
@@ -213,7 +217,7 @@ def negative(node: Node) -> Node:
 
 
 def is_unknown(node: Node) -> bool:
-    """Whether it is a variable, an indexed name or an unknown function, rather than a constant."""
+    """Whether a node is a variable, an indexed name or an unknown function, rather than a constant."""
     return isinstance(node, Apply) or (isinstance(node, Symbol) and node.name not in CONSTANTS)
 
 

@@ -1,4 +1,4 @@
-"""Cleaning: rewrites the many ways of typing the same mathematics into one. The result is still text."""
+"""Cleaning: rewrites the many ways of typing the same mathematics into one notation. The result is still text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rstar2.eval.grader.parse.notation import rewritten, with_combinations, with
 from rstar2.eval.grader.parse.vocabulary import GREEK
 
 _ORNAMENTS = "✓✔☑✅■□▪▫◻◼◽◾▮▯▢∎⬛⬜★☆⭐🌟✨🎉🎊🎯👍🏆🙂😀😊☺♥❤♦◆◇●○\ufe0f"
-"""Signs around an answer that do not change it. Others are not dropped: a cross means that the answer is wrong."""
+"""Signs around an answer that do not change the answer. Other signs are not dropped: a cross means that the answer is
+wrong."""
 _SIGNS = {
     "-": "−–—‒﹣－‐‑➖", "+": "➕", "*": "×⋅·∗∙•✕", "/": "÷∕⁄", "|": "∣｜", ",": "，、", ".": "。",
     "'": "′’‘", '"': "“”„«»", ":": "∶",
@@ -58,7 +59,7 @@ _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
 _ABOUT = re.compile(r"^[\s$]*~(?=\s*[-+]?\s*(?:\\?\$\s*)?(?:\d|\.\d|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])))")
 """A tilde at the start of an answer, which means that the number after it is approximate."""
 _PADDING = ' \t\r\n\v\f"`*'
-"""Characters around an answer that are not part of it."""
+"""Characters around an answer that are not part of the answer."""
 
 
 def clean(text: str) -> str:
@@ -121,7 +122,7 @@ _SHORT_ANSWER = re.compile(
     r"|no (?:it|they|he|she|we|you|there|thi|that) (?:(?:is|are|do|doe|can|will|has|have) not"
     r"|(?:is|are|do|does|wo|has|have|ca)n't|cannot)"
 )
-"""`Yes` or `no` and a clause that only repeats it."""
+"""`Yes` or `no` and a clause that only repeats the `yes` or `no`."""
 
 
 def key(text: str) -> str:
@@ -157,7 +158,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def _without_ends(text: str) -> str:
-    """The text without quotation marks, stars and punctuation around it. An ellipsis at its end is kept."""
+    """The text without quotation marks, stars and punctuation around it. An ellipsis at the end of the text is kept."""
     start, end = 0, len(text)
     while start < end and text[start] in _PADDING + "'":
         start += 1
@@ -176,7 +177,7 @@ def _without_ends(text: str) -> str:
 
 
 def _without_outer_groups(text: str) -> str:
-    """The text with a single pair of parentheses in place of several around all of it: ((x)) as (x)."""
+    """The text with a single pair of parentheses in place of several pairs around the whole text: ((x)) as (x)."""
     layers = next((i for i, sign in enumerate(text) if sign != "("), 0)
     if layers < 2 or not text.endswith("))"):
         return text

@@ -12,7 +12,7 @@ import re
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 MAX_COMMANDS = 60
-"""The number of such commands above which a text is left as it is."""
+"""The number of commands to rewrite above which a text is left as it is."""
 _NAMES = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "vert": "|",
     "colon": ":", "surd": r"\sqrt", "sfrac": r"\frac", "xfrac": r"\frac", "flatfrac": r"\frac",
@@ -59,7 +59,7 @@ _LABEL = re.compile(
     r"|\b(?:the|our|final|answer|total|result|solution|value|sum|area|volume|number|of|ways|cases|outcomes|units?)\b)*",
     re.IGNORECASE,
 )
-"""A label that names a number. Any other label may change it, such as `n times` under a brace."""
+"""A label that names a number. Any other label may change the number, such as `n times` under a brace."""
 _PREFIXES = {
     "milli",
     "centi",
@@ -93,7 +93,7 @@ _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
 _UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
 _COUNTING_LETTER = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
 _END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
-"""The end of a combination: what follows is not part of it. C_4^2 C_2^1 are two combinations."""
+"""The end of a combination: what follows is not part of the combination. C_4^2 C_2^1 are two combinations."""
 _SCRIPTS_BEFORE_LETTER = re.compile(
     rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_COUNTING_LETTER}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
@@ -176,7 +176,10 @@ def with_combinations(text: str) -> str:
 
 
 def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
-    """The text that replaces a command with its arguments, and their end. None if the arguments do not fit."""
+    """The text that replaces a command with its arguments, and the end of the arguments.
+
+    None if the arguments do not fit the command.
+    """
     if name in _NAMES:
         return _NAMES[name], end + 2 * text.startswith("{}", end)
     if name in _IGNORED:
@@ -217,7 +220,10 @@ def _displayed(name: str, arguments: list[str]) -> str:
 
 
 def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int] | None:
-    """The content of a brace without its label, and its end. None if the label may be part of the answer."""
+    """The content of a brace without its label, and the end of the label.
+
+    None if the label may be part of the answer.
+    """
     sign = re.compile(rf"\s*\{_BRACES[name]}\s*").match(text, end)
     if sign is None:
         return f"{{{content}}}", end
@@ -256,7 +262,7 @@ def _as_cases(match: re.Match[str]) -> str:
 def braced(text: str, start: int) -> tuple[str, int] | None:
     """Returns the content of the braces that open at `start` or after spaces there, and the place after them.
 
-    Returns None if no braces open there, or if they are not closed.
+    Returns None if no braces open there, or if the braces are not closed.
     """
     while start < len(text) and text[start].isspace():
         start += 1
@@ -311,7 +317,7 @@ def _combination_after_letter(match: re.Match[str]) -> str:
 
 
 def _combination_out_of_n(match: re.Match[str]) -> str:
-    """The formula for C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k stay, as they may be powers or polynomials."""
+    """The formula for C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k stay, as A_n^2 and P_n^k may be powers or polynomials."""
     letter, bottom = match["upright"] or match["letter"], (match["a"] or match["b"]).strip("{ }")
     is_count = letter == "C" or (letter == "A" and bottom.isalpha())
     return _combination(letter, "n", bottom) if is_count else match.group()
@@ -326,7 +332,10 @@ def _combination_in_parentheses(match: re.Match[str]) -> str:
 
 
 def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
-    """The formula for a combination if its numbers fit, or for one of letters after C. Otherwise the text as it is."""
+    """The formula for a combination if its numbers fit, or for a combination of letters after C.
+
+    Any other text is returned as it is.
+    """
     letter = match["upright"] or match["letter"]
     if top.isdecimal() and bottom.isdecimal():
         fits = int(top) >= int(bottom) and len(top) <= 4

@@ -1,4 +1,4 @@
-"""Words that may follow a number without changing it: nouns that are counted, and remarks about them.
+"""Words that may follow a number without changing it: nouns that are counted, and remarks about such nouns.
 
 `120 apples`, `5 different ways`, `7 cups of flour` and `3 times per week` mean 120, 5, 7 and 3. Other words may change
 the number, as in `120 quadrillion`, `120 in hex` or `17th root`, so a word that is not listed here is not understood.
@@ -177,7 +177,7 @@ _NO_NOUN = re.compile(
 
 
 def plural_nouns(gold: str) -> frozenset[str]:
-    """Returns the plurals in a gold answer and their singulars: nouns that a prediction may count, too."""
+    """Returns the plurals in a gold answer and their singulars: a prediction may count these nouns, too."""
     words = (word.lower() for word in _WORD.findall(gold))
     plurals = {
         word for word in words if len(word) > 3 and word.endswith("s") and not _NO_NOUN.fullmatch(word)
@@ -186,7 +186,7 @@ def plural_nouns(gold: str) -> frozenset[str]:
 
 
 def is_counted(words: list[str], nouns: Set[str], *, one: bool) -> bool:
-    """Whether words after a number only say what it counts.
+    """Whether words after a number only say what the number counts.
 
     Args:
         words: The words after the number, at least one.

@@ -13,7 +13,7 @@ MAX_DIGITS = 4000
 
 
 def numeral(text: str) -> Node:
-    """Returns the number that digits denote, such as 12, 0.5 or 1e9. Raises ParseError if it is too long."""
+    """Returns the number that digits denote, such as 12, 0.5 or 1e9. Raises ParseError if the number is too long."""
     if len(text) > MAX_DIGITS:
         raise ParseError("too many digits")
     mantissa, _, exponent = text.lower().partition("e")
@@ -28,7 +28,7 @@ def numeral(text: str) -> Node:
 def repeating(before: str, period: str) -> Number:
     """Returns the decimal that begins with `before` and then repeats `period`.
 
-    Raises ParseError if one of them is too long or is not digits.
+    Raises ParseError if `before` or `period` is too long or is not digits.
     """
     whole, _, fixed = before.partition(".")
     are_digits = f"0{whole}{fixed}".isdigit() and period.isdigit()
@@ -39,7 +39,10 @@ def repeating(before: str, period: str) -> Number:
 
 
 def based(digits: str, base: str) -> Node:
-    """Returns a numeral in an explicit base. Raises ParseError if the base is not 2 to 36, or a digit is not in it."""
+    """Returns a numeral in an explicit base.
+
+    Raises ParseError if the base is not 2 to 36, or a digit does not exist in the base.
+    """
     radix = NUMBER_WORDS.get(base.lower(), int(base) if base.isdigit() and len(base) < 3 else 0)
     if not 2 <= radix <= 36 or len(digits) > 200:
         raise ParseError(f"{base!r} is not a base")
@@ -60,8 +63,8 @@ _MAX_WORDS = 24
 def in_words(text: str) -> tuple[Fraction, str] | None:
     """Returns the number at the beginning of a text, as in `twenty-five apples`, and the other words.
 
-    `three quarters`, `two and a half` and `minus seven` are numbers too. A single ordinal such as `third` is not.
-    Returns None if the text does not begin with a number in words.
+    `three quarters`, `two and a half` and `minus seven` are also read as numbers. A single ordinal such as `third` is
+    not. Returns None if the text does not begin with a number in words.
     """
     words = text.lower().replace("-", " ").split()
     sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
@@ -74,7 +77,7 @@ def in_words(text: str) -> tuple[Fraction, str] | None:
 
 
 def _value_of(words: list[str]) -> Fraction | None:
-    """The number that all words together denote. None if they do not denote one."""
+    """The number that all words together denote. None if the words do not denote a number."""
     if words == ["half"]:
         return Fraction(1, 2)
     if "point" in words:

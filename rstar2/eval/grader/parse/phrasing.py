@@ -1,7 +1,7 @@
-r"""Words around an answer that describe it. They are dropped, or rewritten into formulas.
+r"""Words around an answer that describe the answer. Such words are dropped, or rewritten into formulas.
 
 `The set {1, 2}` becomes {1, 2}, and `all real numbers except 1 and 3` becomes x \neq 1, 3. `1/3 (or 0.333...)` is split
-into a value and a remark that restates it. All functions expect text that `normalize.clean` returned.
+into a value and a remark that restates the value. All functions expect text that `normalize.clean` returned.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _IN_WORDS = re.compile(rf"(?:{_TEXT})?([A-Za-z][A-Za-z\s-]*?)\s*\}}?")
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A value, and a remark after it that restates it."""
+    """A value, and a remark after the value that restates it."""
 
     value: str
     other: str
@@ -86,7 +86,7 @@ class Aside:
 
 
 def rephrased(cleaned: str) -> str:
-    """Returns the answer without words that only name its kind, and with other known phrases as formulas."""
+    """Returns the answer without words that only name the kind of the answer, and with other known phrases as formulas."""
     text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
@@ -117,7 +117,10 @@ def rephrased(cleaned: str) -> str:
 
 
 def spelled_out(text: str) -> str | None:
-    """Returns a number in words, and the noun that it counts, in digits. Returns None for any other text."""
+    """Returns a number in words, and the noun that it counts, in digits.
+
+    Returns None if the text does not begin with a number in words.
+    """
     words = _IN_WORDS.fullmatch(text)
     number = in_words(words[1]) if words else None
     if number is None:
@@ -130,10 +133,10 @@ def spelled_out(text: str) -> str | None:
 def split_aside(text: str) -> Aside | str | None:
     """Splits off a remark in parentheses after a value.
 
-    Returns an `Aside` if the remark restates the value, the text without the parentheses if they hold a unit, and None
-    otherwise. A number in parentheses may be a factor. It restates the value only if a word such as `or` or a sign such
-    as = begins the remark, or if there is a space before the remark and it is the decimal of a fraction or a root, a
-    percentage, an angle, or a number in words.
+    Returns an `Aside` if the remark restates the value, the text without the parentheses if the parentheses hold a
+    unit, and None otherwise. A number in parentheses may be a factor. A number in parentheses restates the value only
+    if a word such as `or` or a sign such as = begins the remark, or if there is a space before the remark and the
+    number is the decimal of a fraction or a root, a percentage, an angle, or a number in words.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:

@@ -58,7 +58,7 @@ def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
 
     Args:
         text: An answer in LaTeX, plain text or Python-like mathematics.
-        nouns: Plurals that numbers may count, beside the built-in ones; usually those of the gold answer.
+        nouns: Plurals that numbers may count, beside the built-in ones; usually the plurals of the gold answer.
     """
     # A number of a list does not begin with a zero, so the comma in 1,000 groups digits.
     is_ambiguous = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)
@@ -103,7 +103,7 @@ def _read(text: str, thousands: bool, nouns: Set[str]) -> Node:
 def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
     """The equation `it = value` for the value at the end of an equation whose left side is outside the grammar.
 
-    None if the left side denies the value, is a calculation or names something else.
+    The result is None if the left side denies the value, is a calculation or names something else.
     """
     left, equals, right = text.rpartition("=")
     if (
@@ -153,7 +153,10 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
 
 
 def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
-    """A value and the remark that restates it, as an equation. None if one of them is not a single value."""
+    """A value and the remark that restates the value, as an equation.
+
+    None if the value or the remark is not a single value.
+    """
     try:
         value, other = (_parsed(side, thousands, nouns) for side in (aside.value, aside.other))
     except ParseError:

@@ -91,7 +91,7 @@ class Side(Collection):
     def _named_side(self) -> Node | None:
         r"""A word before an equals sign, as in \text{Area} = 5, or a function being defined, as in y(x) = 5.
 
-        None if something else comes next. The equals sign is not taken.
+        The result is None if something else comes next. The equals sign is not taken.
         """
         tokens, word = self._tokens, self._tokens.next.text
         if not tokens.next.is_words:
@@ -112,7 +112,7 @@ class Side(Collection):
     # --- money ---
 
     def _currency_code(self) -> str:
-        """The currency of a code such as USD before an amount; empty if there is none."""
+        """The currency of a code such as USD before an amount; empty if no such code comes next."""
         code, amount = self._tokens.next, self._tokens.peek()
         is_amount = amount.kind == "number" or (amount.kind == "command" and amount.text in CURRENCY_SIGNS)
         if not (code.is_words and code.text.rstrip(".") in CURRENCY_CODES and is_amount):
@@ -120,7 +120,7 @@ class Side(Collection):
         return CURRENCY_CODES[self._tokens.take().text.rstrip(".")]
 
     def _take_currency(self) -> str:
-        """The currency of the value just read, whose sign or code came before it or comes next; empty for none."""
+        """The currency of the value just read, whose sign or code came before it or comes next; empty if the value has no currency."""
         before, self._currency = self._currency, ""
         after = ""
         if self._tokens.at("command", *CURRENCY_SIGNS):
@@ -130,7 +130,7 @@ class Side(Collection):
         return before or after
 
     def _amount(self, value: Node, currency: str) -> Node:
-        """A sum of money. Words after it may name the currency again, or say what the money is paid for."""
+        """A sum of money. Words after the sum may name the currency again, or say what the money is paid for."""
         words = self._unit_words()
         is_currency = not words or same_words(words, currency) or measure(words) == measure(currency)
         is_other_unit = measure(words) is not None and not words.startswith("per ")
@@ -183,7 +183,7 @@ class Side(Collection):
     # --- units ---
 
     def _with_unit(self, value: Node) -> Node:
-        """The value with the words after it: a unit, a percent or degree sign in words, or a noun that it counts."""
+        """The value with the words after it: a unit, a percent or degree sign in words, or a noun that the value counts."""
         value = self._scaled(value)
         self._refuse_quantifier()
         unit = self._unit_words()
@@ -300,9 +300,9 @@ class Side(Collection):
 
 
 def sum_of_quantities(items: list[Node]) -> Node | None:
-    """Quantities such as 5 feet and 3 inches as one, in the first unit.
+    """Quantities such as 5 feet and 3 inches as one quantity, in the first unit.
 
-    Returns None for anything else. The units have to measure the same, and to get smaller.
+    The units have to measure the same, and to get smaller. Returns None for any other list.
     """
     sizes = list[Fraction]()
     terms = list[Node]()
@@ -320,7 +320,10 @@ def sum_of_quantities(items: list[Node]) -> Node | None:
 
 
 def _sign_in_words(unit: str) -> tuple[str, str]:
-    """If words after a number begin with `percent` or `degrees`: the sign's name, and the other words. Else empty."""
+    """If words after a number begin with `percent` or `degrees`: the sign's name, and the other words.
+
+    The strings are empty for any other words.
+    """
     for sign, names in (("percent", PERCENTS), ("degree", DEGREES)):
         if unit in names:
             return sign, ""
@@ -331,7 +334,7 @@ def _sign_in_words(unit: str) -> tuple[str, str]:
 
 
 def _refuse_words_about_letters(value: Node, unit: str) -> None:
-    """Raises ParseError if the words after a value without a number, or about its letters, are not its unit."""
+    """Raises ParseError if the words after a value without a number, or about its letters, are not the unit of the value."""
     if not any(isinstance(part, nodes.Number) for part in walk(value)):
         raise ParseError("a unit without a number")
     letters = {part.name for part in walk(value) if isinstance(part, nodes.Symbol) and is_unknown(part)}

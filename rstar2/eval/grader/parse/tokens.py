@@ -33,7 +33,7 @@ class Token:
 
     @property
     def is_words(self) -> bool:
-        """Whether it consists of letters, inside or outside of `\\text{}`."""
+        """Whether the token consists of letters, inside or outside of `\\text{}`."""
         return self.kind in {"word", "text"}
 
 
@@ -54,7 +54,7 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlLNJVWAKT")
-"""Letters that are units if they are upright and follow a number."""
+"""Letters that are units if the letters are upright and follow a number."""
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
@@ -66,8 +66,8 @@ _UNIT_SIGNS = frozenset("/^*-{}()123456")
 def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
     """Returns the tokens of a text that `normalize.clean` returned.
 
-    `thousands` says whether 1,234 outside brackets is one number rather than two. Raises ParseError if there are more
-    than MAX_TOKENS.
+    `thousands` says whether 1,234 outside brackets is one number rather than two. Raises ParseError if the text has
+    more than MAX_TOKENS tokens.
     """
     tokens: list[Token] = []
     position = depth = 0
@@ -130,7 +130,10 @@ def _group(text: str, start: int) -> tuple[str, int]:
 
 
 def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
-    """The tokens of the content of \\text{...} and the like. Words stay one token; other content is mathematics."""
+    """The tokens of the content of \\text{...} and the like.
+
+    Words stay a single token; other content is mathematics.
+    """
     stripped = content.strip()
     if not stripped:
         return []
@@ -159,35 +162,38 @@ def _is_unit(tokens: list[Token]) -> bool:
 
 
 class TokenStream:
-    """The tokens of an answer, and the place up to which they have been read. All rules of the grammar share one."""
+    """The tokens of an answer, and the place up to which they have been read.
+
+    All rules of the grammar share one stream.
+    """
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = [*tokens, END]
         self._bars_outside: list[bool] = []
         self.place = 0
-        """The index of the next token. A rule may set it back, to read tokens again."""
+        """The index of the next token. A rule may set the index back, to read tokens again."""
         self._remainder_at = -1
         self.inside_bars = False
         """Whether the next | closes an absolute value rather than opening one."""
 
     @property
     def next(self) -> Token:
-        """The next token, which is not taken; `END` after the last one."""
+        """The next token, which is not taken; `END` after the last token."""
         return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """The token `ahead` places after the next one, which is not taken. A negative number looks back."""
+        """The token `ahead` places after the next one, which is not taken. A negative `ahead` looks back."""
         index = self.place + ahead
         return self._tokens[index] if index < len(self._tokens) else END
 
     def take(self) -> Token:
-        """Returns the next token and moves past it."""
+        """Returns the next token and moves past the token."""
         token = self.next
         self.place += token is not END
         return token
 
     def take_part(self, used: int) -> None:
-        """Takes the first `used` characters of the next token. The rest of it becomes the next token."""
+        """Takes the first `used` characters of the next token. The remaining characters become the next token."""
         token = self.next
         self._tokens[self.place] = Token(token.kind, token.text[used:])
         self._remainder_at = self.place
@@ -198,19 +204,25 @@ class TokenStream:
         return self._remainder_at == self.place
 
     def at(self, kind: str, *texts: str) -> bool:
-        """Whether the next token has this kind and one of these texts."""
+        """Whether the next token has the given kind and one of the given texts."""
         token = self._tokens[self.place]
         return token.kind == kind and token.text in texts
 
     def accept(self, kind: str, *texts: str) -> bool:
-        """Takes the next token if it has this kind and one of these texts. Returns whether it did."""
+        """Takes the next token if that token has the given kind and one of the given texts.
+
+        Returns whether the token was taken.
+        """
         if self.at(kind, *texts):
             self.place += 1
             return True
         return False
 
     def expect(self, kind: str, *texts: str) -> None:
-        """Takes the next token. Raises ParseError if it does not have this kind and one of these texts."""
+        """Takes the next token.
+
+        Raises ParseError if the token does not have the given kind and one of the given texts.
+        """
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
@@ -221,7 +233,8 @@ class TokenStream:
     def enclosed(self, bars: bool = False) -> Self:
         """Context manager: the block reads the inside of brackets or, with `bars`, of an absolute value.
 
-        A | inside brackets does not close an absolute value outside of them. Raises ParseError beyond MAX_DEPTH levels.
+        A | inside brackets does not close an absolute value outside of the brackets. Raises ParseError beyond MAX_DEPTH
+        levels.
         """
         if len(self._bars_outside) == MAX_DEPTH:
             raise ParseError("too deep")

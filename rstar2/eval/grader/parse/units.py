@@ -48,7 +48,7 @@ _SIZES = {
     "decibel": {"db decibel": "1"},
     **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "teaspoon", "tablespoon")},
 }  # fmt: skip
-"""For each basic unit: the words for its multiples, and the size of the multiple in it."""
+"""For each basic unit: the words for its multiples, and the size of the multiple in the basic unit."""
 _PRODUCTS: dict[str, dict[str, int]] = {
     "litre": {"metre": 3}, "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
     "joule": {"gram": 1, "metre": 2, "second": -2},
@@ -57,7 +57,8 @@ _PRODUCTS: dict[str, dict[str, int]] = {
     "ohm": {"gram": 1, "metre": 2, "second": -3, "ampere": -2},
     "tesla": {"gram": 1, "second": -2, "ampere": -1}, "weber": {"gram": 1, "metre": 2, "second": -2, "ampere": -1},
 }  # fmt: skip
-"""Units that are products of basic units. `_SIZES` gives their sizes in these, with grams instead of kilograms."""
+"""Units that are products of basic units. `_SIZES` gives the sizes of such units in basic units, with grams instead of
+kilograms."""
 _CAPITALS = {
     "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin", "T": "tesla",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
@@ -73,11 +74,12 @@ _SYMBOLS = {
     "Pa": "pascal", "Hz": "hertz", "eV": "electronvolt", "mol": "mole", "Wb": "weber", "N": "newton", "J": "joule",
     "V": "volt", "W": "watt", "A": "ampere", "T": "tesla", "F": "farad", "H": "henry",
 }  # fmt: skip
-"""Symbols that take prefixes. Case matters: mW is not MW."""
+"""Symbols that take prefixes. The case of a symbol matters: mW is not MW."""
 _PER_SECOND = re.compile(r"\bms(?= \^-)")
 """ms before a negative power, as in ms^{-1}, which always means m/s."""
 _MEGA = re.compile(r"\bM(?=(?:[mgAlL]|eV)\b)")
-"""The prefix of Mm, MA and MeV. Only its case distinguishes it from the prefix of mm, mA and meV."""
+"""The prefix of Mm, MA and MeV. Only the upper case of M distinguishes this prefix from the prefix of mm, mA and
+meV."""
 _CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
 _UNITS = {
     word: (basic, Fraction(factor))
@@ -139,7 +141,7 @@ def is_unit(word: str) -> bool:
 
 
 def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
-    """Whether words after a number say only what it measures or counts.
+    """Whether words after a number say only what the number measures or counts.
 
     `nouns` and `one` are as in `nouns.is_counted`.
     """
@@ -161,7 +163,7 @@ def no_unit(text: str) -> bool:
 def measure(text: str) -> Measure | None:
     """Returns the size and the powers of a unit such as `cm^2`, `miles per hour` or `square feet`.
 
-    Returns None if a word in it is not a known unit.
+    Returns None if a word in the text is not a known unit.
     """
     factor, powers = Fraction(1), dict[str, int]()
     sign, pending = 1, 0
@@ -189,7 +191,7 @@ def measure(text: str) -> Measure | None:
 
 
 def same_words(one: str, other: str) -> bool:
-    """Whether two units are the same words. Plurals are ignored, and so is case, except in a prefix."""
+    """Whether two units are the same words. Plurals are ignored, and case is ignored except in a prefix."""
     left, right = (" ".join(map(_singular, _with_prefixes(unit).lower().split())) for unit in (one, other))
     return left == right or right in _OTHER_NAMES.get(left, ()) or left in _OTHER_NAMES.get(right, ())
 

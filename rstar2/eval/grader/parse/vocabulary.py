@@ -18,7 +18,7 @@ FUNCTIONS = name_set("""
     sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch ln log lg exp min max gcd lcm
     det Re Im arg sgn sign abs floor ceil sqrt binom factorial asin acos atan cis
 """)
-"""Names of functions. Each takes the expression after it as its argument."""
+"""Names of functions. Each function takes the expression after its name as its argument."""
 
 TYPED_FUNCTIONS = name_set("sqrt abs floor ceil binom factorial asin acos atan Abs exp")
 """Functions that are typed without a backslash, as in Python."""
@@ -30,7 +30,7 @@ UNKNOWN_FUNCTIONS = name_set("f g h F G H P Q phi varphi Gamma")
 """Letters that, before a parenthesis, are functions rather than factors."""
 
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
-"""Names of constants that have more than one letter, and the name of their node."""
+"""Names of constants that have more than one letter, and the name of the node of each constant."""
 
 LETTERS = name_set("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho sigma
@@ -60,7 +60,7 @@ MATRICES = name_set("""
 NOT_NAMES = name_set(
     "end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom"
 )
-"""Commands that need an argument or a partner, so they are not names by themselves."""
+"""Commands that need an argument or a partner, so these commands are not names by themselves."""
 
 COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | name_set("""
     cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
@@ -69,7 +69,8 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | n
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top euro pounds yen textrupee
 """)
-"""All commands that the grammar reads. Any other command may be one of these with a letter joined to it."""
+"""All commands that the grammar reads. A command that is not listed may be a listed command with a letter joined to
+it."""
 
 SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep

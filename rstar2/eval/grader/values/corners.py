@@ -20,7 +20,7 @@ from rstar2.eval.grader.values.letters import variables
 _MAX_ARGUMENTS, _MAX_CORNERS = 12, 12
 """The most expressions whose zeros are corners, and the most corners for each letter."""
 _STEPS = 12
-"""The number of steps of the secant method. One is enough for a linear expression."""
+"""The number of steps of the secant method. One step is enough for a linear expression."""
 _STARTS = ((-7, -5), (1, 2), (11, 17))
 """Pairs of values at which the secant method starts."""
 _FAR = 10**9
@@ -30,7 +30,7 @@ _FAR = 10**9
 def points_between_corners(
     random: Random, a: Node, b: Node, point: Mapping[str, Fraction]
 ) -> Iterator[dict[str, Fraction]]:
-    """Yields points that differ from `point` in one letter: one in each gap between the corners of two expressions."""
+    """Yields points that differ from `point` in one letter: one point in each gap between the corners of two expressions."""
     arguments = [
         value
         for node in (a, b)
@@ -71,7 +71,7 @@ def _corner_arguments(part: Node) -> list[Node]:
 
 
 def _zero(value: Node, name: str, point: Mapping[str, Fraction], start: tuple[int, int]) -> Fraction | None:
-    """A zero of an expression as a function of one letter, to a millionth. None if the secant method finds none."""
+    """A zero of an expression as a function of one letter, to a millionth. None if the secant method finds no zero."""
     low, high = map(Fraction, start)
     with contextlib.suppress(NoValue, OverflowError):
         bottom, top = (_real(value, {**point, name: place}) for place in (low, high))

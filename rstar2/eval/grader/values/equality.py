@@ -1,8 +1,8 @@
 """Decides whether two expressions are equal, as numbers or as functions of their letters.
 
 Numbers are compared by their digits (`numbers`). Expressions with letters are compared at random points, which cannot
-be predicted without the secret of the run (`points`). For quotients of polynomials, this proves equality up to an error
-below 10^-12 (`rational`).
+be predicted without the secret of the run (`points`). For quotients of polynomials, the comparison proves equality up
+to an error below 10^-12 (`rational`).
 """
 
 from __future__ import annotations
@@ -67,21 +67,24 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""The digits of the first ratios of two equations. With 40 digits, y = 10^40 x + √2 and 10^40 x + √3 would be equal."""
+"""The digits of the first ratios of two equations. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3
+would count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
-"""The number of points at which expressions have to agree: smooth ones, and those with corners, jumps or divisors."""
+"""The number of points at which expressions have to agree: smooth expressions, and expressions with corners, jumps or
+divisors."""
 MANY_POINTS = 500
 """The number of points at which expressions with corners, jumps or divisors are compared while `affords_large_values`.
 Most points are cheap, and some expressions differ at only one point in a hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
-"""The least number of points at which both expressions must have a value: smooth ones, and those with corners."""
+"""The least number of points at which both expressions must have a value: smooth expressions, and expressions with
+corners, jumps or divisors."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
-"""The most points that are tried: this many first tries, and this many more for each point of agreement."""
+"""The most points that are tried: `FIRST_TRIES` points, and `TRIES_PER_POINT` more for each point of agreement."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
 """The number of points, for each point of agreement, at which only one of the expressions may have a value. The second
-number applies if only integers are compared. The third applies if one expression is piecewise or a letter is an
-integer, and the other expression is undefined: e^(ln(x - 3)) has values only if it equals |x - 3|, and
-2n/(1 + (-1)^n) only if it equals (-1)^n n."""
+number applies if only integers are compared. The third number applies if one expression is piecewise or a letter is an
+integer, and the other expression is undefined: e^(ln(x - 3)) has values only if it equals |x - 3|, and 2n/(1 + (-1)^n)
+only if it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ class Identity:
     """The evidence that two expressions are equal."""
 
     points: tuple[Point, ...]
-    """The points at which they agree: one empty point for numbers, and none if the two have the same form."""
+    """The points at which the expressions agree: one empty point for numbers, and no point if the expressions have the
+    same form."""
     degree: bool = False
     """Whether a degree sign was read as π/180, rather than dropped."""
     percent: bool = False
@@ -100,27 +104,28 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """The numbers of points that a comparison needs, and at which only one expression may have a value."""
+    """The numbers of points that a comparison needs, and of points at which only one expression may have a value."""
 
     needed: int
     """The number of points of agreement that are needed."""
     most: int
-    """The number of points up to which more are compared while there is work left for them."""
+    """The number of points up to which further points are compared while the budget has work left for further
+    points."""
     undefined: float
     """The number of points, for each point of agreement, at which one of the expressions may be undefined."""
     beyond: float
-    """The same for points at which one expression is too large, or is a `NotACount`."""
+    """The number of points, for each point of agreement, at which one expression may be too large or a `NotACount`."""
 
 
 def equal(a: Node, b: Node) -> bool:
-    """Whether two expressions are equal. Raises NoValue if that cannot be verified."""
+    """Whether two expressions are equal. Raises NoValue if equality cannot be verified."""
     return identity(a, b) is not None
 
 
 def identity(a: Node, b: Node) -> Identity | None:
-    """Returns the evidence that two expressions are equal, or None if they differ.
+    """Returns the evidence that two expressions are equal, or None if the expressions differ.
 
-    Raises NoValue if neither can be verified.
+    Raises NoValue if neither equality nor a difference can be verified.
     """
     if a == b:
         return Identity(())
@@ -153,7 +158,7 @@ def identity(a: Node, b: Node) -> Identity | None:
 def _same_visible_parts(a: Node, b: Node) -> bool:
     """Whether sums or products with dots, such as 1 + 2 + … + n, have equal parts in the same or the reverse order.
 
-    Raises NoValue if they do not, because the parts that the dots leave out are not known.
+    Raises NoValue if the visible parts are not equal, because the parts that the dots leave out are not known.
     """
     match a, b:
         case (Sum(terms=one), Sum(terms=other)) | (Product(factors=one), Product(factors=other)):
@@ -174,7 +179,8 @@ def _unknown_names(node: Node) -> set[str]:
 def proportional(a: Node, b: Node) -> Fraction | None:
     """Returns the sign (1 or -1) of c if a = c·b as functions, for some real number c other than 0.
 
-    Returns None if there is no such c. Raises NoValue if neither can be verified.
+    Returns None if no such c exists. Raises NoValue if neither can be verified: that such a c exists, or that no c
+    exists.
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
@@ -206,7 +212,7 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
-    """`proportional` for other expressions, under the same conditions as their equality."""
+    """`proportional` for other expressions, under the conditions for the equality of such expressions."""
     context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
     whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
     needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
@@ -259,7 +265,7 @@ def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
 
 
 def _same_ratio(one: Value, other: Value, context: Any) -> bool:
-    """Whether two ratios are equal, exactly or, if one is inexact, to three quarters of the digits in use."""
+    """Whether two ratios are equal, exactly or, if a ratio is inexact, to three quarters of the digits in use."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     first, second = (
@@ -282,7 +288,7 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 
 
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Point, ...] | None:
-    """The points at which two expressions agree in one reading. None if they differ at a point."""
+    """The points at which two expressions agree in one reading. None if the expressions differ at a point."""
     if not names:
         return ({},) if agree(a, b, setting) else None
     rational = plan(a, b)
@@ -335,8 +341,8 @@ def _at_whole_points(
 ) -> tuple[Point, ...] | None:
     """`_identical` for expressions in which some letters are integers.
 
-    The expressions have to agree at fractions too, unless one behaves differently there, as (-1)^n does. If the
-    expressions have no values at integers, only fractions are compared.
+    The expressions have to agree at fractions too, unless an expression behaves differently there, as (-1)^n does. If
+    the expressions have no values at integers, only fractions are compared.
     """
     source = whole_points(point_source(a, b, "whole"), a, b, names, whole)
     edged = has_steps(a, b) or has_kinks(a, b)
@@ -379,7 +385,7 @@ def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
 
 
 def _is_zero(node: Node, setting: Setting) -> bool:
-    """Whether the value of an expression is zero. False if it has no value, like the body of a sum."""
+    """Whether the value of an expression is zero. False if the expression has no value, like the body of a sum."""
     try:
         return bool(evaluate(node, setting) == 0)
     except TooMuchWork:
@@ -393,7 +399,7 @@ def _at_real_points(
 ) -> tuple[Point, ...] | None:
     """`_identical` for real letters, and for letters in Re, Im, arg and |…| that may be complex.
 
-    With `few`, only a few points are compared, to confirm the result of others.
+    With `few`, only a few points are compared, to confirm the result of other comparisons.
     """
     undefined = MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED
     confirming = _Test(LEAST_POINTS, LEAST_POINTS, undefined, MAX_ONE_SIDED)
@@ -426,11 +432,11 @@ def _at_real_points(
 def _points_of_agreement(
     source: Iterable[tuple[Point, bool]], a: Node, b: Node, setting: Setting, test: _Test
 ) -> tuple[Point, ...] | None:
-    """The points at which two expressions have the same value. None if they differ at one.
+    """The points at which two expressions have the same value. None if the expressions differ at a point.
 
-    `source` yields points, each with whether only real values count there. Raises NoValue if only one of the
-    expressions has a value at more points than the test allows. Raises SeveralValues if they differ where a power of a
-    negative number has several values.
+    `source` yields points, and with each point a flag that says whether only real values count there. Raises NoValue if
+    only one of the expressions has a value at more points than the test allows. Raises SeveralValues if the expressions
+    differ where a power of a negative number has several values.
     """
     points: dict[tuple[Constant, ...], Point] = {}
     undefined = beyond = 0
@@ -469,7 +475,7 @@ def _points_of_agreement(
 
 
 def _reason_for_no_value(node: Node, setting: Setting) -> NoValue | None:
-    """The reason why an expression has no value at a point. None if it has one."""
+    """The reason why an expression has no value at a point. None if the expression has a value."""
     try:
         evaluate(node, setting)
     except TooMuchWork:

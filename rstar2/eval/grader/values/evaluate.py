@@ -2,7 +2,7 @@
 
 The caller gives the values of letters. An unknown part, such as f(2), an integral or an infinite sum, gets a value that
 depends only on its name, on the values of its parts and on the secret of the run. Equal parts then have equal values,
-and different parts almost surely have different ones.
+and different parts almost surely have different values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def is_unsolved(node: nodes.Node) -> bool:
 
 
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
-    """Returns the value of an expression. Raises NoValue if it has none, or none within the guards."""
+    """Returns the value of an expression.
+
+    Raises NoValue if the expression has no value, or no value within the guards.
+    """
     setting.step()
     match node:
         case nodes.Number(value=value):
@@ -107,7 +110,7 @@ def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value
 
 
 def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
-    """The determinant by elimination. It is exact if the entries are."""
+    """The determinant by elimination. The determinant is exact if the entries are exact."""
     if not isinstance(matrix, nodes.Matrix) or not len(matrix.rows) == len(matrix.rows[0]) <= 12:
         raise NoValue("a determinant of a matrix that is not square or too large")
     rows = [[evaluate(cell, setting) for cell in row] for row in matrix.rows]
@@ -129,7 +132,7 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
 
 
 def _remembered(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a sum without free letters, computed once per grading: it is the same at every point."""
+    """The value of a sum without free letters, computed once per grading: the value is the same at every point."""
     reading = (setting.degree, setting.percent, setting.real, setting.natural_log, setting.others)
     key = (node, setting.context.dps, reading)
     cache = setting.budget.values
@@ -150,7 +153,7 @@ def _remembered(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _series(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a series: computed term by term if its bounds allow, and otherwise that of an unknown part."""
+    """The value of a series: computed term by term if its bounds allow, and otherwise the value of an unknown part."""
     if is_unsolved(node):
         return _unknown_series(node, setting)
     low, high = integers((evaluate(node.low, setting), evaluate(node.high, setting)))
@@ -169,7 +172,7 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
     """The value of a series that is not computed.
 
-    It depends on the bounds, and on the terms at one positive and one negative index.
+    The value depends on the bounds, and on the terms at one positive and one negative index.
     """
     parts: list[Value] = []
     for sign in (1, -1):
@@ -192,7 +195,10 @@ def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
-    """The value of an unknown part. It depends only on the name, the values of its parts and the secret of the run."""
+    """The value of an unknown part.
+
+    The value depends only on the name, the values of its parts and the secret of the run.
+    """
     setting.budget.spend(_TERM)
     value = _fraction_of("|".join([name, *(_as_text(part, setting) for part in values)]))
     value = -value - 7 if setting.others else value

@@ -35,7 +35,8 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
 }
 """Functions of one argument, and their names in mpmath."""
 TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
-"""Functions of calculus. In an expression with one of them, `log` without a base is the natural logarithm."""
+"""Functions of calculus. In an expression with a function of calculus, `log` without a base is the natural
+logarithm."""
 
 
 def call(name: str, values: list[Value], setting: Setting) -> Value:
@@ -69,7 +70,7 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
 
 
 def _root(setting: Setting, value: Value, index: Value) -> Value:
-    """The real root if there is one. It is exact if it is rational."""
+    """The real root, if a real root exists. A rational root is exact."""
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
         return setting.power(value, setting.divide(Fraction(1), index))
     order = abs(int(index))
@@ -88,7 +89,7 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
 
 
 def _whole_root(value: int, order: int) -> int | None:
-    """The integer whose power of this order is `value`, or None if there is none."""
+    """The integer whose power of this order is `value`, or None if no such integer exists."""
     if value < 0:
         positive = _whole_root(-value, order) if order % 2 else None
         return None if positive is None else -positive
@@ -169,7 +170,7 @@ def _sign(setting: Setting, value: Value) -> Fraction:
 
 
 def _largest(setting: Setting, values: Iterable[Value], sign: int) -> Value:
-    """The maximum of real values; with sign -1, the minimum. Values may be exact or inexact."""
+    """The maximum of real values; with sign -1, the minimum. The values may be exact or inexact."""
 
     def larger(one: Value, other: Value) -> Value:
         left, right = setting.alike(one, other)

@@ -17,7 +17,7 @@ MAX_LOG10 = 60_000
 MAX_SPREAD_BITS = 200
 """Inexact numbers whose sizes differ by more bits are not added: the smaller one would be lost in rounding noise."""
 BUDGET = 40_000
-"""The work that one grading may take. A unit is about one microsecond on a processor of 2024."""
+"""The work that one grading may take. A unit of work is about one microsecond on a processor of 2024."""
 _STEP = 3
 """The cost of visiting a node, in units of `BUDGET`."""
 _EXACT_BITS = 500
@@ -30,11 +30,11 @@ Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
 
 
 class NoValue(Exception):
-    """The expression has no value within the guards: it is too large, undefined or not a number."""
+    """The expression has no value within the guards: the value is too large, undefined or not a number."""
 
 
 class SeveralValues(NoValue):
-    """The expression has several values, and it is not clear which one is meant."""
+    """The expression has several values, and it is not clear which value is meant."""
 
 
 class BeyondGuards(NoValue):
@@ -60,7 +60,7 @@ class Budget:
         """The cached values of sums without free letters, by expression, digits and reading."""
 
     def spend(self, units: float) -> None:
-        """Uses up some of the work. Raises TooMuchWork, in this call and all later ones, if not enough is left."""
+        """Uses up some of the work. Raises TooMuchWork, in this call and all later ones, if not enough work is left."""
         self.left -= units
         if self.left < 0:
             raise TooMuchWork("too much work")
@@ -72,7 +72,10 @@ _budget: ContextVar[Budget | None] = ContextVar("grading budget", default=None)
 
 @contextlib.contextmanager
 def limited_work() -> Iterator[Budget]:
-    """Context manager: all comparisons inside the block share one budget. Nested blocks share that of the outer one."""
+    """Context manager: all comparisons inside the block share one budget.
+
+    Nested blocks share the budget of the outer block.
+    """
     budget = _budget.get()
     if budget is not None:
         yield budget
@@ -93,7 +96,7 @@ def current_budget() -> Budget:
 def mpmath_context(digits: int) -> Any:
     """Returns this thread's mpmath context with a precision of `digits`.
 
-    The default context of mpmath is shared by all threads, so it is not used.
+    The default context of mpmath is shared by all threads, so the default context is not used.
     """
     from mpmath.ctx_mp import MPContext  # loaded when the first inexact comparison needs it
 
@@ -111,9 +114,9 @@ class Notes:
     """Observations from the evaluation of two expressions at one point."""
 
     bits: int = 0
-    """The size in bits of the largest inexact number, or of the inverse of the smallest one."""
+    """The size in bits of the largest inexact number, or of the inverse of the smallest inexact number."""
     largest: int = 0
-    """The size in bits of the largest inexact number, at least 0. Its last digits are rounding noise."""
+    """The size in bits of the largest inexact number, at least 0. The last digits of that number are rounding noise."""
     several_values: bool = False
     """Whether a negative number was raised to a power that is not an integer."""
 
@@ -133,7 +136,8 @@ class Setting:
     budget: Budget = field(default_factory=current_budget)
     notes: Notes = field(default_factory=Notes)
     degree: bool = False
-    """Whether a degree sign is π/180, rather than a unit to drop. Inside sin, cos and tan it always is."""
+    """Whether a degree sign is π/180, rather than a unit to drop. Inside sin, cos and tan, a degree sign is always
+    π/180."""
     percent: bool = False
     """Whether a percent sign is 1/100, rather than a unit to drop."""
     real: bool = False
@@ -141,7 +145,8 @@ class Setting:
     natural_log: bool = True
     """Whether `log` without a base is ln, rather than log10."""
     others: bool = False
-    """Whether unknown functions get a second set of values, to test that the result does not depend on the first."""
+    """Whether unknown functions get a second set of values, to test that the result does not depend on the first
+    set."""
 
     def step(self) -> None:
         """Pays for the visit of a node."""
@@ -172,7 +177,7 @@ class Setting:
         return self.inexact(a), self.inexact(b)
 
     def guard(self, value: Value) -> Value:
-        """Returns the value. Raises NoValue if it is too large or not finite."""
+        """Returns the value. Raises NoValue if the value is too large or not finite."""
         if isinstance(value, Fraction):
             self._pay(value, reduced=value.denominator != 1)
         elif not self.context.isfinite(value):
@@ -244,7 +249,7 @@ class Setting:
 
 
 def remainder(value: Value, modulus: Value) -> Value:
-    """Returns the remainder of a division. It is not negative if the modulus is positive.
+    """Returns the remainder of a division. The remainder is not negative if the modulus is positive.
 
     Raises NoValue if one of the values is inexact or the modulus is 0.
     """
@@ -267,7 +272,7 @@ def _exact_power(base: Fraction, exponent: int) -> Fraction:
 
 
 def integers(values: tuple[Value, ...]) -> list[int]:
-    """Returns values as integers. Raises NoValue if one is not an integer."""
+    """Returns values as integers. Raises NoValue if a value is not an integer."""
     if any(not isinstance(value, Fraction) or value.denominator != 1 for value in values):
         raise NoValue("values that are not integers")
     return [int(value) for value in values]

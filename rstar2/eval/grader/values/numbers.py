@@ -33,15 +33,15 @@ FLOAT_PLACES = 20
 units in its last digit."""
 MAX_FLOAT = 10**300
 LOW_DIGITS, HIGH_DIGITS = 40, 80
-"""The digits of the first comparison, and of the second one that confirms it."""
+"""The digits of the first comparison, and of the second comparison, which confirms the first."""
 _SMALL_BITS = 100
 """With numbers of at most this many bits, 80 digits are enough to distinguish two values."""
 _FOR_LARGE_VALUES = 0.6
 """After the first points, large values are compared only while more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""Numbers of digits that may be added if there are larger numbers. Three times their digits are needed: √(10^100 + 1)
-differs from 10^50 in its 101st digit, their difference has 101 digits less, and cos(10^-100) differs from 1 in its
-201st digit. The list is short because each length has a context of its own."""
+"""Numbers of digits that may be added if the values hold larger numbers. Three times the digits of the larger numbers
+are needed: √(10^100 + 1) differs from 10^50 in its 101st digit, their difference has 101 digits less, and cos(10^-100)
+differs from 1 in its 201st digit. The list is short because each length has a context of its own."""
 
 
 def infinite(node: Node) -> int:
@@ -57,7 +57,10 @@ def infinite(node: Node) -> int:
 
 
 def real_value(node: Node) -> Any:
-    """Returns a constant as an mpmath real or infinity. Raises NoValue if it has letters, is complex or too large."""
+    """Returns a constant as an mpmath real or infinity.
+
+    Raises NoValue if the constant has letters, is complex or too large.
+    """
     value, context = constant_value(node), mpmath_context(LOW_DIGITS)
     if abs(context.im(value)) > context.mpf(10) ** -30:
         raise NoValue("a value that is not real")
@@ -65,7 +68,10 @@ def real_value(node: Node) -> Any:
 
 
 def constant_value(node: Node) -> Any:
-    """Returns a constant as an mpmath number or infinity. Raises NoValue if it has letters or cannot be computed."""
+    """Returns a constant as an mpmath number or infinity.
+
+    Raises NoValue if the constant has letters or cannot be computed.
+    """
     context = mpmath_context(LOW_DIGITS)
     sign = infinite(node)
     if sign:
@@ -77,7 +83,7 @@ def constant_value(node: Node) -> Any:
 
 
 def whole_number(node: Node) -> int | None:
-    """Returns the integer that a constant equals, or None if it is not an integer.
+    """Returns the integer that a constant equals, or None if the constant is not an integer.
 
     Raises NoValue if the constant has letters, is not real, is infinite or is too large.
     """
@@ -98,8 +104,8 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
         briefly: Whether agreement to 25 digits is enough, because all digits were compared at other points.
 
     Raises:
-        SeveralValues: If the values differ, but one of them depends on a choice, such as that of a complex root.
-        NoValue: If an expression has no value at the point, or one that is not real where only real values count.
+        SeveralValues: If the values differ, but one of them depends on a choice, such as the choice of a complex root.
+        NoValue: If an expression has no value at the point, or a value that is not real where only real values count.
     """
     setting = replace(setting, notes=Notes())
     first = _difference(a, b, setting)
@@ -136,21 +142,21 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
 
 
 def affords_large_values(budget: Budget) -> bool:
-    """Whether the budget still allows large values. They take up to 200 times as long as small ones."""
+    """Whether the budget still allows large values. Large values take up to 200 times as long as small ones."""
     return budget.left >= BUDGET * _FOR_LARGE_VALUES
 
 
 def _more_digits(needed: int) -> int:
-    """The smallest of `_MORE_DIGITS` that is at least `needed`. Raises NoValue if there is none."""
+    """The smallest of `_MORE_DIGITS` that is at least `needed`. Raises NoValue if `needed` exceeds all of them."""
     if needed > _MORE_DIGITS[-1]:
         raise NoValue("numbers that are too large to compare")
     return next(more for more in _MORE_DIGITS if more >= needed)
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """Whether the values are equal, if that is exact.
+    """Whether the values are equal, if both values are exact.
 
-    Otherwise |a - b|, the larger of |a| and |b|, and whether both values are real.
+    If a value is inexact, returns |a - b|, the larger of |a| and |b|, and whether both values are real.
     """
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
@@ -192,7 +198,10 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
 
 
 def _is_printed_float(node: Number, value: Value) -> bool:
-    """Whether a decimal is the text that Python prints for the float nearest to a value. Its last digits may differ."""
+    """Whether a decimal is the text that Python prints for the float nearest to a value.
+
+    The last digits of the decimal may differ.
+    """
     if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
         return False
     nearest = float(node.value)

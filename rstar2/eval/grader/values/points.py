@@ -1,7 +1,7 @@
 """Random points at which two expressions are compared.
 
 The points come from a keyed hash of both expressions, so the same pair is always compared at the same points. Without
-the secret of the run, nobody can choose a formula that agrees with another one at just these points.
+the secret of the run, nobody can choose a formula that agrees with another formula at just these points.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Point: TypeAlias = Mapping[str, Constant]
 ROUNDING = frozenset({"floor", "ceil", "sgn"})
 """Functions that jump at some arguments."""
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
-"""Functions that may agree with simpler functions everywhere except at some numbers or at large ones."""
+"""Functions that may agree with simpler functions everywhere except at some numbers or at large numbers."""
 LENGTHS = frozenset({"abs", "norm"})
 """Functions that are the length of a number."""
 COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
@@ -58,20 +58,23 @@ factors, so that their fractions times a factorial are not integers."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
 """The largest integers that letters are set to, in turn."""
 _SERIES_SIZES = (5, 10, 20, 40)
-"""The same if a letter is the bound of a sum or product, which is computed term by term."""
+"""The largest integers for letters, in turn, if a letter is the bound of a sum or product, which is computed term by
+term."""
 _MIXED_SIZES = (4, 8, 16, 40)
-"""The same if there are real letters too, as in x^n."""
+"""The largest integers for letters, in turn, if the expressions also have real letters, as in x^n."""
 _STEPPED_SIZES = (300, 3000)
-"""Further sizes if there are steps and real letters: ⌊n/100⌋ equals its square for n up to 199."""
+"""Further largest integers for letters if the expressions have steps and real letters: ⌊n/100⌋ equals its square for n
+up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
 _NEGATIVE_TURN = 6
-"""If some letters are integers, the real ones are negative at one of this many points: x^(n/2) has few values there."""
+"""If some letters are integers, the real letters are negative at one point out of `_NEGATIVE_TURN`: x^(n/2) has few
+values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
 """The most digits of letters in expressions with steps, and the distance of a point just below a jump."""
 _MAX_CENTRE, _MAX_CENTRES, _CENTRE_DENOMINATOR = 10**60, 8, 10**6
-"""Centres are constants of an expression that are tried as values of letters. These are the largest centre, the most
-centres of one pair of expressions, and the denominator to which irrational centres are rounded."""
+"""Centres are constants of an expression that are tried as values of letters. The three numbers are the largest centre,
+the most centres of one pair of expressions, and the denominator to which irrational centres are rounded."""
 
 
 def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
@@ -99,8 +102,8 @@ def _fingerprint(node: Node) -> str:
 def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
 
-    Both expressions have to count by a letter, unless the other one is rational. If gcd(x, x) is compared with |x|, x
-    is not an integer.
+    Both expressions have to count by a letter, unless the other expression is rational. If gcd(x, x) is compared with
+    |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -133,7 +136,7 @@ def has_plain_counts(node: Node) -> bool:
 
 
 def _bare_letters(node: Node) -> set[str]:
-    """The letters of an argument such as 2n - k; none if the argument contains a function."""
+    """The letters of an argument such as 2n - k; no letters if the argument contains a function."""
     return set() if any(isinstance(part, Call) for part in walk(node)) else variables(node)
 
 
@@ -229,7 +232,7 @@ def _divided(a: Node, b: Node) -> Iterator[Node]:
 
 
 def _rounded(a: Node, b: Node) -> Iterator[Node]:
-    """The parts of two expressions that cause a jump when they are integers: x/7 in ⌊x/7⌋ and in x mod 7."""
+    """The parts of two expressions that cause a jump when the part is an integer: x/7 in ⌊x/7⌋ and in x mod 7."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"floor", "ceil"}:
@@ -241,7 +244,10 @@ def _rounded(a: Node, b: Node) -> Iterator[Node]:
 def _with_multiple(
     random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
 ) -> dict[str, Fraction]:
-    """A letter, and its value for which an argument is a multiple of a number. Empty if the argument is not linear."""
+    """A letter, and its value for which an argument is a multiple of a number.
+
+    The result is empty if the argument is not linear.
+    """
     name = random.choice(sorted(variables(arg) & whole))
     place = _place_of(number.numerator * random.randint(1, 99), arg, name, point)
     return {} if place is None else {name: Fraction(max(1, round(place)))}
@@ -262,11 +268,11 @@ def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) 
 def real_points(
     random: Random, a: Node, b: Node, names: list[str], positive: set[str]
 ) -> Iterator[tuple[Point, bool]]:
-    """Yields points of fractions without end. A flag with each says whether only real values count there.
+    """Yields points of fractions without end. A flag with each point says whether only real values count there.
 
-    Every third point has negative letters, except those in `positive`. If an expression has corners, points between
-    the corners come first. If it has corners or jumps, every second point has a letter near or at a constant of the
-    expression, or at a jump.
+    Every third point has negative letters, except the letters in `positive`. If an expression has corners, points
+    between the corners come first. If an expression has corners or jumps, every second point has a letter near or at a
+    constant of the expression, or at a jump.
     """
     has_jumps = has_steps(a, b)
     if has_kinks(a, b):
@@ -329,7 +335,7 @@ def complex_points(random: Random, a: Node, b: Node, names: list[str]) -> Iterat
 
 
 def _complex_letters(node: Node) -> set[str]:
-    """The letters that may be complex: those inside Re, Im and arg, and those inside |…| that are named z or w."""
+    """The letters that may be complex: the letters inside Re, Im and arg, and the letters z and w inside |…|."""
     letters = set[str]()
     for part in walk(node):
         if isinstance(part, Call) and part.name in COMPLEX_FUNCTIONS:

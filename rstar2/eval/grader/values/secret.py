@@ -14,12 +14,12 @@ from random import Random
 from rstar2.errors import UserError
 
 VARIABLE = "RSTAR2_GRADER_SECRET"
-"""The environment variable that holds the secret in hexadecimal digits. Child processes inherit it."""
+"""The environment variable that holds the secret in hexadecimal digits. Child processes inherit the variable."""
 _BYTES = 32
 
 
 def secret() -> bytes:
-    """Returns the secret of the run. If the environment has none, the first call creates it.
+    """Returns the secret of the run. If the environment has none, the first call creates a secret.
 
     Raises UserError if the environment variable is not an even number of at least 16 hexadecimal digits.
     """
