@@ -1,9 +1,9 @@
 """An independent check of certificates.
 
 The check shares no code with the grader, and reads nothing but the certificate. A certificate is a fact: `rule`, the
-parsed `gold` and `pred`, and `because`, the facts that `rule` needs. The check derives each fact again. Values are
-computed by sympy, at the points of the certificate and at random points. Facts that are not about values are checked by
-the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
+parsed `gold` and `pred`, and `because`, the facts that the certificate follows from. The check derives each fact again.
+Values are computed by sympy, at the points of the certificate and at random points. Facts that are not about values are
+checked by the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_VALUE = (ArithmeticError, NotImplementedError, TypeError, ValueError)
 
 
 def verify(certificate: Any) -> str | None:
-    """Returns why a certificate does not show that two answers are equal, or None if the certificate shows that the answers are equal."""
+    """Returns why a certificate does not show that two answers are equal, or None if the certificate shows equality."""
     try:
         one, other = certificate["letters"]
         agree = one | other == other | one and {*one.values()} ^ {*other.values()} <= _USUAL

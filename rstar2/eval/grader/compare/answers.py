@@ -446,7 +446,10 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """The names of the members if all have names, the members themselves if all have different units, else no titles."""
+    """The names of the members, or the members themselves if all have different units.
+
+    Empty if a member has neither a name nor a unit of its own.
+    """
     quantities = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):
         return items

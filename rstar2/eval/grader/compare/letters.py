@@ -218,10 +218,10 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_family(value: Node, letter: str) -> bool:
-    """Whether a value is a family of angles: from k to k + 2 it grows by the same angle, as π/4 + kπ does.
+    """Whether a value is a family of angles: from k to k + 2 the value grows by the same angle, as π/4 + kπ does.
 
-    The value (k - 2)π is not a family. It has the same members as kπ, which would be the usual form, so (k - 2)π is a
-    formula in k.
+    The value (k - 2)π is not a family. The value (k - 2)π has the same members as kπ, which would be the usual form, so
+    the grader reads (k - 2)π as a formula in k.
     """
     if variables(value) != {letter}:
         return False

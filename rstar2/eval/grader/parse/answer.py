@@ -159,7 +159,10 @@ class Answer(Side):
         return nodes.Relation((label, point), ("=",)) if point is not None else None
 
     def _coordinates_at(self, start: int) -> list[Token] | None:
-        """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer; None without such a tuple."""
+        """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer.
+
+        None without such a tuple.
+        """
         tokens = self._tokens
         if tokens.peek(start).text != "(":
             return None

@@ -220,7 +220,7 @@ def _displayed(name: str, arguments: list[str]) -> str:
 
 
 def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int] | None:
-    """The content of a brace without its label, and the end of the label.
+    """The content of a brace without its label, and the place after brace and label.
 
     None if the label may be part of the answer.
     """

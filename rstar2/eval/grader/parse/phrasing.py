@@ -86,7 +86,7 @@ class Aside:
 
 
 def rephrased(cleaned: str) -> str:
-    """Returns the answer without words that only name the kind of the answer, and with other known phrases as formulas."""
+    """Returns the answer without words that only name the kind of the answer, and other known phrases as formulas."""
     text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
@@ -119,7 +119,7 @@ def rephrased(cleaned: str) -> str:
 def spelled_out(text: str) -> str | None:
     """Returns a number in words, and the noun that it counts, in digits.
 
-    Returns None if the text does not begin with a number in words.
+    Returns None if the text is not a number in words, alone or with a noun.
     """
     words = _IN_WORDS.fullmatch(text)
     number = in_words(words[1]) if words else None

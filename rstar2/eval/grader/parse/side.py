@@ -120,7 +120,10 @@ class Side(Collection):
         return CURRENCY_CODES[self._tokens.take().text.rstrip(".")]
 
     def _take_currency(self) -> str:
-        """The currency of the value just read, whose sign or code came before it or comes next; empty if the value has no currency."""
+        """The currency of the value just read, whose sign or code came before the value or comes next.
+
+        Empty if the value has no currency.
+        """
         before, self._currency = self._currency, ""
         after = ""
         if self._tokens.at("command", *CURRENCY_SIGNS):
@@ -183,7 +186,7 @@ class Side(Collection):
     # --- units ---
 
     def _with_unit(self, value: Node) -> Node:
-        """The value with the words after it: a unit, a percent or degree sign in words, or a noun that the value counts."""
+        """The value with the words after it: a unit, a percent or degree sign in words, or a counted noun."""
         value = self._scaled(value)
         self._refuse_quantifier()
         unit = self._unit_words()
@@ -334,7 +337,7 @@ def _sign_in_words(unit: str) -> tuple[str, str]:
 
 
 def _refuse_words_about_letters(value: Node, unit: str) -> None:
-    """Raises ParseError if the words after a value without a number, or about its letters, are not the unit of the value."""
+    """Raises ParseError if words after a value without a number, or about its letters, are not a unit of the value."""
     if not any(isinstance(part, nodes.Number) for part in walk(value)):
         raise ParseError("a unit without a number")
     letters = {part.name for part in walk(value) if isinstance(part, nodes.Symbol) and is_unknown(part)}

@@ -154,9 +154,9 @@ def _more_digits(needed: int) -> int:
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """Whether the values are equal, if both values are exact.
+    """Whether the values are equal, if both values are exact or one value rounds the other.
 
-    If a value is inexact, returns |a - b|, the larger of |a| and |b|, and whether both values are real.
+    For other values, returns |a - b|, the larger of |a| and |b|, and whether both values are real.
     """
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
