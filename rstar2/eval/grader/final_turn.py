@@ -81,10 +81,10 @@ def last_turn(output: str) -> str:
 def ended_by_server(output: str) -> str:
     """Returns a turn from a server that returns only text, with its last box readable by `last_turn`.
 
-    Such a server has split the turns itself, so an end-of-turn mark inside the text was written by the model. If such a
-    mark would hide the last box, the marks are removed. If no mark would hide the last box, the text is returned as it
-    is: some servers leave marks at the end of a turn or between channels, and such marks are read as in any other
-    output.
+    A server that returns only text has split the turns itself, so an end-of-turn mark inside the text was written by
+    the model. If such a mark would hide the last box, the marks are removed. If no mark would hide the last box, the
+    text is returned as it is: some servers leave marks at the end of a turn or between channels, and such marks are
+    read as in any other output.
     """
     mark = _END_OF_TURN.search(output)
     box = last_box(output[mark.end() :]) if mark else None
@@ -104,7 +104,7 @@ def _up_to_its_end(turn: str) -> str:
 
 
 def _without_tool_output(turn: str) -> str:
-    """The text of the model after the last tool output or, if there is none, before the first one.
+    """The text of the model after the last tool output or, if no text follows, before the first tool output.
 
     Text between two outputs is dropped, because a tool output may itself contain the marks of tool outputs.
     """

@@ -24,7 +24,8 @@ QUICK_CHARS = 20_000
 SAME_CHARS = 100
 """An output more than this many characters longer than the gold answer is not compared with it as a whole."""
 SIMPLE_CHARS = 100
-"""Answers up to this many characters are compared in the caller's process, if that takes only basic arithmetic."""
+"""Answers up to this many characters are compared in the caller's process, if the comparison takes only basic
+arithmetic."""
 _SIMPLE = (
     nodes.Number | nodes.Symbol | nodes.Text | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Brackets
     | nodes.SetOf | nodes.Listing | nodes.Relation | nodes.Quantity

@@ -38,7 +38,7 @@ from rstar2.eval.grader.grading import (
 from rstar2.eval.grader.values.secret import secret
 
 WALL_FACTOR = 30.0
-"""A worker is stuck if it has not answered after this many times its CPU deadline, in wall time."""
+"""A worker is stuck if its answer takes more wall time than this many times the CPU deadline."""
 LEAST_WALL_S = 300.0
 """The shortest limit of wall time. The wall time includes the start of the worker, which is slow on a busy machine."""
 _END_S = 60.0
@@ -95,7 +95,7 @@ class _Worker:
         self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
-        """Sends one pair and waits for its verdict. Raises _Stopped if the process ends first or is stuck."""
+        """Sends a pair of answers and waits for the verdict. Raises _Stopped if the process ends first or is stuck."""
         request = json.dumps([gold, pred]).encode() + b"\n"
         with self._busy:
             verdict, extracted, rule, certificate = json.loads(self._exchange(request))

@@ -255,7 +255,10 @@ class _Fact:
     by_expression = by_percent = by_number
 
     def by_list(self, a: Node, b: Node) -> bool:
-        """Equal members: in order if a list is a tuple, has dots or is the only list with names, else in any order."""
+        """Whether two lists have equal members.
+
+        The order counts if a list is a tuple, has dots or is the only list with names.
+        """
         if self.same(a, b):
             return True
         kinds, lists = {a[0], b[0]}, {"Listing", "SetOf", "Brackets"}
@@ -284,7 +287,7 @@ class _Fact:
         return self.same(a, b) or _identical(a, b)
 
     def by_relation(self, a: Node, b: Node) -> bool:
-        """Relations of the same form, one name with one value, or multiples of each other."""
+        """Whether two answers are relations of the same form, one name with one value, or multiples of each other."""
         if self.same(a[1:], b[1:]) or ({*a[2], *b[2]} <= {"!="} and self.same(a[1], b[1][::-1])):
             return True
         for (x, *_, value), (y, *_, other) in product((a[1], a[1][::-1]), (b[1], b[1][::-1])):
@@ -308,13 +311,16 @@ class _Fact:
         return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
-        """The same remainders modulo the same number. A number may stand for its class of congruent numbers."""
+        """Whether two answers are the same remainders modulo the same number.
+
+        A number may stand for its class of congruent numbers.
+        """
         residue, plain = (a, b) if a[0] == "Residue" else (b, a)
         is_class = plain[0] != "Residue" and not _letters(residue) and not residue[3]
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """The same set of numbers, for all values of other letters."""
+        """Whether two answers are the same set of numbers, for all values of other letters."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)
@@ -330,7 +336,7 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """One answer is an equation: one of its sides is the dropped name, and another side is the other answer."""
+        """Whether one answer is an equation with the dropped name as one side and the other answer as another side."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)
@@ -346,7 +352,7 @@ class _Fact:
         return False
 
     def by_unit(self, a: Node, b: Node) -> bool:
-        """Quantities that are equal in one unit or in basic units, or of which only one quantity has a unit."""
+        """Whether two quantities are equal in one unit or in basic units, or as numbers if only one quantity has a unit."""
         values = [side[2][0] if side[:2] == ("Call", "degree") else side for side in (a, b)]
         sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in values]
         (_, one, words, *size), (_, other, other_words, *other_size) = sides
@@ -354,7 +360,10 @@ class _Fact:
         return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:
-        """Letters of integers or arguments of a function, renamed one to one. The integer k may become k + 1 or -k."""
+        """Whether two answers agree after letters of integers or arguments of a function are renamed one to one.
+
+        The integer k may become k + 1 or -k.
+        """
         (fact,), new = self.because, {name: _frozen(node) for name, node in self.data["replaced"]}
         whole = {*"klmn", *(name for kinds in self.data.get("letters", ()) for name in kinds)}
         arguments = _letters(b[1][0], fact.pred[1][0]) if b[0] == fact.pred[0] == "Relation" else []

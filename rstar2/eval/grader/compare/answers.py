@@ -129,7 +129,10 @@ class _Comparison:
         """The facts established so far by the comparison in progress."""
 
     def same(self, a: Node, b: Node) -> bool:
-        """Whether two answers, or parts of answers, are equal. Raises NoValue if that cannot be decided."""
+        """Whether two answers, or parts of answers, are equal.
+
+        Raises NoValue if it cannot be decided whether the two are equal.
+        """
         return self.compared(a, b).equal
 
     def compared(self, a: Node, b: Node) -> Outcome:
@@ -446,9 +449,9 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """The names of the members, or the members themselves if all have different units.
+    """The members themselves if all are quantities in different units, else the names of all members.
 
-    Empty if a member has neither a name nor a unit of its own.
+    The names are empty if a member has no name.
     """
     quantities = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):

@@ -24,7 +24,7 @@ _MAX_PARTS = 1000
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
-    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for anything else.
+    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for any other node.
 
     Raises NoValue for an equation of constants that is false.
     """

@@ -21,9 +21,10 @@ Same: TypeAlias = Callable[[Node, Node], bool]
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether all pairs are equal. One pair that differs decides, even if other pairs cannot be verified.
+    """Whether all pairs are equal.
 
-    Raises NoValue if no pair is known to differ and some pair cannot be verified.
+    A single pair that differs decides the result, even if other pairs cannot be verified. Raises NoValue if no pair is
+    known to differ and some pair cannot be verified.
     """
     if len(one) != len(other):
         return False
@@ -121,7 +122,7 @@ def _flat_parts(node: Node) -> list[Node]:
 def _with_each_sign(node: Node) -> list[Node]:
     """One node for each choice of signs.
 
-    The signs are the same, so there are two nodes, if one of them is ∓, or in a tuple such as (1 ± √2, 3 ± √2), whose
+    The signs are the same, so there are two nodes, if a sign is ∓, or in a tuple such as (1 ± √2, 3 ± √2), whose
     coordinates depend on each other. In any other tuple, the signs are independent: (±1, ±2) are four points.
     """
     signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]

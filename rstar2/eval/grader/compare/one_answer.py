@@ -142,7 +142,10 @@ def _options(exact: Node, other: Node) -> list[Node]:
 
 
 def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
-    """The pairs of corresponding numbers in two values. A sign that only one value has is applied to the other."""
+    """The pairs of corresponding numbers in two values.
+
+    A sign that only one value has is applied to the other value.
+    """
     match one, other:
         case (nodes.PlusMinus(left=a, right=b), nodes.PlusMinus(left=c, right=d)):
             return [*_pairs(a, c), *_pairs(b, d)]

@@ -95,7 +95,7 @@ def _same_form(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 
 
 def _ascending(node: nodes.Relation) -> nodes.Relation:
-    """The relation with its larger side on the right, if it is an inequality."""
+    """The relation with its larger side on the right, if the relation is an inequality."""
     if set(node.operators) <= _MIRRORED.keys():
         return nodes.Relation(
             node.sides[::-1], tuple(_MIRRORED[operator] for operator in node.operators[::-1])

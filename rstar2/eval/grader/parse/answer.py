@@ -119,7 +119,7 @@ class Answer(Side):
         return None
 
     def _label(self) -> str:
-        """The words before a colon in lower case, as in Minimum: 1; empty if there is no label."""
+        """The words before a colon in lower case, as in Minimum: 1; empty if the answer has no label."""
         if not self._tokens.next.is_words:
             return ""
         length = 1
@@ -141,7 +141,7 @@ class Answer(Side):
     # --- points ---
 
     def _named_point(self) -> Node | None:
-        """A point with its name, such as A(3, -2), A'(3, -2) or A_1(3, -2). None if something else comes next."""
+        """A point with its name, such as A(3, -2), A'(3, -2) or A_1(3, -2). None if no named point comes next."""
         tokens, name = self._tokens, self._tokens.next.text
         has_index = tokens.peek().text == "_" and tokens.peek(2).kind == "number"
         index = tokens.peek(2).text if has_index else ""
@@ -161,7 +161,7 @@ class Answer(Side):
     def _coordinates_at(self, start: int) -> list[Token] | None:
         """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer.
 
-        None without such a tuple.
+        None if no such tuple opens there.
         """
         tokens = self._tokens
         if tokens.peek(start).text != "(":

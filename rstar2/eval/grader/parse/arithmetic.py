@@ -39,7 +39,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _listing(self) -> Node:
-        """One answer, or several separated by commas and the like; also the content of braces."""
+        """One answer, or several answers separated by commas and the like.
+
+        The content of braces is read by this rule too.
+        """
 
     @abstractmethod
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
@@ -279,8 +282,8 @@ class Arithmetic(ABC):
     def _argument(self, whole_number: bool = False) -> Node:
         """The argument of a command: a group in braces, or the next operand.
 
-        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX.
-        `whole_number` takes all digits.
+        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. With
+        `whole_number`, all digits of the number are taken.
         """
         tokens = self._tokens
         if tokens.accept("sign", "{"):

@@ -103,7 +103,7 @@ def _condition(match: re.Match[str]) -> Condition:
 
 
 def set_name(text: str) -> str:
-    """Returns the name of the elements of a set, such as `integer` for Z, or the text of the set if it has no name."""
+    """Returns the name of the elements of a set, such as `integer` for Z, or the text of a set without a name."""
     plain = re.sub(r"[ ^_]", "", text).replace(r"\geq", ">=").replace(r"\ge", ">=")
     plain = plain.replace(r"\gt", ">").replace(r"\lt", "<")
     return _NAMES.get(plain, plain)

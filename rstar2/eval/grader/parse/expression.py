@@ -27,7 +27,7 @@ class Expression(Arithmetic):
 
     @abstractmethod
     def _collection(self) -> Node | None:
-        """The set, tuple, interval, vector or sum of money that comes next. None if something else comes next."""
+        """The set, tuple, interval, vector or sum of money that comes next. None if no such collection comes next."""
 
     def _operand(self) -> Node:
         collection = self._collection()

@@ -112,7 +112,7 @@ class Matrix(Node):
 
 @dataclass(frozen=True, slots=True)
 class Brackets(Node):
-    """(a, b), [a, b) or <a, b>: a tuple, a list or an interval. The comparison decides which."""
+    """(a, b), [a, b) or <a, b>: a tuple, a list or an interval. The comparison decides which of the three is meant."""
 
     opening: str
     closing: str
@@ -210,7 +210,7 @@ def number(value: int) -> Number:
 
 
 def negative(node: Node) -> Node:
-    """Returns the node with its sign changed; a `Number` for a number."""
+    """Returns the node with its sign changed; for a number, the result is a `Number`."""
     if isinstance(node, Number):
         return Number(-node.value, node.digits, node.places)
     return Product((number(-1), node))

@@ -91,7 +91,7 @@ class Side(Collection):
     def _named_side(self) -> Node | None:
         r"""A word before an equals sign, as in \text{Area} = 5, or a function being defined, as in y(x) = 5.
 
-        The result is None if something else comes next. The equals sign is not taken.
+        The result is None if no such word or function comes next. The equals sign is not taken.
         """
         tokens, word = self._tokens, self._tokens.next.text
         if not tokens.next.is_words:
@@ -323,9 +323,9 @@ def sum_of_quantities(items: list[Node]) -> Node | None:
 
 
 def _sign_in_words(unit: str) -> tuple[str, str]:
-    """If words after a number begin with `percent` or `degrees`: the sign's name, and the other words.
+    """The name of the sign and the other words, if words after a number begin with `percent` or `degrees`.
 
-    The strings are empty for any other words.
+    Both strings are empty if the words begin with anything else.
     """
     for sign, names in (("percent", PERCENTS), ("degree", DEGREES)):
         if unit in names:

@@ -132,7 +132,7 @@ def _group(text: str, start: int) -> tuple[str, int]:
 def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
     """The tokens of the content of \\text{...} and the like.
 
-    Words stay a single token; other content is mathematics.
+    Words inside the command stay a single token; other content is mathematics.
     """
     stripped = content.strip()
     if not stripped:

@@ -30,7 +30,7 @@ _FAR = 10**9
 def points_between_corners(
     random: Random, a: Node, b: Node, point: Mapping[str, Fraction]
 ) -> Iterator[dict[str, Fraction]]:
-    """Yields points that differ from `point` in one letter: one point per gap between the corners of two expressions."""
+    """Yields points that differ from `point` in one letter: one point per gap between corners of two expressions."""
     arguments = [
         value
         for node in (a, b)

@@ -179,8 +179,7 @@ def _unknown_names(node: Node) -> set[str]:
 def proportional(a: Node, b: Node) -> Fraction | None:
     """Returns the sign (1 or -1) of c if a = c·b as functions, for some real number c other than 0.
 
-    Returns None if no such c exists. Raises NoValue if neither can be verified: that such a c exists, or that no c
-    exists.
+    Returns None if no such c exists. Raises NoValue if it cannot be verified whether such a c exists.
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():

@@ -170,7 +170,7 @@ def _sign(setting: Setting, value: Value) -> Fraction:
 
 
 def _largest(setting: Setting, values: Iterable[Value], sign: int) -> Value:
-    """The maximum of real values; with sign -1, the minimum. The values may be exact or inexact."""
+    """The maximum of real values or, with sign -1, the minimum. The values may be exact or inexact."""
 
     def larger(one: Value, other: Value) -> Value:
         left, right = setting.alike(one, other)
@@ -211,4 +211,5 @@ _SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
     "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
     "sgn": (_sign, 1),
 }
-"""Functions with rules of their own, and their number of arguments; None for any number."""
+"""Functions with rules of their own, and their number of arguments; None for a function that takes any number of
+arguments."""

@@ -251,7 +251,7 @@ class Setting:
 def remainder(value: Value, modulus: Value) -> Value:
     """Returns the remainder of a division. The remainder is not negative if the modulus is positive.
 
-    Raises NoValue if one of the values is inexact or the modulus is 0.
+    Raises NoValue if a value is inexact or the modulus is 0.
     """
     if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
         raise NoValue("a remainder of values that are not rational")

@@ -53,8 +53,8 @@ _USUALLY_WHOLE = frozenset("jkmn")
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
 """The ranges from which the denominators of fractions are drawn, and the turns at which the fine range is used. A fixed
-denominator would not do: sin(2018πx) is zero at all fractions over 2018. Fine denominators usually have large prime
-factors, so that their fractions times a factorial are not integers."""
+denominator would miss some differences: sin(2018πx) is zero at all fractions over 2018. Fine denominators usually have
+large prime factors, so that their fractions times a factorial are not integers."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
 """The largest integers that letters are set to, in turn."""
 _SERIES_SIZES = (5, 10, 20, 40)
@@ -165,7 +165,7 @@ def _is_positive_constant(base: Node) -> bool:
 
 
 def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[str]) -> Iterator[Point]:
-    """Yields points without end: integers of all sizes for the letters in `whole`, and fractions for the others.
+    """Yields points without end: integers of all sizes for the letters in `whole`, and fractions for the other letters.
 
     The fractions are seldom negative. If an expression has corners or jumps, about half of the points have a letter
     near or at a constant of the expression.

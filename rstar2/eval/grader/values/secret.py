@@ -19,7 +19,7 @@ _BYTES = 32
 
 
 def secret() -> bytes:
-    """Returns the secret of the run. If the environment has none, the first call creates a secret.
+    """Returns the secret of the run. If the environment holds no secret, the first call creates a secret.
 
     Raises UserError if the environment variable is not an even number of at least 16 hexadecimal digits.
     """
