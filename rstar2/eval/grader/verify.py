@@ -352,7 +352,10 @@ class _Fact:
         return False
 
     def by_unit(self, a: Node, b: Node) -> bool:
-        """Whether two quantities are equal in one unit or in basic units, or as numbers if only one quantity has a unit."""
+        """Whether two quantities are equal in one unit or in basic units.
+
+        If only one quantity has a unit, the numbers before the units are compared.
+        """
         values = [side[2][0] if side[:2] == ("Call", "degree") else side for side in (a, b)]
         sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in values]
         (_, one, words, *size), (_, other, other_words, *other_size) = sides

@@ -14,8 +14,8 @@ from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, Symbol, wal
 _CHARS = 200
 """Conditions are searched for in this many characters at the end of an answer."""
 _HINT = re.compile(r"\\in(?![A-Za-z])|\\forall|\bfor\b|integer|number|\breals?\b")
-"""Signs and words of which every condition contains at least one. Most answers contain none of them, so no condition is
-searched for."""
+"""Signs and words of which every condition contains at least one. In most answers, which contain
+no such sign or word, no condition is searched for."""
 _START = re.compile(
     r"[,;(]|\\(?:text\w*|mbox|mathrm)\s*\{|\b(?:where|for|with|such that)\b|\\forall(?![A-Za-z])"
 )
