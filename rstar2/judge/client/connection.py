@@ -1,8 +1,8 @@
 """The WebSocket that carries all programs of one event loop to the judge, and their results back.
 
 Programs that are submitted at the same time share one message. If the connection breaks, the client connects again and
-repeats the requests that have no result yet. It keeps their ids, so that the judge runs no program twice if its result
-exists. The wait for each result has a time limit.
+repeats the requests that have no result yet. A repeated request keeps its id, so that the judge does not run a program
+again whose result exists. The wait for each result has a time limit.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ class Connection:
 
         Raises:
             JudgeError: the judge refuses a message or the connection.
-            aiohttp.ClientError, OSError, ValueError, Unavailable: the connection failed. The caller connects again.
+            aiohttp.ClientError, OSError, ValueError, Unavailable: the connection failed. After a failed connection, the
+                caller connects again.
         """
         if self.socket is None:
             self.socket, self.write_lock = await self._connect(), asyncio.Lock()

@@ -62,7 +62,8 @@ class IncompatibleJudge(AccessRefused):
 def check_protocol(url: str, version_text: object) -> None:
     """Raises IncompatibleJudge if the judge names a protocol version that this client does not understand.
 
-    `version_text` is None for proxies, and for judges up to version 0.1.0. Their answers are read as version 1.
+    `version_text` is None for proxies, and for judges up to version 0.1.0. Answers without a version are read as
+    version 1.
     """
     if version_text is not None and not is_compatible(version_text):
         judge = f"the judge at {url}"
@@ -119,7 +120,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
     Args:
         connector: the connections.
-        pid: the process that opened them. Any other process leaves them open.
+        pid: the process that opened them. Any other process leaves the connections open.
     """
     if os.getpid() != pid:
         # After a fork, closing would remove the connections from the parent's event loop.
@@ -150,12 +151,12 @@ async def request(
 
     Args:
         judge: decides when the request is sent again; see `judge_service`.
-        http: the session that sends it.
+        http: the aiohttp session that sends the request.
         method: HTTP method.
         url: full URL of the endpoint.
         body: the request's body as JSON.
         wait_s: time limit in seconds, including all retries.
-        read: converts the body of a successful answer. It raises ValueError if no judge wrote that body.
+        read: converts the body of a successful answer. `read` raises ValueError if no judge wrote that body.
         accepted: another status that counts as success, besides 200 to 299.
 
     Returns:

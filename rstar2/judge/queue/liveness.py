@@ -49,8 +49,8 @@ def read_heartbeat(text: str) -> dict[str, Any] | None:
 class LivenessMonitor:
     """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
-    A long gap between two checks means that Redis or this process was stopped. All workers then count as alive, and
-    the monitor starts anew.
+    A long gap between two checks means that Redis or this process was stopped. After such a gap all workers count as
+    alive, and the monitor starts anew.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,9 @@
 
 Each judge stores its requirement in Redis and renews it while it runs, so that the requirement of a dead judge expires.
 A worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
-requirement, and every other judge of the queue has a compatible version. Both check and write in one atomic step, so
-that a worker and a judge that start at the same time cannot miss each other.
+requirement, and every other judge of the queue has a compatible version. A worker that registers, and a judge that
+starts, both check and write in one atomic step, so that a worker and a judge that start at the same time cannot miss
+each other.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
     Args:
         judge: the judge's name.
         tier: the weakest tier that the judge accepts.
-        renew: whether the judge is already running. Its requirement is then stored in any case, because it keeps
-            incompatible workers out of the queue.
+        renew: whether the judge is already running. The requirement of a running judge is stored in any case, because
+            it keeps incompatible workers out of the queue.
     """
     weaker = " ".join(ISOLATION_ORDER[: ISOLATION_ORDER.index(tier)])
     settings = (
@@ -149,7 +150,7 @@ def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
 
 
 def check_registered(reply: Sequence[str], tier: Isolation) -> None:
-    """Raises UserError if the reply to `register` reports a conflict. `tier` is the worker's."""
+    """Raises UserError if the reply to `register` reports a conflict. `tier` is the worker's isolation tier."""
     if not reply:
         return
     kind, judge, required = reply

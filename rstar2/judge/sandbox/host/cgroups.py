@@ -54,8 +54,8 @@ def _candidates(controller: str) -> list[Path]:
 def _sessions_share_processors() -> bool:
     """Returns whether the kernel gives each session, and so each program, an equal CPU share (autogroup).
 
-    It does so only in the root group. The group of a container is not the root group, even if its name is `/` there.
-    Source: sched(7).
+    The kernel gives equal shares only to sessions in the root group. The group of a container is not the root group,
+    even if its name is `/` there. Source: sched(7).
     """
     try:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
@@ -147,7 +147,7 @@ class Cgroup:
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def cpu_seconds(self) -> float:
-        """Returns the CPU seconds of all processes that are or were in the group. 0 if there is no group."""
+        """Returns the CPU seconds of all processes that are or were in the group, or 0 if there is no group."""
         return 0.0 if self.cpu_time_fd < 0 else group_cpu_seconds(self.cpu_time_fd)
 
     def limit_processes(self, count: int) -> None:
@@ -155,7 +155,7 @@ class Cgroup:
             (self.pids / "pids.max").write_text(str(count))
 
     def used(self) -> int:
-        """Returns the memory of the group in bytes. 0 if there is no memory group."""
+        """Returns the memory of the group in bytes, or 0 if there is no memory group."""
         return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
@@ -177,7 +177,7 @@ class Cgroup:
         return 0
 
     def close(self) -> None:
-        """Remove the groups. All their processes must have ended, or be about to end."""
+        """Remove the groups. All processes in the groups must have ended, or be about to end."""
         for fd in {self._counter, self.cpu_time_fd} - {-1}:
             os.close(fd)
         self._counter = self.cpu_time_fd = -1

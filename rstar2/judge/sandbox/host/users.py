@@ -25,8 +25,8 @@ _ATTEMPTS = 100
 def first_host_uid() -> int:
     """Returns the first of `USERS_PER_JAIL` user and group ids that this process may use until it ends.
 
-    Processes in one network namespace claim their ranges, so that these differ. Containers cannot see each other's
-    claims, so that they can only choose a random range, out of more than a million.
+    Processes in one network namespace claim their ranges, so that the ranges differ. Containers cannot see each other's
+    claims, so each container can only choose a random range, out of more than a million.
 
     Raises:
         Failure: this process's user namespace has no free range.
