@@ -74,7 +74,10 @@ class JudgeClient:
         return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """Run programs. Returns their results in the order of the requests, and raises the same errors as `run`."""
+        """Run programs.
+
+        Returns the programs' results in the order of the requests, and raises the same errors as `run`.
+        """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
     async def request(

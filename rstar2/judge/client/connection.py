@@ -100,7 +100,10 @@ class Connection:
         """Quoted in the result of a call that gets no response in time."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
-        """Send a program. Returns a future with its result. Cancelling the future cancels the program."""
+        """Send a program.
+
+        Returns a future that gets the program's result. Cancelling the future cancels the program.
+        """
         run_id = f"{self.name}-{next(self.numbers)}"
         call = Call(run_id, _encode(request), self.loop.create_future())
         if not call.body:

@@ -132,7 +132,10 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
 
 def judge_service() -> Service:
-    """Returns a retry service for the judge. It never gives up by itself: each request has its own time limit."""
+    """Returns a retry service for the judge.
+
+    The service never gives up by itself, because each request has its own time limit.
+    """
     unlimited = float("inf")
     return RetryPolicy(unlimited, PAUSES, attempts=unlimited, first_answer_s=unlimited).service("judge")
 

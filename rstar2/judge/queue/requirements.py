@@ -123,7 +123,7 @@ Returns the same as _REGISTER. With 'renew', the requirement is stored in any ca
 def register(worker: str, heartbeat: dict[str, Any]) -> Command:
     """Returns the command that writes a worker's first heartbeat, unless it conflicts with a judge's requirement.
 
-    Pass its reply to `check_registered`.
+    Pass the reply to this command to `check_registered`.
     """
     stronger = " ".join(ISOLATION_ORDER[ISOLATION_ORDER.index(heartbeat["isolation"]) + 1 :])
     settings = (PROTOCOL.major, stronger, worker, json.dumps(heartbeat))
@@ -133,7 +133,7 @@ def register(worker: str, heartbeat: dict[str, Any]) -> Command:
 def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
     """Returns the command that stores a judge's requirement, unless a worker or another judge conflicts with it.
 
-    Pass its reply to `check_required`.
+    Pass the reply to this command to `check_required`.
 
     Args:
         judge: the judge's name.
@@ -166,7 +166,10 @@ def check_registered(reply: Sequence[str], tier: Isolation) -> None:
 
 
 def check_required(reply: Sequence[str], tier: Isolation) -> None:
-    """Raises UserError if the reply to `require` reports a conflict. `tier` is the judge's."""
+    """Raises UserError if the reply to `require` reports a conflict.
+
+    `tier` is the weakest tier that the judge accepts.
+    """
     if not reply:
         return
     kind, other, value = reply

@@ -149,7 +149,7 @@ def _expect(run: RunProgram, code: str, outcome: str, stdout: str, failure: str)
 
 
 def _listeners(folder: Path) -> list[socket.socket]:
-    """Open a TCP, a UDP, a Unix and an abstract Unix socket. Nothing may reach any of them."""
+    """Open a TCP, a UDP, a Unix and an abstract Unix socket. No program in the jail may reach any of these sockets."""
     tcp = socket.create_server(("127.0.0.1", 0))
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(tcp.getsockname())

@@ -84,7 +84,10 @@ def _remove(path: Path) -> None:
 
 
 class Cgroup:
-    """New control groups, one for each controller. `close` removes them. A missing controller has the group None."""
+    """New control groups, one for each controller.
+
+    `close` removes the groups. The group of a missing controller is None.
+    """
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -129,7 +132,10 @@ class Cgroup:
         return {path for path in (self.memory, self.pids, self.cpu, self.cpu_time) if path is not None}
 
     def add(self, pid: int) -> None:
-        """Move a process into the groups. Its later children are in them, too. Drop each group that refuses this."""
+        """Move a process into the groups.
+
+        The process's later children are in the groups, too. Each group that refuses the process is dropped.
+        """
         for path in self._paths():
             try:
                 (path / "cgroup.procs").write_text(str(pid))
@@ -168,7 +174,10 @@ class Cgroup:
             self._limit = limit
 
     def kills(self) -> int:
-        """Returns the number of processes in the group that the kernel killed for lack of memory. 0 if unknown."""
+        """Returns the number of processes in the group that the kernel killed for lack of memory.
+
+        The number is 0 if the kernel does not report it.
+        """
         if self._counter < 0:
             return 0
         for line in os.pread(self._counter, 4096, 0).splitlines():

@@ -136,7 +136,10 @@ def _write(path: str, text: str) -> None:
 
 
 def enter_root(spec: JailSpec) -> None:
-    """Mount /proc and the scratch space, and make the new root the only root. Call it in the jail's first process."""
+    """Mount /proc and the scratch space, and make the new root the only root.
+
+    Call `enter_root` in the jail's first process.
+    """
     # Mounts from the outer namespace are locked, so that pivot_root refuses them. A new bind of them is not locked.
     syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
     mount_proc(_NEW_ROOT + "/proc")
@@ -158,7 +161,10 @@ def mount_proc(path: str) -> None:
 
 
 def replace_scratch(spec: JailSpec) -> None:
-    """Mount an empty scratch space instead of the old one. The kernel frees the old one when nothing uses it."""
+    """Mount an empty scratch space instead of the old one.
+
+    The kernel frees the old scratch space when nothing uses it any more.
+    """
     for path in (*WRITABLE, _SCRATCH):
         syscalls.unmount(path)
     mount_scratch(spec)

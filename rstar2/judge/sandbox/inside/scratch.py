@@ -33,8 +33,8 @@ class Scratch:
 
     Args:
         folders: the folders to which programs may write.
-        dedicated: whether all folders are on one file system that nothing else uses. Its counters then show whether
-            there is anything to remove.
+        dedicated: whether all folders are on one file system that nothing else uses. If True, the counters of the file
+            system show whether there is anything to remove.
         changeable: folders whose modes and times programs may change, because they belong to the programs' user.
     """
 
@@ -146,14 +146,15 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
 
 
 def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
-    """Returns whether a program's folder exceeds the quota. The program may be writing to it meanwhile.
+    """Returns whether a program's folder exceeds the quota. The program may be writing to the folder meanwhile.
 
     Args:
         folder: the folder.
         other_bytes: bytes of the program's files that are not in the folder.
 
     Returns:
-        None if the files that were counted do not exceed the quota, but others were moved or removed meanwhile.
+        None if the counted files do not exceed the quota, but other files were moved or removed before they could be
+        counted.
     """
     remaining_bytes = (MAX_MB << 20) - other_bytes
     if remaining_bytes < 0:
@@ -223,7 +224,7 @@ def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
 
 
 def remove_in_background(folder: str) -> None:
-    """Empty a folder at the lowest CPU priority. Other folders may be moved into it meanwhile."""
+    """Empty a folder at the lowest CPU priority. Other folders may be moved into the folder meanwhile."""
     os.nice(19)
     while os.path.isdir(folder) and os.listdir(folder):
         try:
@@ -235,12 +236,12 @@ def remove_in_background(folder: str) -> None:
 def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT) -> None:
     """Remove everything in a folder except the names in `excluded`. Nobody else may be writing to the folder.
 
-    The function opens one folder at a time, so that any depth of folders and any length of paths works. It changes the
-    disk once per file and folder.
+    The function opens one folder at a time, so that any depth of folders and any length of paths works. The function
+    changes the disk once per file and folder.
 
     Raises:
         OSError: a file or folder could not be removed.
-        TimeoutError: it takes longer than `seconds`.
+        TimeoutError: the removal takes longer than `seconds`.
     """
     deadline = time.monotonic() + seconds
     folder_fd = os.open(folder, _FOLDER)
