@@ -114,10 +114,10 @@ class RunResult(BaseModel):
 
     @property
     def ended_while(self) -> Literal["computing", "waiting"] | None:
-        """Whether a program that reached its time limit was computing or waiting. None for all other programs.
+        """Whether a program that reached its time limit was computing or waiting.
 
-        A program counts as waiting if it used less than half of a processor: it slept, it waited for input or a lock,
-        or the machine was too busy.
+        The value is None for all other programs. A program counts as waiting if it used less than half of a processor:
+        the program slept, the program waited for input or a lock, or the machine was too busy.
         """
         if self.outcome != "timeout":
             return None

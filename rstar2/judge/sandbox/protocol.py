@@ -11,7 +11,7 @@ from rstar2.judge.schema import Isolation
 
 
 class JailSpec(TypedDict):
-    """How to build one jail. The worker sends it once, to the first process of the jail."""
+    """How to build one jail. The worker sends a `JailSpec` once, to the first process of the jail."""
 
     tier: Isolation
     is_root: bool
@@ -48,7 +48,7 @@ class JailSpec(TypedDict):
 
 
 class StartCommand(TypedDict):
-    """Start one program or one session. The worker sends it to a zygote, together with descriptors."""
+    """Start one program or one session. The worker sends a `StartCommand` to a zygote, together with descriptors."""
 
     op: str
     """Always `start`."""

@@ -79,7 +79,7 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def generated_files() -> list[tuple[str, str]]:
-    """Returns small files of /etc that libraries read, as (path, text). They reveal nothing about the machine."""
+    """Returns small files of /etc that libraries read, as (path, text). The files reveal nothing about the machine."""
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [
         ("/etc/passwd", user),

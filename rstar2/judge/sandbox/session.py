@@ -87,7 +87,7 @@ class _CellEnd:
 
 
 class Session:
-    """A session, opened by `Sandbox.open_session`. Any thread may use it. Cells run one after another.
+    """A session, opened by `Sandbox.open_session`. Any thread may use a `Session`. Cells run one after another.
 
     Between cells, all processes of the session are stopped. A cell that reaches its time limit is interrupted, like
     with the stop button of a notebook, and the session lives on. If the cell does not stop soon, the session is killed.
@@ -212,7 +212,7 @@ class Session:
         return result
 
     def _channel_has_data(self) -> bool:
-        """Returns whether there is data in the channel. Between cells there must be none."""
+        """Returns whether there is data in the channel. Between cells there must be no data in the channel."""
         return wait_readable(self._channel, 0) and bool(self._read_channel(1, socket.MSG_PEEK))
 
     def _read_channel(self, count: int, flags: int = 0) -> bytes:
@@ -224,7 +224,7 @@ class Session:
             return b""
 
     def _wait_for_cell(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
-        """Send a cell. Wait until its process waits for the next cell, or until the process ends."""
+        """Send a cell. Wait until the session's process waits for the next cell, or until the process ends."""
         self._send("begin cell")
         cell = self._wait_for_answer(nonce, source, limit)
         if cell.kind:
@@ -241,8 +241,8 @@ class Session:
     def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell, and wait for its answer or for the end of its process, whichever is first.
 
-        If the result has neither, the session must be killed: the cell does not stop, it wrote too much, or its code
-        wrote to the channel.
+        If the result has neither an answer nor an end, the session must be killed: the cell does not stop, the cell
+        wrote too much, or its code wrote to the channel.
 
         Raises:
             BrokenPipeError: the process ended, or closed the channel, before it had read the whole cell.

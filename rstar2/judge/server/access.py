@@ -33,8 +33,8 @@ class AccessGuard:
 
     Args:
         app: the application that gets the allowed requests.
-        token: the token that clients must send as `Authorization: Bearer`, or None. With a token, any `Host` is
-            allowed, because a web page does not know the token.
+        token: the token that clients must send as `Authorization: Bearer`, or None if the judge has no token. With a
+            token, any `Host` is allowed, because a web page does not know the token.
         hosts: allowed names in `Host`, without port. `localhost` and IP addresses are always allowed.
     """
 

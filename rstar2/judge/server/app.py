@@ -37,7 +37,7 @@ PONG_TIMEOUT_S = 120.0
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:
-    """Returns the ASGI application of the judge. It connects to the queue when the application starts."""
+    """Returns the ASGI application of the judge. The application connects to the queue when it starts."""
     limits = settings.limits
     dispatcher = Dispatcher(settings.redis_url, limits.max_queued, limits.max_queued_bytes)
 

@@ -114,7 +114,8 @@ class StreamConnection:
     def handle_message(self, text: str) -> str | None:
         """Carry out all requests of one message.
 
-        Returns None, or what is wrong with the message. In that case none of its requests were carried out.
+        Returns None, or what is wrong with the message. If something is wrong with the message, none of its requests
+        were carried out.
         """
         try:
             items = json.loads(text)

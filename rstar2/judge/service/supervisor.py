@@ -1,4 +1,4 @@
-"""The supervisor process of a judge: starts its parts and restarts the ones that die. `start.py` starts it.
+"""The supervisor process of a judge: starts its parts and restarts the ones that die. `start.py` starts the supervisor.
 
 The general part is in `rstar2.supervision.supervisor`.
 """
@@ -125,7 +125,10 @@ class JudgeSupervisor(Supervisor):
         return Event(kind="ready", text=self.url, handle=self.handle.model_dump())
 
     def claim_folder(self) -> None:
-        """Lock the folder. Another judge must not use it, because each judge removes the files of an earlier one."""
+        """Lock the folder.
+
+        Another judge must not use the folder, because each judge removes the files of an earlier judge.
+        """
         in_use = UserError(
             f"another judge, or its workers, use the folder {self.folder}",
             "Stop them, or use another folder: set RSTAR2_STATE, or start `judge worker` with --folder.",
@@ -320,7 +323,10 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier and our protocol version of the whole queue. Raises UserError if a part of it conflicts."""
+        """Require a tier and our protocol version of the whole queue.
+
+        Raises UserError if a part of the queue conflicts.
+        """
         self.renew_at = time.monotonic() + requirements.RENEW_S
         command = requirements.require(self.judge_name, tier, renew=self.required is not None)
         requirements.check_required(execute(client, command), tier)

@@ -29,7 +29,7 @@ def open_rings(count: int) -> list[int]:
     """Open up to `count` io_uring instances, one per zygote.
 
     Returns fewer than `count` instances, or none, if the machine refuses to open them. If this process is root, call
-    this before it drops its rights: the kernel then decides whether locked memory is limited.
+    `open_rings` before the process drops its rights: the kernel then decides whether locked memory is limited.
     """
     rings = []
     try:

@@ -195,8 +195,8 @@ def bound_share(pids: Iterable[int]) -> None:
     """If more than _FREE_TASKS tasks of these processes compute, give all of them together the CPU share of one task.
 
     The function only raises the niceness, which every user may do. The function also raises the niceness of tasks that
-    wait, because new processes inherit the niceness. Without this inheritance, a program could start new processes
-    faster than they are found.
+    wait, because new processes inherit the niceness. A program could start new processes faster than they are found, if
+    new processes did not inherit the niceness.
     """
     tasks = []
     computing = 0

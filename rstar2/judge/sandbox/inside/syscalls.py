@@ -204,8 +204,8 @@ class Landlock:
     """A Landlock ruleset.
 
     The ruleset allows reading and executing below some paths, everything below other paths, and nothing else. From
-    version 4 of Landlock, the ruleset refuses TCP. From version 6, it also refuses abstract sockets and signals outside
-    the process's own domain.
+    version 4 of Landlock, the ruleset refuses TCP. From version 6 of Landlock, the ruleset also refuses abstract
+    sockets and signals outside the process's own domain.
 
     Args:
         abi: the kernel's version of Landlock.

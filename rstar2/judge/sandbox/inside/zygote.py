@@ -465,8 +465,8 @@ class Zygote:
     def _is_scratch_clean(self) -> bool:
         """Returns whether the scratch space is empty, after removing the source file that a traceback needed.
 
-        For speed only: most programs that leave any file leave only this one. If the program left only the source file,
-        the cleaner is not needed.
+        For speed only: most programs that leave any file leave only their source file. If the program left only the
+        source file, the cleaner is not needed.
         """
         if self._scratch.is_clean():
             return True
