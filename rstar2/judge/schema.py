@@ -114,10 +114,10 @@ class RunResult(BaseModel):
 
     @property
     def ended_while(self) -> Literal["computing", "waiting"] | None:
-        """Whether a program that reached its time limit was computing or waiting.
+        """Whether a program that reached its time limit was computing or waiting, or None for all other programs.
 
-        The value is None for all other programs. A program counts as waiting if it used less than half of a processor:
-        the program slept, the program waited for input or a lock, or the machine was too busy.
+        A program counts as waiting if it used less than half of a processor: the program slept, the program waited for
+        input or a lock, or the machine was too busy.
         """
         if self.outcome != "timeout":
             return None
@@ -168,7 +168,7 @@ def identity(request: RunRequest | SessionRequest | CellRequest) -> str:
     """Returns the fields, as JSON, in which two requests with the same id must agree.
 
     Fields that a later minor version adds are left out. A client may repeat a request under the same id after its judge
-    was updated, and the new judge then reads fields that the old one ignored.
+    was updated, and the new judge reads fields that the old judge ignored.
     """
     return request.model_dump_json(include=set(_IDENTITY_FIELDS))
 

@@ -50,7 +50,7 @@ _RESPONSES = TypeAdapter(list[StreamResponse])
 
 
 class Call:
-    """One program without a result."""
+    """One program that has no result yet."""
 
     def __init__(self, run_id: str, body: bytes, result: asyncio.Future[RunResult]) -> None:
         self.run_id = run_id
@@ -224,7 +224,7 @@ class Connection:
             self._fail_calls(error)
 
     def _fail_calls(self, error: BaseException) -> None:
-        """Make all calls raise this error, wrapped in a JudgeError if it is not one already."""
+        """Make all calls raise this error, wrapped in a JudgeError unless the error is already a JudgeError."""
         unexpected = JudgeError(f"the connection to the judge at {self.url} failed: {error!r}")
         for call in self._take_calls():
             if not call.result.done():
@@ -304,7 +304,7 @@ class Connection:
                     await socket.close()
 
     def _take_calls(self) -> list[Call]:
-        """Remove all calls from `self.calls` and return them."""
+        """Remove all calls from `self.calls` and return the calls."""
         calls, self.calls = list(self.calls.values()), {}
         return calls
 
@@ -321,7 +321,7 @@ class Connection:
 
 
 def _encode(request: RunRequest) -> bytes:
-    """Returns a request as JSON even if its fields are invalid, because the judge reports what is wrong with them.
+    """Returns a request as JSON even if its fields are invalid, because the judge reports the faults of the fields.
 
     Returns b"" if the request cannot be written as JSON.
     """

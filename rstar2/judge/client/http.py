@@ -52,7 +52,7 @@ class AccessRefused(JudgeError):
 
 
 class WrongToken(AccessRefused):
-    """The judge requires a token, and the client sent none or a wrong one."""
+    """The judge requires a token, and the client sent no token or a wrong token."""
 
 
 class IncompatibleJudge(AccessRefused):
@@ -120,7 +120,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
     Args:
         connector: the connections.
-        pid: the process that opened them. Any other process leaves the connections open.
+        pid: the process that opened the connections. Any other process leaves the connections open.
     """
     if os.getpid() != pid:
         # After a fork, closing would remove the connections from the parent's event loop.
@@ -206,7 +206,7 @@ def is_from_another_server(error: BaseException) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str] | None) -> float:
-    """Returns the seconds in the header `Retry-After`, or 0 if there is no such header or it holds a date."""
+    """Returns the seconds in the header `Retry-After`, or 0 if the header is missing or holds a date."""
     text = (headers or {}).get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 

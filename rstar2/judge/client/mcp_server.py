@@ -73,10 +73,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
     @server.tool()
     async def open_session() -> SessionInfo:
-        """Start a Python process that keeps its variables from cell to cell.
-
-        The process ends if it is idle for long.
-        """
+        """Start a Python process that keeps its variables from cell to cell. It ends if it is idle for long."""
         session = JudgeSession(client)
         with _tool_errors():
             await session.__aenter__()

@@ -1,4 +1,4 @@
-"""Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by them.
+"""Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
 A heartbeat has a number, `beat`, which grows while the worker works. A worker is alive while the process that monitors
 it sees this number change. Clocks of other machines therefore do not matter.

@@ -41,7 +41,7 @@ def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
 
 
 def execute(client: redis.Redis, command: Command) -> Any:
-    """Send one command with a redis-py client and return its reply."""
+    """Send one command with a redis-py client and return the command's reply."""
     # Typed as Any because redis-py declares no types for `execute_command`.
     untyped: Any = client
     return untyped.execute_command(*command)
@@ -87,7 +87,7 @@ class _Connection:
 
 
 class RedisConnection(_Connection):
-    """A bare asyncio connection that sends commands. Use it from one task at a time."""
+    """A bare asyncio connection that sends commands. Use one `RedisConnection` from one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
         """Send commands in one exchange. Returns their replies by the names of the commands.

@@ -116,7 +116,8 @@ class Task:
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
         """Returns the tasks in a reply to XREADGROUP or to `scripts.CLAIM`.
 
-        Entries with unexpected contents are tasks, too, because they must be answered and acknowledged like all others.
+        Entries with unexpected contents are tasks, too, because such entries must be answered and acknowledged like all
+        other tasks.
         """
         tasks = []
         for stream, entries in reply or ():

@@ -1,7 +1,7 @@
 """Escape tests: attempts to break out of a new jail, before it gets its first program.
 
-The targets are real, and the worker itself could reach them: a readable secret, a writable folder, listening sockets on
-loopback, Unix sockets, and the worker's own process.
+The targets are real, and the worker itself could reach the targets: a readable secret, a writable folder, listening
+sockets on loopback, Unix sockets, and the worker's own process.
 """
 
 from __future__ import annotations

@@ -305,7 +305,8 @@ class Session:
     def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
         """Wait until the zygote reports that the process waits for the next cell and was stopped.
 
-        The cell still counts as running until then, even if it has answered, and its time limit still applies.
+        The cell counts as running until the session is stopped, even if the cell has answered, and its time limit still
+        applies.
         """
         grace = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
         while True:

@@ -24,7 +24,7 @@ class Stream:
     """One output pipe of a program. A `Stream` stores the first MAX_OUTPUT_BYTES and counts the rest.
 
     Args:
-        owner: the host's user id that may open the pipe by name (/dev/stdout). -1 means the worker's user.
+        owner: the host's user id that may open the pipe by name (/dev/stdout), or -1 for the worker's user.
     """
 
     def __init__(self, owner: int) -> None:
@@ -118,7 +118,7 @@ class Streams:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, poll: select.poll) -> None:
-        """Read one chunk from one of the worker's ends. Unregister the end at the end of the stream."""
+        """Read one chunk from one of the worker's ends. Unregister the descriptor at the end of the stream."""
         if not self.by_fd[fd].read():
             poll.unregister(fd)
 

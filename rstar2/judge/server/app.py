@@ -72,7 +72,7 @@ def create_app(settings: ServerSettings) -> ASGIApp:
 
 
 def drop_decode_traceback(record: logging.LogRecord) -> bool:
-    """Log filter for uvicorn: drops the traceback of messages that are not UTF-8, because any client can send them."""
+    """Log filter for uvicorn: drops the traceback of non-UTF-8 messages, because any client can send such messages."""
     if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
         record.exc_info = None
     return True

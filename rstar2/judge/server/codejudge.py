@@ -73,7 +73,10 @@ def _without_null_id(item: object) -> object:
 
 
 def prepare(item: object) -> tuple[Submission, PendingRun]:
-    """Returns one item as a submission, and the program to run for it. Raises ValidationError if the item is bad."""
+    """Returns one item as a submission, and the program to run for the item.
+
+    Raises ValidationError if the item is bad.
+    """
     submission = Submission.model_validate(_without_null_id(item))
     request = RunRequest(
         code=submission.solution, stdin=submission.input or "", timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB

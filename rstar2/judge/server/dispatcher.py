@@ -200,8 +200,8 @@ class Dispatcher:
     def check_capacity(self, count: int) -> None:
         """Raises QueueFull if the queue is full and `count`, the number of new programs, is not 0.
 
-        A request with many programs may exceed the limit, as long as the queue is not full before it. If a request had
-        to fit into the queue, large requests would never be accepted while there are small requests.
+        A request with many programs may exceed the limit, as long as the queue is not full before the request. If a
+        request had to fit into the queue, large requests would never be accepted while there are small requests.
         """
         used = self._used_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
@@ -244,7 +244,7 @@ class Dispatcher:
                 self.release(run)
 
     def submit(self, program: PendingRun) -> PendingRun:
-        """Queue one program. Call `check_capacity` before, and `release` after.
+        """Queue one program. Call `check_capacity` before `submit`, and `release` to stop waiting.
 
         Returns the run to wait for. The returned run is an earlier run with the same id if there is one, because a
         program runs only once.
@@ -319,7 +319,8 @@ class Dispatcher:
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run one of the loops until it is cancelled, and restart it after each error of Redis.
 
-        If the loop ends in any other way, the process ends: without one of its loops it could answer no request.
+        If the loop ends in any other way, the process ends: without one of its loops the process could answer no
+        request.
         """
         task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
@@ -401,11 +402,11 @@ class Dispatcher:
         return commands
 
     def _handle_stored(self, run: PendingRun, earlier_state: str | None, cancelled: Sequence[str]) -> None:
-        """Handle the reply for one run: Redis has stored it now, or has known its id before.
+        """Handle the reply for one run: Redis has stored the run now, or has known its id before.
 
         Args:
             run: the run that was sent.
-            earlier_state: the state that Redis had for this id before, or None.
+            earlier_state: the state that Redis had for this id before, or None if Redis did not know the id.
             cancelled: ids of the programs that were to be cancelled in the same exchange.
         """
         run.sent_at = time.monotonic()

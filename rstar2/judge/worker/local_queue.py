@@ -101,7 +101,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """Wake the consumer's thread if tasks wait, so that it returns them if the current task takes long."""
+        """Wake the consumer's thread if tasks wait, so that the thread returns the tasks during a long current task."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()
@@ -142,7 +142,7 @@ class LocalQueue:
         """Remove and return the tasks that other workers should run.
 
         The returned tasks are all waiting tasks except cells if the current task is long or this worker is stopping,
-        and otherwise none.
+        and otherwise no tasks.
         """
         if not self.stopping and not self.is_long():
             return []

@@ -55,9 +55,9 @@ class Confinement:
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
     def count_user_tasks(self) -> None:
-        """Count the processes of this user, in the landlock tier. The next program's limit is added to that number.
+        """Count the processes of this user, in the landlock tier.
 
-        Call this before the program is forked.
+        The next program's limit is added to the counted number. Call this before the program is forked.
         """
         if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()

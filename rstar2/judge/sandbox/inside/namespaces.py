@@ -5,8 +5,8 @@ enters the user namespace. Another worker first enters the user namespace, becau
 process of the new PID namespace must mount /proc while the old /proc is still visible. The functions raise OSError if
 the machine refuses a namespace or a mount.
 
-All programs of a worker share these namespaces, but each program has its own PID namespace. For speed only: a separate
-mount and IPC namespace would cost each program several milliseconds.
+All programs of a worker share the jail's namespaces, but each program has its own PID namespace. For speed only: a
+separate mount and IPC namespace would cost each program several milliseconds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A fork shares all memory with its parent. Each page costs a page fault when the child first writes to it, and another
 when the parent does. Most small programs write to the same pages: reference counts, caches, the stack. If a device may
 write to a page, the kernel copies it during the fork, which is much cheaper than two faults. Buffers that are
-registered with io_uring count as such pages, although nothing is ever read into them here.
+registered with io_uring count as pages that a device may write to, although nothing is ever read into the buffers here.
 
 For speed only: without prefaulting, a small numpy program takes 1.3 times the CPU time, a sympy solve 1.15 times.
 """
@@ -68,7 +68,8 @@ def _spans(pages: set[int]) -> list[tuple[int, int]]:
 def written_since_fork(pid: int) -> set[int]:
     """Returns the addresses of the private pages that only this process maps.
 
-    In a fork, and in its parent while the fork lives, these are the pages that this process wrote to since the fork.
+    In a fork, and in its parent while the fork lives, the returned pages are the pages that this process wrote to since
+    the fork.
 
     Raises:
         OSError: the kernel does not allow this process to read the page maps.

@@ -68,9 +68,9 @@ def count_tasks() -> int:
 def count_user_tasks() -> int | None:
     """Returns the number of processes and threads of this process's user, as the kernel counts them for limits.
 
-    Returns None if the kernel does not limit them. The count includes processes in other containers, which /proc does
-    not show. The count is found by a search for the lowest limit under which one more process can start. The search
-    takes about a millisecond.
+    Returns None if the kernel does not limit the number. The count includes processes in other containers, which /proc
+    does not show. The count is found by a search for the lowest limit under which one more process can start. The
+    search takes about a millisecond.
     """
     limit_before, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     too_low, high_enough = 1, _MAX_TASKS if hard == resource.RLIM_INFINITY else hard

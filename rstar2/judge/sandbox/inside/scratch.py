@@ -67,7 +67,7 @@ class Scratch:
                 os.utime(folder, ns=(accessed, modified))
 
     def is_clean(self) -> bool:
-        """Returns whether the scratch space is empty. On a dedicated file system, this is one system call."""
+        """Returns whether the scratch space is empty. On a dedicated file system, `is_clean` takes one system call."""
         if self._dedicated:
             return self._usage() == self._usage_when_empty
         try:
