@@ -91,7 +91,7 @@ class Connection:
         self.flush_is_due = False
         """Whether a run of `_flush` is scheduled."""
         self.receiver: asyncio.Task[None] | None = None
-        """The task that receives responses. It runs while there are calls."""
+        """The task that receives responses. The task runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
         """Decides about retries of HTTP requests, which do not use the WebSocket."""

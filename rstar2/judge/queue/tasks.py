@@ -52,7 +52,7 @@ WORKERS = f"{PREFIX}:workers"
 OUTCOMES = f"{PREFIX}:outcomes"
 """Redis hash: outcome → number of programs with this outcome since the queue was created."""
 WRITE_CHECK = f"{PREFIX}:write_check"
-"""Key that a judge sets when it starts, to check whether Redis can store data. It expires at once."""
+"""Key that a judge sets when it starts, to check whether Redis can store data. The key expires at once."""
 RESTARTS = f"{PREFIX}:restarts"
 """Redis hash: part of a service → number of restarts after it died."""
 GROUP = "workers"
@@ -61,7 +61,7 @@ REUSED = "!"
 """Returned instead of a state if an earlier request with the same id has another fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Fingerprint of a result whose state Redis had lost. It matches every request."""
+"""Fingerprint of a result whose state Redis had lost. This fingerprint matches every request."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
@@ -76,7 +76,7 @@ MAX_TRIES = 3
 """A program gets the outcome `lost` and does not run again if this many workers died while they had it."""
 
 UNREADABLE = "the worker cannot read this task"
-"""Message for an entry of the queue that is neither a program nor a cell. Its outcome is `lost`."""
+"""Message for an entry of the queue that is neither a program nor a cell. The entry's outcome is `lost`."""
 log = logging.getLogger(__name__)
 
 Entries = Sequence[tuple[str, Sequence[str]]]
@@ -163,7 +163,7 @@ class Notice:
     queue_s: float
     wall_s: float
     result: str
-    """The result as JSON. Empty if the result is too long to be published."""
+    """The result as JSON, or empty if the result is too long to be published."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:

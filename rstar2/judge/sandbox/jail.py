@@ -32,7 +32,7 @@ REPLY_TIMEOUT_S = 30.0
 CLEAN_TIMEOUT_S = 60.0
 """Time limit for a zygote to remove the files that a program left."""
 END_TIMEOUT_S = 60.0
-"""Time limit for a jail's first process to end after it was killed. It can hang in the kernel."""
+"""Time limit for a jail's first process to end after it was killed. The process can hang in the kernel."""
 _NO_PROGRAM = 0
 """The key of messages that are not about a program. The keys of programs start at 1."""
 Report = dict[str, Any]
@@ -72,7 +72,7 @@ class Jail:
         self._unforkable: set[ZygoteKind] = set()
         """Zygotes that have more than one thread after loading their libraries, so that they cannot be forked."""
         self.profiled: set[ZygoteKind] = set()
-        """Zygotes that were profiled or failed to be. They are not profiled again."""
+        """Zygotes that were profiled, or whose profiling failed. Such zygotes are not profiled again."""
         self._cleaning: ZygoteKind | None = None
         """The zygote that is removing the files of the last program."""
         self._dirty = False

@@ -35,7 +35,10 @@ ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""The complete environment of zygotes and of programs. They get no variable of the worker's environment."""
+"""The complete environment of zygotes and of programs.
+
+Zygotes and programs get no variable of the worker's environment.
+"""
 
 
 def library_paths() -> list[str]:

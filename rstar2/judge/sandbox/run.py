@@ -24,7 +24,7 @@ class ProgramEnd:
     """How a program ended."""
 
     limit: Outcome | None
-    """The limit that the program reached, so that it was killed. None if it was not killed for a limit."""
+    """The limit for which the program was killed, or None if the program was not killed for a limit."""
     exit_code: int
     """The exit code as in `subprocess`: negative for a signal."""
     cpu_s: float

@@ -59,7 +59,7 @@ setitimer time timerfd_create timerfd_gettime timerfd_settime
 """Calls that wait, and clocks. timer_create is missing, because a timer could send SIGCONT to a session that is stopped
 between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
-"""Calls whose first argument is a clock. This may be the CPU clock of another process."""
+"""Calls whose first argument is a clock. The clock may be the CPU clock of another process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
@@ -69,7 +69,7 @@ sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_add
 sigaltstack sysinfo times uname wait4 waitid
 """
 _ON_PROCESSES = "prlimit64 sched_setaffinity"
-"""Calls whose first argument is the process on which they act. 0 means the calling process."""
+"""Calls whose first argument is the process on which the call acts, or 0 for the calling process."""
 _CONNECTED_SOCKETS = """
 getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendto shutdown
 """

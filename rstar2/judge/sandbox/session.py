@@ -64,19 +64,19 @@ class _CellEnd:
     """How a cell ended."""
 
     kind: str = ""
-    """Kind of the cell's answer: `v`, `o`, `e` or `m`, see inside/session.py. Empty if there is no answer."""
+    """Kind of the cell's answer (`v`, `o`, `e` or `m`, see inside/session.py), or empty if there is no answer."""
     text: str = ""
     """Text of the cell's answer."""
     limit: Outcome | None = None
-    """The limit that the cell reached. None if it reached none."""
+    """The limit that the cell reached, or None if the cell reached no limit."""
     process_end: ProgramEnd | None = None
-    """The end of the session's process. None if the process lives."""
+    """The end of the session's process, or None if the process lives."""
     cpu_s: float = 0.0
     """CPU seconds of the session so far."""
     waited_s: float = 0.0
     """Seconds for which the cell waited for its turn."""
     kill_reason: str = ""
-    """Why the session must be killed. Empty if it need not be killed."""
+    """Why the session must be killed, or empty if the session need not be killed."""
 
     def outcome(self, cgroup: Cgroup, kills: int) -> Outcome:
         if self.limit is not None:
@@ -117,7 +117,7 @@ class Session:
         self._cpu_s = 0.0
         self._in_use = threading.RLock()
         self.reason = ""
-        """Why the session has ended. Empty while it lives."""
+        """Why the session has ended, or empty while the session lives."""
 
     @property
     def alive(self) -> bool:

@@ -79,7 +79,7 @@ class Streams:
 
     Args:
         stdin: standard input of the program.
-        owner: the host's user id that may open the pipes by name (/dev/stdin). -1 means the worker's user.
+        owner: the host's user id that may open the pipes by name (/dev/stdin). The id -1 means the worker's user.
         channel: a descriptor that the process gets instead of the pipe for its report: a session's socket.
     """
 

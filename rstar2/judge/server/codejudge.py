@@ -24,7 +24,7 @@ from rstar2.judge.server.http import (
 )
 
 TIMEOUT_S = 10.0
-"""The time limit of code-judge itself. Its requests have no field to set another."""
+"""The time limit of code-judge itself. Requests of code-judge have no field to set another time limit."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 TIMEOUT_LINE = "Suicide from timeout.\n"

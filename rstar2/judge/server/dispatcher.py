@@ -116,7 +116,7 @@ class PendingRun:
         self.waiters = 0
         """Number of `submit` calls for this run that have not been released."""
         self.sent_at: float | None = None
-        """Monotonic seconds at which Redis confirmed that it stored the program. None before that."""
+        """Monotonic seconds at which Redis confirmed the stored program, or None until Redis has confirmed."""
         self.may_be_stored = False
         """Whether the program was sent to Redis but the answer was lost."""
         self.early_notice: queue.Notice | None = None

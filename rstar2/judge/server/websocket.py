@@ -77,7 +77,7 @@ class _Response:
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
-    """The value as JSON. Empty if the result was left in Redis, because the client had too much unread."""
+    """The value as JSON, or empty if the result was left in Redis, because the client had too much unread."""
     run: PendingRun | None = None
     """The run to release after the response was sent."""
 

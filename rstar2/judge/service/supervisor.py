@@ -49,7 +49,10 @@ RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
 """Time that a worker has to finish its program when it stops, if the queue is an external Redis server."""
 END_S = 1.0
-"""Time to finish if the queue is embedded. That queue ends with the judge, so nobody needs the program's result."""
+"""Time to finish if the queue is embedded.
+
+An embedded queue ends with the judge, so nobody needs the program's result.
+"""
 log = logging.getLogger(__name__)
 
 
@@ -72,9 +75,9 @@ class JudgeSupervisor(Supervisor):
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
-        """The running judge. None until every part answers."""
+        """The running judge, or None until every part answers."""
         self.listener: socket.socket | None = None
-        """The listening socket. It stays open so that a restarted HTTP process can use it."""
+        """The listening socket. The socket stays open so that a restarted HTTP process can use it."""
         self.url = ""
         self.worker_names: dict[int, str] = {}
         """The current name of each worker, by its number. A restarted worker gets a new name."""
@@ -84,7 +87,10 @@ class JudgeSupervisor(Supervisor):
         self.renew_at = 0.0
         """Monotonic seconds at which to renew the requirement."""
         self.conflict = ""
-        """The conflict that was logged when the requirement was last renewed. Empty if there was none."""
+        """The conflict that was logged when the requirement was last renewed.
+
+        The text is empty if there was no conflict.
+        """
 
     def start(self) -> None:
         """Start every part and wait until the service answers, or until this process is asked to stop.

@@ -85,7 +85,7 @@ class Consumer:
         self.exchanging = threading.Lock()
         """Locked by the thread that exchanges data with Redis."""
         self.more_returned = False
-        """Whether the queue may have more returned tasks. These are older than any new task."""
+        """Whether the queue may have more returned tasks. Returned tasks are older than any new task."""
         self.done = 0
         """Number of stored results."""
         self.beats = 0
@@ -97,7 +97,7 @@ class Consumer:
         self.next_warning = 0.0
         """Monotonic seconds after which the lost connection is logged again."""
         self.rejected: UserError | None = None
-        """Why this worker may not join the queue. None if it may."""
+        """Why this worker may not join the queue, or None if the worker may join."""
 
     def next_task(self, wait_s: float) -> Task | None:
         """Returns the next task, or None if there is none within about `wait_s` seconds.

@@ -48,7 +48,10 @@ class LocalQueue:
         self.exchange_s = 0.0
         """Mean duration of recent exchanges with Redis in seconds."""
         self.share = 1
-        """Number of tasks that this worker should have, including the running one. 1 while the queue is short."""
+        """Number of tasks that this worker should have, including the running task.
+
+        The number is 1 while the queue is short.
+        """
         self.connected = False
         """Whether this worker is registered in Redis and the last exchange succeeded."""
         self.stopping = False

@@ -96,7 +96,7 @@ class Cgroup:
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self.cpu_time = self._make("cpuacct", (_CPU_TIME_V1, _CPU_TIME_V2))
         self.cpu_time_fd = -1
-        """Descriptor for `group_cpu_seconds`. -1 if there is no group."""
+        """Descriptor for `group_cpu_seconds`, or -1 if there is no group."""
         if self.cpu_time is not None:
             name = _CPU_TIME_V1 if (self.cpu_time / _CPU_TIME_V1).exists() else _CPU_TIME_V2
             self.cpu_time_fd = os.open(self.cpu_time / name, os.O_RDONLY | os.O_CLOEXEC)

@@ -17,7 +17,7 @@ USERS_PER_JAIL = 2048
 _UNASSIGNED = range(1_879_048_192, (1 << 32) - 2 * USERS_PER_JAIL)
 """User ids that no distribution assigns."""
 _RARELY_ASSIGNED = range(32_768, 60_000)
-"""User ids that are rarely assigned. They are used in containers whose user namespace has no others."""
+"""User ids that are rarely assigned. Such ids are used in containers whose user namespace has no other ids."""
 _ATTEMPTS = 100
 
 

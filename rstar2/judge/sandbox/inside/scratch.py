@@ -23,7 +23,10 @@ _MAX_DEPTH = 128
 _FREE_TIMEOUT_S = 0.1
 """Time that the kernel may take to free files that no process has open."""
 _CLEAN_TIMEOUT_S = 0.1
-"""The next program waits at most this long for the removal of files from a disk. Then the folder is moved away."""
+"""The next program waits at most this long for the removal of files from a disk.
+
+After this time the folder is moved away.
+"""
 _NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -44,7 +44,7 @@ class ProcessTree:
         """Whether `stop` has seen that all processes are stopped."""
         self._waited_s = 0.0
         self._waits_since: float | None = None
-        """Monotonic seconds since which the session has waited for its turn. None if it does not wait."""
+        """Monotonic seconds since which the session has waited for its turn, or None if the session does not wait."""
 
     def stop(self) -> bool:
         """Stop all processes. Returns whether all processes are stopped. If some are not stopped, call `stop` again."""

@@ -121,7 +121,7 @@ class _Child:
         """CPU seconds of descendants that the program had not waited for. Measured just before it is killed."""
         self.max_memory_bytes = start["max_memory_bytes"]
         self.exceeded = ""
-        """The limit for which the program was killed, as an outcome: `output_limit` or `memory`. Empty if none."""
+        """The limit for which the program was killed, as an outcome: `output_limit`, `memory`, or empty for none."""
         # Files in a private scratch space vanish with it, or the worker removes them.
         self.shares_scratch = not start["session"] and not (start["private_scratch"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
