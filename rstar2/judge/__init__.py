@@ -1,6 +1,6 @@
 """The judge: a service that runs untrusted programs in sandboxes and returns exactly one result for each program.
 
-The judge is a job queue with a sandbox. These are the steps of one program, with the file that does each step:
+The judge is a job queue with a sandbox. One program takes the following steps, each with the file that does the step:
 
     client       client/client.py       takes the program as a `RunRequest` (schema.py)
        │         client/connection.py   sends the requests of one event loop over one WebSocket

@@ -30,8 +30,8 @@ def end_process(problem: str, error: BaseException | None = None) -> NoReturn:
 def fail_fast() -> Iterator[None]:
     """Ends the process at once if the `with` block, or any thread started in it, raises an exception.
 
-    The traceback is logged, and the exit code is 1. If the block raises an RStarError, its message and hint are printed
-    instead, and the exit code is the error's.
+    The traceback is logged, and the exit code is 1. If the block raises an RStarError, the error's message and hint are
+    printed instead of a traceback, and the exit code is the error's.
     """
     threading.excepthook = _on_thread_exception
     try:

@@ -1,15 +1,15 @@
 """The protocol version of the judge's clients, servers and workers.
 
-It covers all messages on HTTP and the WebSocket, and all messages in Redis: tasks, results, notices, heartbeats and
-requirements. A minor version only adds fields that a reader may ignore, and every reader ignores fields that it does
-not know. Any other change, such as a new outcome, is a new major version. Parts with different major versions refuse
-to work together, and the error names both versions.
+The protocol version covers all messages on HTTP and the WebSocket, and all messages in Redis: tasks, results, notices,
+heartbeats and requirements. A minor version only adds fields that a reader may ignore, and every reader ignores fields
+that it does not know. Any other change, such as a new outcome, is a new major version. Parts with different major
+versions refuse to work together, and the error names both versions.
 
 The version is sent in the header `HEADER` of requests and answers, in /health, in the heartbeats of workers, and in
 the requirements that a judge sets for the workers of its queue.
 
-Users write requests by hand, too, and a typo in a field must not be ignored. So the judge ignores unknown fields of a
-request only if the client names a later minor version than the judge's.
+Users write requests by hand, too, and a typo in a field must not be ignored. Therefore the judge ignores unknown fields
+of a request only if the client names a later minor version than the judge's.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def conflict(
 def unknown_fields(version_text: str | None) -> Literal["ignore"] | None:
     """Returns pydantic's `extra` setting for a request: "ignore" if the client names a later minor version.
 
-    Otherwise returns None: the request keeps its own setting, which forbids unknown fields. A client that names no
-    version is a user's own, not an rstar2 client.
+    Returns None if the client names no later minor version: the request keeps its own setting, which forbids unknown
+    fields. A client that names no version is a user's own, not an rstar2 client.
     """
     version = ProtocolVersion.parse(version_text or "")
     is_later = version is not None and version.major == PROTOCOL.major and version.minor > PROTOCOL.minor

@@ -98,7 +98,7 @@ class RunResult(BaseModel):
     value: str | None = None
     """The repr of the program's last expression, as in a notebook.
 
-    None if the last statement is not an expression, or if its value is None.
+    The value is None if the last statement is not an expression, or if that expression's value is None.
     """
     exit_code: int | None = None
     stdout_truncated: bool = False
@@ -110,14 +110,14 @@ class RunResult(BaseModel):
     queue_s: float = 0.0
     """Wall-clock seconds that the program waited for a worker."""
     isolation: Isolation | None = None
-    """The isolation tier under which the program ran. None if it never ran."""
+    """The isolation tier under which the program ran, or None if the program never ran."""
 
     @property
     def ended_while(self) -> Literal["computing", "waiting"] | None:
-        """Whether a program that reached its time limit was computing or waiting. None for all other programs.
+        """Whether a program that reached its time limit was computing or waiting, or None for all other programs.
 
-        A program counts as waiting if it used less than half of a processor: it slept, it waited for input or a lock,
-        or the machine was too busy.
+        A program counts as waiting if it used less than half of a processor: the program slept, the program waited for
+        input or a lock, or the machine was too busy.
         """
         if self.outcome != "timeout":
             return None
@@ -168,7 +168,7 @@ def identity(request: RunRequest | SessionRequest | CellRequest) -> str:
     """Returns the fields, as JSON, in which two requests with the same id must agree.
 
     Fields that a later minor version adds are left out. A client may repeat a request under the same id after its judge
-    was updated, and the new judge then reads fields that the old one ignored.
+    was updated, and the new judge reads fields that the old judge ignored.
     """
     return request.model_dump_json(include=set(_IDENTITY_FIELDS))
 
@@ -189,7 +189,7 @@ class StreamRequest(BaseModel, extra="forbid", strict=True):
     id: Annotated[str, Field(pattern=f"^{RUN_ID_PATTERN}$")]
     """An id that the client chooses. A request that is repeated under the same id does not run the program again."""
     run: object = None
-    """The fields of a `RunRequest`. They are validated later, so that a bad program is `invalid` alone."""
+    """The fields of a `RunRequest`. The fields are validated later, so that a bad program is `invalid` alone."""
     cancel: bool = False
     """Whether to cancel the program instead of running it."""
 
@@ -208,4 +208,4 @@ class StreamResponse(BaseModel):
     retry_after_s: float = 0.0
     """Seconds after which to send the request again. Set if the queue is full and the program was not queued."""
     cancelled: bool = False
-    """Whether the program was cancelled. It then has no result."""
+    """Whether the program was cancelled. A cancelled program has no result."""

@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 
 class JudgeClient:
-    """Runs programs on a judge. It works in several event loops and after a fork, and can be pickled.
+    """Runs programs on a judge. A `JudgeClient` works in several event loops and after a fork, and can be pickled.
 
     Args:
         url: the judge's URL, such as http://127.0.0.1:8088.
         token: the judge's token, or None if the judge has none.
-        wait_s: seconds to wait for a result beyond the program's own time limit, including all retries. After that the
-            program's outcome is `lost`.
+        wait_s: seconds to wait for a result beyond the program's own time limit, including all retries. After this time
+            the program's outcome is `lost`.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
@@ -74,7 +74,10 @@ class JudgeClient:
         return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """Run programs. Returns their results in the order of the requests, and raises the same errors as `run`."""
+        """Run programs.
+
+        Returns the programs' results in the order of the requests, and raises the same errors as `run`.
+        """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
     async def request(
@@ -131,9 +134,10 @@ class JudgeClient:
 
 
 class SyncJudgeClient:
-    """A `JudgeClient` for code without an event loop. Takes the same arguments.
+    """A `JudgeClient` for code without an event loop. `SyncJudgeClient` takes the arguments of `JudgeClient`.
 
-    Its methods can be called from several threads at once. All calls share one connection, in a background thread.
+    Several threads may call the methods of a `SyncJudgeClient` at once. All calls share one connection, which a
+    background thread serves.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:

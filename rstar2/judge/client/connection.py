@@ -1,8 +1,8 @@
 """The WebSocket that carries all programs of one event loop to the judge, and their results back.
 
 Programs that are submitted at the same time share one message. If the connection breaks, the client connects again and
-repeats the requests that have no result yet. It keeps their ids, so that the judge runs no program twice if its result
-exists. The wait for each result has a time limit.
+repeats the requests that have no result yet. A repeated request keeps its id, so that the judge does not run a program
+again whose result exists. The wait for each result has a time limit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RESPONSES = TypeAdapter(list[StreamResponse])
 
 
 class Call:
-    """One program without a result."""
+    """One program that has no result yet."""
 
     def __init__(self, run_id: str, body: bytes, result: asyncio.Future[RunResult]) -> None:
         self.run_id = run_id
@@ -91,7 +91,7 @@ class Connection:
         self.flush_is_due = False
         """Whether a run of `_flush` is scheduled."""
         self.receiver: asyncio.Task[None] | None = None
-        """The task that receives responses. It runs while there are calls."""
+        """The task that receives responses. The task runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
         """Decides about retries of HTTP requests, which do not use the WebSocket."""
@@ -100,7 +100,10 @@ class Connection:
         """Quoted in the result of a call that gets no response in time."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
-        """Send a program. Returns a future with its result. Cancelling the future cancels the program."""
+        """Send a program.
+
+        Returns a future that gets the program's result. Cancelling the future cancels the program.
+        """
         run_id = f"{self.name}-{next(self.numbers)}"
         call = Call(run_id, _encode(request), self.loop.create_future())
         if not call.body:
@@ -221,7 +224,7 @@ class Connection:
             self._fail_calls(error)
 
     def _fail_calls(self, error: BaseException) -> None:
-        """Make all calls raise this error, wrapped in a JudgeError if it is not one already."""
+        """Make all calls raise this error, wrapped in a JudgeError unless the error is already a JudgeError."""
         unexpected = JudgeError(f"the connection to the judge at {self.url} failed: {error!r}")
         for call in self._take_calls():
             if not call.result.done():
@@ -232,7 +235,8 @@ class Connection:
 
         Raises:
             JudgeError: the judge refuses a message or the connection.
-            aiohttp.ClientError, OSError, ValueError, Unavailable: the connection failed. The caller connects again.
+            aiohttp.ClientError, OSError, ValueError, Unavailable: the connection failed. After a failed connection, the
+                caller connects again.
         """
         if self.socket is None:
             self.socket, self.write_lock = await self._connect(), asyncio.Lock()
@@ -300,7 +304,7 @@ class Connection:
                     await socket.close()
 
     def _take_calls(self) -> list[Call]:
-        """Remove all calls from `self.calls` and return them."""
+        """Remove all calls from `self.calls` and return the calls."""
         calls, self.calls = list(self.calls.values()), {}
         return calls
 
@@ -317,7 +321,7 @@ class Connection:
 
 
 def _encode(request: RunRequest) -> bytes:
-    """Returns a request as JSON even if its fields are invalid, because the judge reports what is wrong with them.
+    """Returns a request as JSON even if its fields are invalid, because the judge reports the faults of the fields.
 
     Returns b"" if the request cannot be written as JSON.
     """

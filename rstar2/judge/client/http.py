@@ -52,7 +52,7 @@ class AccessRefused(JudgeError):
 
 
 class WrongToken(AccessRefused):
-    """The judge requires a token, and the client sent none or a wrong one."""
+    """The judge requires a token, and the client sent no token or a wrong token."""
 
 
 class IncompatibleJudge(AccessRefused):
@@ -62,7 +62,8 @@ class IncompatibleJudge(AccessRefused):
 def check_protocol(url: str, version_text: object) -> None:
     """Raises IncompatibleJudge if the judge names a protocol version that this client does not understand.
 
-    `version_text` is None for proxies, and for judges up to version 0.1.0. Their answers are read as version 1.
+    `version_text` is None for proxies, and for judges up to version 0.1.0. Answers without a version are read as
+    version 1.
     """
     if version_text is not None and not is_compatible(version_text):
         judge = f"the judge at {url}"
@@ -119,7 +120,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
     Args:
         connector: the connections.
-        pid: the process that opened them. Any other process leaves them open.
+        pid: the process that opened the connections. Any other process leaves the connections open.
     """
     if os.getpid() != pid:
         # After a fork, closing would remove the connections from the parent's event loop.
@@ -131,7 +132,10 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
 
 def judge_service() -> Service:
-    """Returns a retry service for the judge. It never gives up by itself: each request has its own time limit."""
+    """Returns a retry service for the judge.
+
+    The service never gives up by itself, because each request has its own time limit.
+    """
     unlimited = float("inf")
     return RetryPolicy(unlimited, PAUSES, attempts=unlimited, first_answer_s=unlimited).service("judge")
 
@@ -150,12 +154,12 @@ async def request(
 
     Args:
         judge: decides when the request is sent again; see `judge_service`.
-        http: the session that sends it.
+        http: the aiohttp session that sends the request.
         method: HTTP method.
         url: full URL of the endpoint.
         body: the request's body as JSON.
         wait_s: time limit in seconds, including all retries.
-        read: converts the body of a successful answer. It raises ValueError if no judge wrote that body.
+        read: converts the body of a successful answer. `read` raises ValueError if no judge wrote that body.
         accepted: another status that counts as success, besides 200 to 299.
 
     Returns:
@@ -202,7 +206,7 @@ def is_from_another_server(error: BaseException) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str] | None) -> float:
-    """Returns the seconds in the header `Retry-After`, or 0 if there is no such header or it holds a date."""
+    """Returns the seconds in the header `Retry-After`, or 0 if the header is missing or holds a date."""
     text = (headers or {}).get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 

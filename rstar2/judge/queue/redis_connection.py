@@ -1,9 +1,9 @@
 """Connections to Redis: redis-py clients for rare commands, and bare connections for the commands of every program.
 
 A redis-py client takes a connection from a pool, starts a timer and a task for each half of an exchange, and records
-metrics. For a short script this costs several times as much as sending it, so frequent commands use bare connections.
-These use the RESP2 protocol, in which a reply is a list, a text, a number or None. No connection here retries a
-command, because only the caller knows whether a retry is safe.
+metrics. For a short script, this work costs several times as much as sending the script, so frequent commands use bare
+connections. Bare connections use the RESP2 protocol, in which a reply is a list, a text, a number or None. No
+connection here retries a command, because only the caller knows whether a retry is safe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
 
 
 def execute(client: redis.Redis, command: Command) -> Any:
-    """Send one command with a redis-py client and return its reply."""
+    """Send one command with a redis-py client and return the command's reply."""
     # Typed as Any because redis-py declares no types for `execute_command`.
     untyped: Any = client
     return untyped.execute_command(*command)
@@ -62,7 +62,7 @@ def async_client(redis_url: str) -> Any:
 
 
 class _Connection:
-    """A bare asyncio connection. If it breaks, its next use connects again."""
+    """A bare asyncio connection. After the connection breaks, its next use connects again."""
 
     def __init__(self, redis_url: str) -> None:
         # Typed as Any because redis-py's own types do not know that replies are decoded.
@@ -87,7 +87,7 @@ class _Connection:
 
 
 class RedisConnection(_Connection):
-    """A bare asyncio connection that sends commands. Use it from one task at a time."""
+    """A bare asyncio connection that sends commands. Use one `RedisConnection` from one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
         """Send commands in one exchange. Returns their replies by the names of the commands.
@@ -119,10 +119,10 @@ class RedisConnection(_Connection):
 
 
 class SyncRedisConnection:
-    """A bare connection for code without an event loop. Use it from one thread at a time.
+    """A bare connection for code without an event loop. Use one connection from one thread at a time.
 
     Args:
-        client: a client with decoded replies. The connection uses its address and its timeouts.
+        client: a client with decoded replies. The connection uses the client's address and timeouts.
     """
 
     def __init__(self, client: redis.Redis) -> None:

@@ -2,8 +2,9 @@
 
 Each judge stores its requirement in Redis and renews it while it runs, so that the requirement of a dead judge expires.
 A worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
-requirement, and every other judge of the queue has a compatible version. Both check and write in one atomic step, so
-that a worker and a judge that start at the same time cannot miss each other.
+requirement, and every other judge of the queue has a compatible version. A worker that registers, and a judge that
+starts, both check and write in one atomic step, so that a worker and a judge that start at the same time cannot miss
+each other.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ Returns the same as _REGISTER. With 'renew', the requirement is stored in any ca
 def register(worker: str, heartbeat: dict[str, Any]) -> Command:
     """Returns the command that writes a worker's first heartbeat, unless it conflicts with a judge's requirement.
 
-    Pass its reply to `check_registered`.
+    Pass the reply to this command to `check_registered`.
     """
     stronger = " ".join(ISOLATION_ORDER[ISOLATION_ORDER.index(heartbeat["isolation"]) + 1 :])
     settings = (PROTOCOL.major, stronger, worker, json.dumps(heartbeat))
@@ -132,13 +133,13 @@ def register(worker: str, heartbeat: dict[str, Any]) -> Command:
 def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
     """Returns the command that stores a judge's requirement, unless a worker or another judge conflicts with it.
 
-    Pass its reply to `check_required`.
+    Pass the reply to this command to `check_required`.
 
     Args:
         judge: the judge's name.
         tier: the weakest tier that the judge accepts.
-        renew: whether the judge is already running. Its requirement is then stored in any case, because it keeps
-            incompatible workers out of the queue.
+        renew: whether the judge is already running. The requirement of a running judge is stored in any case, because
+            it keeps incompatible workers out of the queue.
     """
     weaker = " ".join(ISOLATION_ORDER[: ISOLATION_ORDER.index(tier)])
     settings = (
@@ -149,7 +150,7 @@ def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
 
 
 def check_registered(reply: Sequence[str], tier: Isolation) -> None:
-    """Raises UserError if the reply to `register` reports a conflict. `tier` is the worker's."""
+    """Raises UserError if the reply to `register` reports a conflict. `tier` is the worker's isolation tier."""
     if not reply:
         return
     kind, judge, required = reply
@@ -165,7 +166,10 @@ def check_registered(reply: Sequence[str], tier: Isolation) -> None:
 
 
 def check_required(reply: Sequence[str], tier: Isolation) -> None:
-    """Raises UserError if the reply to `require` reports a conflict. `tier` is the judge's."""
+    """Raises UserError if the reply to `require` reports a conflict.
+
+    `tier` is the weakest tier that the judge accepts.
+    """
     if not reply:
         return
     kind, other, value = reply

@@ -69,8 +69,8 @@ end
 )
 """Queues one cell if its worker is alive.
 
-KEYS and ARGV: those of ENQUEUE for one item. Then ARGV: workers, the cell's worker, the result if that worker is dead.
-Returns the same as ENQUEUE.
+KEYS and ARGV: those of ENQUEUE for one item. Further ARGV: workers, the cell's worker, the result if that worker is
+dead. Returns the same as ENQUEUE.
 """
 
 COMMIT = """

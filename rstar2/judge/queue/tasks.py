@@ -1,19 +1,21 @@
 """The queue in Redis: its keys, the messages in them, and the commands that change it.
 
 Each program is a *task* in the stream `tasks`. If a worker returns a task, or dies while it has the task, the task
-stays in this stream, so that it keeps its age. It becomes pending for the consumer NOBODY, and an entry is added to the
-stream `returned`. A worker that reads such an entry claims the oldest of these tasks. Workers read `returned` first.
+stays in this stream, so that it keeps its age. The returned task becomes pending for the consumer NOBODY, and an entry
+is added to the stream `returned`. A worker that reads an entry of `returned` claims the oldest returned tasks. Workers
+read `returned` before `tasks`.
 
-The *state* of a program is stored under `run:<id>`. It begins with a fingerprint of the request. Then it has
-`@stream entry` while the program is queued or running, CANCELLED if nobody waits for the program any more, or the
-result as JSON. Because of the state, each id runs only once: a repeated request gets the stored result or waits for the
-running program. A request with the same id but another fingerprint is refused. Notices of finished programs are
-published on the channel `done`, which every HTTP process reads. An HTTP process that missed a notice finds the result
-in the state.
+The *state* of a program is stored under `run:<id>`. The state begins with a fingerprint of the request. After the
+fingerprint, the state has `@stream entry` while the program is queued or running, CANCELLED if nobody waits for the
+program any more, or the result as JSON. Because of the state, each id runs only once: a repeated request gets the
+stored result or waits for the running program. A request with the same id but another fingerprint is refused. Notices
+of finished programs are published on the channel `done`, which every HTTP process reads. An HTTP process that missed a
+notice finds the result in the state.
 
-A session belongs to one worker, and its id begins with that worker's name. Its cells are tasks in the stream
-`cells:<worker>`, which no other worker reads. If the worker dies, its cells get the outcome `lost`. A cell changes its
-session, so a cell cannot be cancelled after it was delivered to its worker. A repeated request for it gets its result.
+A session belongs to one worker, and its id begins with that worker's name. The cells of a session are tasks in the
+stream `cells:<worker>`, which no other worker reads. If the worker dies, its cells get the outcome `lost`. A cell
+changes its session, so a cell cannot be cancelled after it was delivered to its worker. A repeated request for a cell
+gets the cell's result.
 
 The docstring of a function that returns a `Command` says what the command does.
 """
@@ -50,7 +52,7 @@ WORKERS = f"{PREFIX}:workers"
 OUTCOMES = f"{PREFIX}:outcomes"
 """Redis hash: outcome → number of programs with this outcome since the queue was created."""
 WRITE_CHECK = f"{PREFIX}:write_check"
-"""Key that a judge sets when it starts, to check whether Redis can store data. It expires at once."""
+"""Key that a judge sets when it starts, to check whether Redis can store data. The key expires at once."""
 RESTARTS = f"{PREFIX}:restarts"
 """Redis hash: part of a service → number of restarts after it died."""
 GROUP = "workers"
@@ -59,7 +61,7 @@ REUSED = "!"
 """Returned instead of a state if an earlier request with the same id has another fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Fingerprint of a result whose state Redis had lost. It matches every request."""
+"""Fingerprint of a result whose state Redis had lost. This fingerprint matches every request."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
@@ -74,7 +76,7 @@ MAX_TRIES = 3
 """A program gets the outcome `lost` and does not run again if this many workers died while they had it."""
 
 UNREADABLE = "the worker cannot read this task"
-"""Message for an entry of the queue that is neither a program nor a cell. Its outcome is `lost`."""
+"""Message for an entry of the queue that is neither a program nor a cell. The entry's outcome is `lost`."""
 log = logging.getLogger(__name__)
 
 Entries = Sequence[tuple[str, Sequence[str]]]
@@ -114,7 +116,8 @@ class Task:
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
         """Returns the tasks in a reply to XREADGROUP or to `scripts.CLAIM`.
 
-        Entries with unexpected contents are tasks, too, because they must be answered and acknowledged like all others.
+        Entries with unexpected contents are tasks, too, because such entries must be answered and acknowledged like all
+        other tasks.
         """
         tasks = []
         for stream, entries in reply or ():
@@ -135,7 +138,7 @@ class Task:
 
     @property
     def session(self) -> str:
-        """The id of the session that this task is for. Empty for a program."""
+        """The id of the session that this task is for. The id is empty if the task is a program."""
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
@@ -160,7 +163,7 @@ class Notice:
     queue_s: float
     wall_s: float
     result: str
-    """The result as JSON. Empty if the result is too long to be published."""
+    """The result as JSON, or empty if the result is too long to be published."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
@@ -249,7 +252,7 @@ def enqueue(programs: Mapping[str, str], fingerprints: Mapping[str, str] | None 
 
     Args:
         programs: a `RunRequest` as JSON by id.
-        fingerprints: fingerprints of the clients' requests by id. None: the fingerprints of `programs`.
+        fingerprints: fingerprints of the clients' requests by id. If None, the fingerprints are those of `programs`.
     """
     states = [state_key(run_id) for run_id in programs]
     by_id = fingerprints or {run_id: fingerprint(body) for run_id, body in programs.items()}
@@ -334,7 +337,7 @@ def return_task(task: Task, worker: str) -> Command:
 
 
 def remove_worker(worker: str) -> Command:
-    """Removes a dead worker and returns its tasks to the queue. The reply is their number."""
+    """Removes a dead worker and returns its tasks to the queue. The reply is the number of returned tasks."""
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES, TRIES)
     settings = (GROUP, state_key(""), NOBODY, worker, WORKER_GONE, RESULT_TTL_S, DONE, QUEUED_TTL_S)
     return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *settings, NO_FINGERPRINT)

@@ -17,7 +17,7 @@
 A worker process has one Sandbox, which runs one program at a time. One thread uses it: other threads may only call
 `abort` and the methods of sessions.
 
-This is the tree of processes, from parent to child:
+The processes form this tree, from parent to child:
 
     worker ── starter ── bare zygote ── numeric zygote ── symbolic zygote ── full zygote
                               └──────────────┴──────────────────┴───────────────┴── one fork per program,
@@ -25,7 +25,8 @@ This is the tree of processes, from parent to child:
 
 The worker starts one new interpreter, the starter. In the strict tier, the starter enters the namespaces, and its child
 becomes the bare zygote, which is the first process of the jail. In the other tiers, the starter itself becomes the bare
-zygote. Each zygote forks the next one, which loads more libraries. It also forks the programs that need its libraries.
+zygote. Each zygote forks the next one, which loads more libraries. Each zygote also forks the programs that need its
+libraries.
 
 Modules outside the jail, which run in the worker:
 
@@ -41,7 +42,8 @@ Modules outside the jail, which run in the worker:
 
 Modules inside the jail are in `inside/`: main starts, namespaces builds the strict jail, preload loads libraries,
 zygote forks programs, confine restricts them, program and session run their code. scratch, memory and cleaner measure
-what programs use and empty their folders. prefault, wire, processes, turns and syscalls are their helpers.
+what programs use and empty their folders. prefault, wire, processes, turns and syscalls are helpers of the other
+modules in `inside/`.
 
 This module imports nothing, because every module inside the jail is imported through it.
 """

@@ -1,7 +1,7 @@
 """Escape tests: attempts to break out of a new jail, before it gets its first program.
 
-The targets are real, and the worker itself could reach them: a readable secret, a writable folder, listening sockets on
-loopback, Unix sockets, and the worker's own process.
+The targets are real, and the worker itself could reach the targets: a readable secret, a writable folder, listening
+sockets on loopback, Unix sockets, and the worker's own process.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _expect(run: RunProgram, code: str, outcome: str, stdout: str, failure: str)
 
 
 def _listeners(folder: Path) -> list[socket.socket]:
-    """Open a TCP, a UDP, a Unix and an abstract Unix socket. Nothing may reach any of them."""
+    """Open a TCP, a UDP, a Unix and an abstract Unix socket. No program in the jail may reach any of these sockets."""
     tcp = socket.create_server(("127.0.0.1", 0))
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(tcp.getsockname())

@@ -32,7 +32,7 @@ REPLY_TIMEOUT_S = 30.0
 CLEAN_TIMEOUT_S = 60.0
 """Time limit for a zygote to remove the files that a program left."""
 END_TIMEOUT_S = 60.0
-"""Time limit for a jail's first process to end after it was killed. It can hang in the kernel."""
+"""Time limit for a jail's first process to end after it was killed. The process can hang in the kernel."""
 _NO_PROGRAM = 0
 """The key of messages that are not about a program. The keys of programs start at 1."""
 Report = dict[str, Any]
@@ -45,7 +45,9 @@ class JailLost(Exception):
 
 
 class Jail:
-    """One jail, which the constructor builds. Its methods raise JailLost if a zygote is gone or does not answer.
+    """One jail, which the constructor builds.
+
+    The methods of `Jail` raise JailLost if a zygote is gone or does not answer.
 
     Args:
         spec: how to build the jail.
@@ -70,7 +72,7 @@ class Jail:
         self._unforkable: set[ZygoteKind] = set()
         """Zygotes that have more than one thread after loading their libraries, so that they cannot be forked."""
         self.profiled: set[ZygoteKind] = set()
-        """Zygotes that were profiled or failed to be. They are not profiled again."""
+        """Zygotes that were profiled, or whose profiling failed. Such zygotes are not profiled again."""
         self._cleaning: ZygoteKind | None = None
         """The zygote that is removing the files of the last program."""
         self._dirty = False
@@ -112,7 +114,10 @@ class Jail:
             return f"its log cannot be read: {error}"
 
     def start_zygote(self, kind: ZygoteKind) -> None:
-        """Start a zygote and its parents unless they run. Does not wait until they have loaded their libraries."""
+        """Start a zygote and its parents unless they run.
+
+        The method does not wait until the zygotes have loaded their libraries.
+        """
         if kind in self._sockets:
             return
         parent = PARENTS[kind]
@@ -131,7 +136,7 @@ class Jail:
                 os.close(fd)
 
     def zygote_socket(self, kind: ZygoteKind) -> socket.socket:
-        """Wait until a zygote has loaded its libraries. Returns its socket."""
+        """Wait until a zygote has loaded its libraries. Returns the zygote's socket."""
         self.start_zygote(kind)
         control = self._sockets[kind]
         if kind in self._preloading:
@@ -146,7 +151,7 @@ class Jail:
         return control
 
     def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
-        """Wait for a zygote. Returns its kind, or the kind of its nearest parent that can be forked."""
+        """Wait for a zygote. Returns the zygote's kind, or the kind of its nearest parent that can be forked."""
         self.zygote_socket(kind)
         return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 
@@ -168,9 +173,10 @@ class Jail:
         return not any(unread)
 
     def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
-        """Wait for one message of a zygote. Returns it if it is about the program `key`, else None.
+        """Wait for one message of a zygote. Returns the message if it is about the program `key`, else None.
 
-        The end of another program is stored in `ended`. Also raises JailLost if the zygote could not start the program.
+        The end of another program is stored in `ended`. The method also raises JailLost if the zygote could not start
+        the program.
         """
         try:
             report: Report = wire.receive(self._sockets[kind])[0]
@@ -192,7 +198,7 @@ class Jail:
     def query(self, kind: ZygoteKind, op: str, key: int, field: str) -> Report:
         """Send an `op` for a program to a zygote, and wait for the report that contains `field`.
 
-        If the program ends meanwhile, its end is stored in `ended`.
+        If the program ends before that report, the program's end is stored in `ended`.
         """
         self.send(kind, {"op": op, "key": key})
         while True:

@@ -11,17 +11,23 @@ from rstar2.judge.schema import Isolation
 
 
 class JailSpec(TypedDict):
-    """How to build one jail. The worker sends it once, to the first process of the jail."""
+    """How to build one jail. The worker sends a `JailSpec` once, to the first process of the jail."""
 
     tier: Isolation
     is_root: bool
-    """Whether the worker is root. It then binds files before it enters a user namespace, and may map many users."""
+    """Whether the worker is root.
+
+    A root worker binds files before it enters a user namespace, and may map many users.
+    """
     user_namespace: bool
-    """Whether to enter a user namespace. Without one, the zygotes remain the machine's root, although confined."""
+    """Whether to enter a user namespace.
+
+    Without a user namespace, the zygotes remain the machine's root, although confined.
+    """
     first_host_uid: int
     """The host's user id of the jail's user 0. Used only if the worker is root."""
     mount_point: str
-    """Empty folder on which the new root is mounted. Used only in the strict tier."""
+    """Empty folder on which the new root is mounted. The folder is used only in the strict tier."""
     log: str
     """File for the standard error of the zygotes."""
     work_dir: str
@@ -38,7 +44,7 @@ class JailSpec(TypedDict):
     """Files and folders that Landlock allows programs to read."""
     sys_path: list[str]
     landlock_abi: int
-    """Version of Landlock. 0 means no Landlock."""
+    """Version of Landlock, or 0 for no Landlock."""
     zygote_filter: bytes
     """The seccomp filter of zygotes as BPF, which programs inherit. Empty: no filter."""
     program_filter: bytes
@@ -48,7 +54,7 @@ class JailSpec(TypedDict):
 
 
 class StartCommand(TypedDict):
-    """Start one program or one session. The worker sends it to a zygote, together with descriptors."""
+    """Start one program or one session. The worker sends a `StartCommand` to a zygote, together with descriptors."""
 
     op: str
     """Always `start`."""
@@ -63,9 +69,12 @@ class StartCommand(TypedDict):
     private_scratch: bool
     """Whether the process gets a mount namespace with its own scratch space and /proc, which takes milliseconds."""
     beside_sessions: bool
-    """Whether sessions of the same user are open. Their processes and threads do not count as this program's."""
+    """Whether sessions of the same user are open.
+
+    Processes and threads of such sessions do not count as this program's.
+    """
     uid: int
-    """The user id of the process. -1 means the zygote's user id."""
+    """The user id of the process, or -1 for the zygote's user id."""
     memory_mb: int
     max_memory_bytes: int
     """Bytes that all processes of the program may use beyond the zygote's memory. 0: a control group limits them."""

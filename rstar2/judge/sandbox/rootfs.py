@@ -35,7 +35,10 @@ ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""The complete environment of zygotes and of programs. They get no variable of the worker's environment."""
+"""The complete environment of zygotes and of programs.
+
+Zygotes and programs get no variable of the worker's environment.
+"""
 
 
 def library_paths() -> list[str]:
@@ -79,7 +82,7 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def generated_files() -> list[tuple[str, str]]:
-    """Returns small files of /etc that libraries read, as (path, text). They reveal nothing about the machine."""
+    """Returns small files of /etc that libraries read, as (path, text). The files reveal nothing about the machine."""
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [
         ("/etc/passwd", user),

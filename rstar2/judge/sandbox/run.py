@@ -24,7 +24,7 @@ class ProgramEnd:
     """How a program ended."""
 
     limit: Outcome | None
-    """The limit that the program reached, so that it was killed. None if it was not killed for a limit."""
+    """The limit for which the program was killed, or None if the program was not killed for a limit."""
     exit_code: int
     """The exit code as in `subprocess`: negative for a signal."""
     cpu_s: float
@@ -41,7 +41,7 @@ class ProgramEnd:
         """Returns the program's outcome. Only a program that failed can have the outcome `memory`.
 
         Args:
-            cgroup: the program's control group. A kill for lack of memory in it means `memory`.
+            cgroup: the program's control group. A kill for lack of memory in the control group means `memory`.
             kills: the number of such kills before the program started.
             kind: the kind of the program's report. `m` means that the program ran out of memory.
         """
@@ -90,15 +90,18 @@ class Abort:
 def wait_for_end(
     jail: Jail, kind: ZygoteKind, key: int, streams: Streams, deadline: float, abort: int | None = None
 ) -> ProgramEnd:
-    """Read a program's output until its zygote reports its end. Kill it at the deadline, or if it writes too much.
+    """Read a program's output until its zygote reports its end.
+
+    Kill the program at the deadline, or if it writes too much.
 
     Args:
         jail: the program's jail.
         kind: the zygote from which the program was forked.
         key: the program's key.
         streams: the program's streams.
-        deadline: monotonic seconds.
-        abort: a descriptor. If it becomes readable, the program is killed, and its outcome is `refused`.
+        deadline: monotonic seconds at which the program is killed.
+        abort: a descriptor. If the descriptor becomes readable, the program is killed, and the program's outcome is
+            `refused`.
 
     Raises:
         JailLost: the zygote died before the program reached a limit, or never received the start command.

@@ -38,11 +38,12 @@ log = logging.getLogger(__name__)
 class Sandbox:
     """Runs one program at a time, each in a new process of one jail.
 
-    Use it from one thread. Other threads may only call `abort` and the methods of its sessions.
+    Use a `Sandbox` from one thread. Other threads may only call `abort` and the methods of the sandbox's sessions.
 
     Args:
-        root: a folder that only this sandbox uses, for its mount point and work files. It is created if missing.
-        tier: the isolation tier. None: the strongest tier that this machine supports, but never `none`.
+        root: a folder that only this sandbox uses, for its mount point and work files. The folder is created if
+            missing.
+        tier: the isolation tier. If None, the tier is the strongest that this machine supports, but never `none`.
         minimum: the weakest acceptable tier.
 
     Raises:
@@ -149,7 +150,7 @@ class Sandbox:
             jail.start_zygote(kind)
 
     def _open_jail(self) -> Jail:
-        """Returns the jail after the last program's files were removed. Builds a new jail if it was lost."""
+        """Returns the jail after the last program's files were removed. Builds a new jail if the jail was lost."""
         if self._jail is not None:
             try:
                 self._jail.wait_until_clean()
@@ -227,7 +228,7 @@ class Sandbox:
             memory_mb: memory limit in MiB.
             nonce: the nonce of the program's report.
             code: the program's source.
-            session: number of the session. 0 means a program.
+            session: number of the session, or 0 for a program.
         """
         self._key += 1
         is_memory_counted = jail.cgroup.memory is not None
@@ -266,10 +267,11 @@ class Sandbox:
     def profile_next_zygote(self) -> bool:
         """Profile one zygote: record the memory pages that programs write, so that its forks take less time.
 
-        Call this when there is no program to run. It takes about 0.1 s, once per zygote. For speed only: see
+        Call this when there is no program to run. Profiling takes about 0.1 s, once per zygote. For speed only: see
         `inside.prefault`.
 
-        Returns whether there was a zygote to profile: it has loaded its libraries and was not profiled before.
+        Returns whether there was a zygote to profile, which means a zygote that has loaded its libraries and was not
+        profiled before.
         """
         if self._jail is None or self._profiling_failed:
             return False
@@ -305,7 +307,7 @@ class Sandbox:
                     raise JailLost(end.problem)
 
     def abort(self, run_id: str) -> None:
-        """Kill a running program and all processes that it started. Its outcome is `refused`."""
+        """Kill a running program and all processes that it started. The program's outcome is `refused`."""
         self._abort.request(run_id)
 
     def open_session(self, memory_mb: int = 1024, kind: ZygoteKind = "full") -> Session:
@@ -313,7 +315,7 @@ class Sandbox:
 
         Args:
             memory_mb: memory limit of the whole session in MiB.
-            kind: the zygote to fork from. It determines which libraries are already loaded.
+            kind: the zygote to fork from. The kind determines which libraries are already loaded.
 
         Raises:
             Failure: the session could not be started.
@@ -363,7 +365,7 @@ class Sandbox:
         """Kill all processes of the jail. The next program gets a new jail.
 
         Args:
-            reason: why the jail was lost. Empty if the sandbox is being closed.
+            reason: why the jail was lost. The reason is empty if the sandbox is being closed.
         """
         if reason:
             errors = f"\n{tail}" if self._jail is not None and (tail := self._jail.log_tail()) else ""

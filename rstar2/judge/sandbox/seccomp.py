@@ -2,16 +2,17 @@
 
 The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
 to older calls. Calls that programs are known to try, and may not make, fail with EPERM. The landlock tier has no
-namespaces. Its filter therefore also refuses every call that could affect another process or the attributes of another
-file, if Landlock does not control that call. The filters are compiled once, outside the jail.
+namespaces. The filter of the landlock tier therefore also refuses every call that could affect another process or the
+attributes of another file, if Landlock does not control that call. The filters are compiled once, outside the jail.
 
 A filter sees only the numbers of a call, not the file that a descriptor or path means. Some calls could show, evict or
-write out pages of the host's files in the kernel's cache. These calls are refused, or do nothing, even for a program's
-own files. flock is not listed, because it could lock the host's processes out of every readable file.
+write out pages of the host's files in the kernel's cache. Calls that could show, evict or write out such pages are
+refused, or do nothing, even for a program's own files. flock is not listed, because it could lock the host's processes
+out of every readable file.
 
 In the strict tier, the zygotes have a filter that additionally allows the calls by which they confine programs. Each
-program inherits this filter, and loads a second, small filter that refuses these calls. For speed only: the kernel
-compiles each filter when it is loaded, so a small filter is faster.
+program inherits this filter, and loads a second, small filter that refuses the calls that confine programs. For speed
+only: the kernel compiles each filter when it is loaded, so a small filter is faster.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ setitimer time timerfd_create timerfd_gettime timerfd_settime
 """Calls that wait, and clocks. timer_create is missing, because a timer could send SIGCONT to a session that is stopped
 between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
-"""Calls whose first argument is a clock. This may be the CPU clock of another process."""
+"""Calls whose first argument is a clock. The clock may be the CPU clock of another process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
@@ -68,7 +69,7 @@ sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_add
 sigaltstack sysinfo times uname wait4 waitid
 """
 _ON_PROCESSES = "prlimit64 sched_setaffinity"
-"""Calls whose first argument is the process on which they act. 0 means the calling process."""
+"""Calls whose first argument is the process on which the call acts, or 0 for the calling process."""
 _CONNECTED_SOCKETS = """
 getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendto shutdown
 """
@@ -159,7 +160,7 @@ class _Rules:
     """A libseccomp filter under construction.
 
     Args:
-        allow_others: whether calls that match no rule are allowed. Otherwise they fail with ENOSYS.
+        allow_others: whether calls that match no rule are allowed. If False, calls that match no rule fail with ENOSYS.
     """
 
     def __init__(self, *, allow_others: bool = False) -> None:
@@ -173,7 +174,10 @@ class _Rules:
         self._add(self.lib.ALLOW, calls, conditions)
 
     def refuse(self, calls: str | tuple[int, ...], *conditions: Any, with_errno: int = errno.EPERM) -> None:
-        """Make calls, by names or numbers, fail if all conditions are true. With errno 0, they only seem to succeed."""
+        """Make calls, by names or numbers, fail if all conditions are true.
+
+        With errno 0, the calls only seem to succeed.
+        """
         self._add(self.lib.ERRNO(with_errno), calls, conditions)
 
     def _add(self, action: int, calls: str | tuple[int, ...], conditions: tuple[Any, ...]) -> None:
@@ -260,9 +264,10 @@ def _limit_caching(rules: _Rules) -> None:
 
 
 def strict_zygote_filter() -> bytes:
-    """Returns the filter, as BPF, of zygotes in the strict tier. Programs inherit it.
+    """Returns the filter, as BPF, of zygotes in the strict tier. Programs inherit this filter.
 
-    Together with `strict_program_filter`, it allows programs to fork, execute, and signal their own processes.
+    Together with `strict_program_filter`, the zygotes' filter allows programs to fork, execute, and signal their own
+    processes.
     """
     rules = _common()
     for group in (
@@ -292,7 +297,10 @@ def strict_zygote_filter() -> bytes:
 
 
 def strict_program_filter() -> bytes:
-    """Returns the second filter of a program in the strict tier, as BPF. It refuses the calls that confine programs."""
+    """Returns the second filter of a program in the strict tier, as BPF.
+
+    The second filter refuses the calls that confine programs.
+    """
     rules = _Rules(allow_others=True)
     rules.refuse(_CONFINING)
     rules.refuse(_CONFINING_NEW, with_errno=errno.ENOSYS)
@@ -307,8 +315,8 @@ def strict_program_filter() -> bytes:
 def landlock_filter(abi: int) -> bytes:
     """Returns the filter, as BPF, of programs in the landlock tier.
 
-    It allows no new processes, and no sockets except connected pairs. It also refuses calls that this kernel's version
-    of Landlock does not control.
+    The filter allows no new processes, and no sockets except connected pairs. The filter also refuses calls that this
+    kernel's version of Landlock does not control.
 
     Args:
         abi: the kernel's version of Landlock.

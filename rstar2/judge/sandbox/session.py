@@ -64,19 +64,19 @@ class _CellEnd:
     """How a cell ended."""
 
     kind: str = ""
-    """Kind of the cell's answer: `v`, `o`, `e` or `m`, see inside/session.py. Empty if there is no answer."""
+    """Kind of the cell's answer (`v`, `o`, `e` or `m`, see inside/session.py), or empty if there is no answer."""
     text: str = ""
     """Text of the cell's answer."""
     limit: Outcome | None = None
-    """The limit that the cell reached. None if it reached none."""
+    """The limit that the cell reached, or None if the cell reached no limit."""
     process_end: ProgramEnd | None = None
-    """The end of the session's process. None if the process lives."""
+    """The end of the session's process, or None if the process lives."""
     cpu_s: float = 0.0
     """CPU seconds of the session so far."""
     waited_s: float = 0.0
     """Seconds for which the cell waited for its turn."""
     kill_reason: str = ""
-    """Why the session must be killed. Empty if it need not be killed."""
+    """Why the session must be killed, or empty if the session need not be killed."""
 
     def outcome(self, cgroup: Cgroup, kills: int) -> Outcome:
         if self.limit is not None:
@@ -87,7 +87,7 @@ class _CellEnd:
 
 
 class Session:
-    """A session, opened by `Sandbox.open_session`. Any thread may use it. Cells run one after another.
+    """A session, opened by `Sandbox.open_session`. Any thread may use a `Session`. Cells run one after another.
 
     Between cells, all processes of the session are stopped. A cell that reaches its time limit is interrupted, like
     with the stop button of a notebook, and the session lives on. If the cell does not stop soon, the session is killed.
@@ -117,7 +117,7 @@ class Session:
         self._cpu_s = 0.0
         self._in_use = threading.RLock()
         self.reason = ""
-        """Why the session has ended. Empty while it lives."""
+        """Why the session has ended, or empty while the session lives."""
 
     @property
     def alive(self) -> bool:
@@ -212,7 +212,7 @@ class Session:
         return result
 
     def _channel_has_data(self) -> bool:
-        """Returns whether there is data in the channel. Between cells there must be none."""
+        """Returns whether there is data in the channel. Between cells there must be no data in the channel."""
         return wait_readable(self._channel, 0) and bool(self._read_channel(1, socket.MSG_PEEK))
 
     def _read_channel(self, count: int, flags: int = 0) -> bytes:
@@ -224,7 +224,7 @@ class Session:
             return b""
 
     def _wait_for_cell(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
-        """Send a cell. Wait until its process waits for the next cell, or until the process ends."""
+        """Send a cell. Wait until the session's process waits for the next cell, or until the process ends."""
         self._send("begin cell")
         cell = self._wait_for_answer(nonce, source, limit)
         if cell.kind:
@@ -241,8 +241,8 @@ class Session:
     def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell, and wait for its answer or for the end of its process, whichever is first.
 
-        If the result has neither, the session must be killed: the cell does not stop, it wrote too much, or its code
-        wrote to the channel.
+        If the result has neither an answer nor an end, the session must be killed: the cell does not stop, the cell
+        wrote too much, or its code wrote to the channel.
 
         Raises:
             BrokenPipeError: the process ended, or closed the channel, before it had read the whole cell.
@@ -305,7 +305,8 @@ class Session:
     def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
         """Wait until the zygote reports that the process waits for the next cell and was stopped.
 
-        The cell still counts as running until then, even if it has answered, and its time limit still applies.
+        The cell counts as running until the session is stopped, even if the cell has answered, and its time limit still
+        applies.
         """
         grace = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
         while True:

@@ -21,10 +21,10 @@ FLOOD_BYTES = 64 << 20
 
 
 class Stream:
-    """One output pipe of a program. It stores the first MAX_OUTPUT_BYTES and counts the rest.
+    """One output pipe of a program. A `Stream` stores the first MAX_OUTPUT_BYTES and counts the rest.
 
     Args:
-        owner: the host's user id that may open the pipe by name (/dev/stdout). -1 means the worker's user.
+        owner: the host's user id that may open the pipe by name (/dev/stdout), or -1 for the worker's user.
     """
 
     def __init__(self, owner: int) -> None:
@@ -79,7 +79,7 @@ class Streams:
 
     Args:
         stdin: standard input of the program.
-        owner: the host's user id that may open the pipes by name (/dev/stdin). -1 means the worker's user.
+        owner: the host's user id that may open the pipes by name (/dev/stdin). The id -1 means the worker's user.
         channel: a descriptor that the process gets instead of the pipe for its report: a session's socket.
     """
 
@@ -103,7 +103,7 @@ class Streams:
         self._to_close = list(self.program_fds)
 
     def add(self, name: str, fd: int) -> None:
-        """Add a descriptor for the program. This process closes it after it was sent."""
+        """Add a descriptor for the program. This process closes the descriptor after it was sent."""
         self.names.append(name)
         self.program_fds.append(fd)
         self._to_close.append(fd)
@@ -118,7 +118,7 @@ class Streams:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, poll: select.poll) -> None:
-        """Read one chunk from one of the worker's ends. Unregister it at the end of the stream."""
+        """Read one chunk from one of the worker's ends. Unregister the descriptor at the end of the stream."""
         if not self.by_fd[fd].read():
             poll.unregister(fd)
 
@@ -164,9 +164,10 @@ def _short_as_json(text: str) -> str:
 
 
 def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
-    """Returns kind and text of a program's report, or of the answer to a cell. None until it is complete.
+    """Returns kind and text of a program's report, or of the answer to a cell.
 
-    A report without the nonce is ignored. Inside the jail, only the code of this package knows the nonce.
+    Returns None until the report is complete. A report without the nonce is ignored. Inside the jail, only the code of
+    this package knows the nonce.
     """
     length = int.from_bytes(data[1 + NONCE : HEADER], "big")
     if len(data) < HEADER + length or data[1 : 1 + NONCE] != nonce:

@@ -20,7 +20,7 @@ PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
     "full": "import pandas, scipy\nprint(6 * 7)\n",
 }
-"""Typical programs for each zygote. They write the memory pages that nearly every program writes."""
+"""Typical programs for each zygote. The typical programs write the memory pages that nearly every program writes."""
 
 _NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",

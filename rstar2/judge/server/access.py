@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rstar2.judge.protocol_version import HEADER, INCOMPATIBLE, PROTOCOL, conflict, is_compatible
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""These paths need no token, because their answers show only that the service is alive."""
+"""The open paths need no token, because their answers show only that the service is alive."""
 WEB_PAGE = "Origin: the judge refuses requests of web pages"
 BAD_TOKEN = "Authorization: wrong or missing token"
 UNKNOWN_HOST = (
@@ -33,8 +33,8 @@ class AccessGuard:
 
     Args:
         app: the application that gets the allowed requests.
-        token: the token that clients must send as `Authorization: Bearer`, or None. With a token, any `Host` is
-            allowed, because a web page does not know the token.
+        token: the token that clients must send as `Authorization: Bearer`, or None if the judge has no token. With a
+            token, any `Host` is allowed, because a web page does not know the token.
         hosts: allowed names in `Host`, without port. `localhost` and IP addresses are always allowed.
     """
 

@@ -37,7 +37,7 @@ PONG_TIMEOUT_S = 120.0
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:
-    """Returns the ASGI application of the judge. It connects to the queue when the application starts."""
+    """Returns the ASGI application of the judge. The application connects to the queue when it starts."""
     limits = settings.limits
     dispatcher = Dispatcher(settings.redis_url, limits.max_queued, limits.max_queued_bytes)
 
@@ -72,7 +72,7 @@ def create_app(settings: ServerSettings) -> ASGIApp:
 
 
 def drop_decode_traceback(record: logging.LogRecord) -> bool:
-    """Log filter for uvicorn: drops the traceback of messages that are not UTF-8, because any client can send them."""
+    """Log filter for uvicorn: drops the traceback of non-UTF-8 messages, because any client can send such messages."""
     if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
         record.exc_info = None
     return True

@@ -24,7 +24,7 @@ from rstar2.judge.server.http import (
 )
 
 TIMEOUT_S = 10.0
-"""The time limit of code-judge itself. Its requests have no field to set another."""
+"""The time limit of code-judge itself. Requests of code-judge have no field to set another time limit."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 TIMEOUT_LINE = "Suicide from timeout.\n"
@@ -73,7 +73,10 @@ def _without_null_id(item: object) -> object:
 
 
 def prepare(item: object) -> tuple[Submission, PendingRun]:
-    """Returns one item as a submission, and the program to run for it. Raises ValidationError if the item is bad."""
+    """Returns one item as a submission, and the program to run for the item.
+
+    Raises ValidationError if the item is bad.
+    """
     submission = Submission.model_validate(_without_null_id(item))
     request = RunRequest(
         code=submission.solution, stdin=submission.input or "", timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB

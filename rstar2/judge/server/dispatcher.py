@@ -1,8 +1,8 @@
 """The HTTP process's side of the queue: it enqueues programs, receives their results, and cancels programs.
 
 All commands of one turn of the event loop are sent to Redis in one exchange. One task receives the notices of finished
-programs. A sweep every few seconds fetches results whose notice was missed. It also enqueues programs again if Redis
-has lost its data.
+programs. A sweep every few seconds fetches results whose notice was missed. The sweep also enqueues programs again if
+Redis has lost its data.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PendingRun:
         self.waiters = 0
         """Number of `submit` calls for this run that have not been released."""
         self.sent_at: float | None = None
-        """Monotonic seconds at which Redis confirmed that it stored the program. None before that."""
+        """Monotonic seconds at which Redis confirmed the stored program, or None until Redis has confirmed."""
         self.may_be_stored = False
         """Whether the program was sent to Redis but the answer was lost."""
         self.early_notice: queue.Notice | None = None
@@ -200,8 +200,8 @@ class Dispatcher:
     def check_capacity(self, count: int) -> None:
         """Raises QueueFull if the queue is full and `count`, the number of new programs, is not 0.
 
-        A request with many programs may exceed the limit, as long as the queue is not full before it. Large requests
-        would otherwise never be accepted while there are small ones.
+        A request with many programs may exceed the limit, as long as the queue is not full before the request. If a
+        request had to fit into the queue, large requests would never be accepted while there are small requests.
         """
         used = self._used_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
@@ -219,12 +219,12 @@ class Dispatcher:
     def _used_bytes(self) -> int:
         """Returns the bytes that the queue takes: Redis, as last measured, and the programs submitted since then.
 
-        It is at least the size of the programs in `waiting`.
+        The number is at least the size of the programs in `waiting`.
         """
         return max(self.waiting_bytes, self.stored_bytes + self.submitted_bytes - self.measured_bytes)
 
     async def run(self, programs: Sequence[PendingRun]) -> list[str]:
-        """Queue programs and wait for all of them. Returns their results as JSON, in order.
+        """Queue programs and wait for all of them. Returns the programs' results as JSON, in order.
 
         Raises:
             QueueFull: the queue is full, and no program was queued.
@@ -244,10 +244,10 @@ class Dispatcher:
                 self.release(run)
 
     def submit(self, program: PendingRun) -> PendingRun:
-        """Queue one program. Call `check_capacity` before, and `release` after.
+        """Queue one program. Call `check_capacity` before `submit`, and `release` to stop waiting.
 
-        Returns the run to wait for. This is an earlier run with the same id if there is one, because a program runs
-        only once.
+        Returns the run to wait for. The returned run is an earlier run with the same id if there is one, because a
+        program runs only once.
         """
         run = self.waiting.get(program.id)
         if run is None:
@@ -267,7 +267,7 @@ class Dispatcher:
         self.has_work.set()
 
     def release(self, run: PendingRun, *, delivered: bool = True) -> None:
-        """Stop waiting for a run. If nobody else waits for it, its program is cancelled.
+        """Stop waiting for a run. If nobody else waits for the run, its program is cancelled.
 
         Args:
             run: the run that `submit` returned.
@@ -292,7 +292,7 @@ class Dispatcher:
         self.has_work.set()
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a program even if clients wait for it. These clients get the outcome `refused`.
+        """Cancel a program even if clients wait for it. The waiting clients get the outcome `refused`.
 
         A cell that a client waits for is not cancelled, because it may already be running and change the session.
         """
@@ -319,7 +319,8 @@ class Dispatcher:
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run one of the loops until it is cancelled, and restart it after each error of Redis.
 
-        If the loop ends in any other way, the process ends: without one of its loops it could answer no request.
+        If the loop ends in any other way, the process ends: without one of its loops the process could answer no
+        request.
         """
         task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
@@ -401,11 +402,11 @@ class Dispatcher:
         return commands
 
     def _handle_stored(self, run: PendingRun, earlier_state: str | None, cancelled: Sequence[str]) -> None:
-        """Handle the reply for one run: Redis has stored it now, or has known its id before.
+        """Handle the reply for one run: Redis has stored the run now, or has known its id before.
 
         Args:
             run: the run that was sent.
-            earlier_state: the state that Redis had for this id before, or None.
+            earlier_state: the state that Redis had for this id before, or None if Redis did not know the id.
             cancelled: ids of the programs that were to be cancelled in the same exchange.
         """
         run.sent_at = time.monotonic()
@@ -439,7 +440,7 @@ class Dispatcher:
     def _expire_delivered(self) -> Command:
         """Returns the command that makes delivered results expire sooner.
 
-        If the command is lost, these results expire at their usual time.
+        If the command is lost, delivered results expire at their usual time.
         """
         delivered, self.delivered = self.delivered, []
         expiring = [run_id for run_id in delivered if run_id not in self.waiting]
@@ -554,7 +555,10 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """Returns the number of the last heartbeat by worker. It is -1 if a worker has no readable heartbeat."""
+        """Returns the number of the last heartbeat by worker.
+
+        The number is -1 if a worker has no readable heartbeat.
+        """
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
             consumers = await self.client.xinfo_consumers(stream, queue.GROUP)

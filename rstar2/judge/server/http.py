@@ -1,7 +1,7 @@
 """Helpers of all HTTP endpoints: read and validate requests, notice clients that disconnect, answer errors.
 
-The framework does not read or validate bodies here. It would answer 500 to source code that is not valid Unicode, and
-refuse a whole batch because of one bad item.
+The framework does not read or validate bodies here. The framework would answer 500 to source code that is not valid
+Unicode, and refuse a whole batch because of one bad item.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
     Args:
         model: the type to return.
         data: the request's body.
-        request: the request, for an endpoint of rstar2 clients. Their later versions may send unknown fields.
+        request: the request, for an endpoint of rstar2 clients. Later versions of rstar2 clients may send unknown
+            fields.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:

@@ -69,7 +69,10 @@ async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns median and 99th percentile in milliseconds of times in seconds. Empty if there are no values."""
+    """Returns median and 99th percentile in milliseconds of times in seconds.
+
+    The result is empty if there are no times.
+    """
     if not values:
         return {}
     ordered = sorted(values)

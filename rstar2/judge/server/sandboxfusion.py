@@ -28,7 +28,7 @@ class RunCode(BaseModel):
     stdin: str | None = None
     run_timeout: float = Field(default=10.0, gt=0)
     memory_limit_MB: int = -1
-    """The memory limit in MiB. -1 means `DEFAULT_MEMORY_MB`."""
+    """The memory limit in MiB, or -1 for `DEFAULT_MEMORY_MB`."""
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
 

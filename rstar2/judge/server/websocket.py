@@ -77,7 +77,7 @@ class _Response:
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
-    """The value as JSON. Empty if the result was left in Redis, because the client had too much unread."""
+    """The value as JSON, or empty if the result was left in Redis, because the client had too much unread."""
     run: PendingRun | None = None
     """The run to release after the response was sent."""
 
@@ -114,7 +114,8 @@ class StreamConnection:
     def handle_message(self, text: str) -> str | None:
         """Carry out all requests of one message.
 
-        Returns None, or what is wrong with the message. In that case none of its requests were carried out.
+        Returns None, or what is wrong with the message. If something is wrong with the message, none of its requests
+        were carried out.
         """
         try:
             items = json.loads(text)

@@ -19,7 +19,7 @@ class ServiceSettings(SupervisionSettings):
     workers: int = 2
     host: str = "127.0.0.1"
     port: int = 0
-    """The HTTP port. 0 means any free port."""
+    """The HTTP port, or 0 for any free port."""
     redis_url: str | None = None
     """URL of the Redis server for the queue. None: start an embedded server."""
     isolation: Isolation | None = None
@@ -28,7 +28,7 @@ class ServiceSettings(SupervisionSettings):
     """The token that clients must send as `Authorization: Bearer`. A blank token is refused. None: clients need no
     token, except under isolation `none`, where the supervisor generates a token."""
     preload: bool = True
-    """See `WorkerSettings.preload`. False saves about four CPU seconds per worker."""
+    """See `WorkerSettings.preload`. The value False saves about four CPU seconds per worker."""
     api: bool = True
     """Whether to serve HTTP. False: start only workers, which join the queue at `redis_url`."""
     hosts: list[str] = Field(default_factory=list)
@@ -41,7 +41,7 @@ class JudgeHandle(Handle):
     """A running judge, or the running workers of this machine for a judge on another machine."""
 
     url: str
-    """The judge's URL. Empty if there are only workers."""
+    """The judge's URL, or empty if there are only workers."""
     token: str | None
     redis_url: str
     isolation: Isolation

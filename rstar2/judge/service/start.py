@@ -24,8 +24,8 @@ SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS", "RSTAR2_GRADER_
 def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], JudgeHandle]:
     """Start a judge in separate processes and wait until it answers.
 
-    Unless `settings.detached` is set, the judge ends when the standard input of the returned process is closed. It
-    therefore also ends when the calling process ends, even if that is killed.
+    Unless `settings.detached` is set, the judge ends when the standard input of the returned process is closed. The
+    judge therefore also ends when the calling process ends, even if the calling process is killed.
 
     Returns:
         The supervisor's process, and the handle of the judge.

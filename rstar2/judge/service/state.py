@@ -1,4 +1,4 @@
-"""The state file of the running judge. `rstar2 judge up` writes it, and the other commands read it."""
+"""The state file of the running judge. `rstar2 judge up` writes the state file, and the other commands read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_state() -> JudgeHandle | None:
 
 
 def current_judge() -> JudgeHandle:
-    """Returns the running judge. Raises UserError if none runs."""
+    """Returns the running judge. Raises UserError if no judge runs."""
     judge = read_state()
     if judge is None:
         raise UserError("no judge is running", "Start one with `rstar2 judge up --detach`.")
@@ -31,7 +31,7 @@ def current_judge() -> JudgeHandle:
 
 
 def end_judge(judge: JudgeHandle) -> None:
-    """End a judge that another process started, and all its processes. Raises Failure if it does not end."""
+    """End a judge that another process started, and all its processes. Raises Failure if the judge does not end."""
     if not end_module(judge.pid, *SUPERVISORS, wait_s=END_S):
         raise Failure(f"the judge (pid {judge.pid}) did not stop", f"See {judge.folder}/logs")
     state_file().clear(judge.pid)

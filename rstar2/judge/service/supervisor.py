@@ -1,4 +1,4 @@
-"""The supervisor process of a judge: starts its parts and restarts the ones that die. `start.py` starts it.
+"""The supervisor process of a judge: starts its parts and restarts the ones that die. `start.py` starts the supervisor.
 
 The general part is in `rstar2.supervision.supervisor`.
 """
@@ -49,7 +49,10 @@ RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
 """Time that a worker has to finish its program when it stops, if the queue is an external Redis server."""
 END_S = 1.0
-"""Time to finish if the queue is embedded. That queue ends with the judge, so nobody needs the program's result."""
+"""Time to finish if the queue is embedded.
+
+An embedded queue ends with the judge, so nobody needs the program's result.
+"""
 log = logging.getLogger(__name__)
 
 
@@ -72,9 +75,9 @@ class JudgeSupervisor(Supervisor):
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
-        """The running judge. None until every part answers."""
+        """The running judge, or None until every part answers."""
         self.listener: socket.socket | None = None
-        """The listening socket. It stays open so that a restarted HTTP process can use it."""
+        """The listening socket. The socket stays open so that a restarted HTTP process can use it."""
         self.url = ""
         self.worker_names: dict[int, str] = {}
         """The current name of each worker, by its number. A restarted worker gets a new name."""
@@ -84,7 +87,10 @@ class JudgeSupervisor(Supervisor):
         self.renew_at = 0.0
         """Monotonic seconds at which to renew the requirement."""
         self.conflict = ""
-        """The conflict that was logged when the requirement was last renewed. Empty if there was none."""
+        """The conflict that was logged when the requirement was last renewed.
+
+        The text is empty if there was no conflict.
+        """
 
     def start(self) -> None:
         """Start every part and wait until the service answers, or until this process is asked to stop.
@@ -125,7 +131,10 @@ class JudgeSupervisor(Supervisor):
         return Event(kind="ready", text=self.url, handle=self.handle.model_dump())
 
     def claim_folder(self) -> None:
-        """Lock the folder. Another judge must not use it, because each judge removes the files of an earlier one."""
+        """Lock the folder.
+
+        Another judge must not use the folder, because each judge removes the files of an earlier judge.
+        """
         in_use = UserError(
             f"another judge, or its workers, use the folder {self.folder}",
             "Stop them, or use another folder: set RSTAR2_STATE, or start `judge worker` with --folder.",
@@ -320,7 +329,10 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier and our protocol version of the whole queue. Raises UserError if a part of it conflicts."""
+        """Require a tier and our protocol version of the whole queue.
+
+        Raises UserError if a part of the queue conflicts.
+        """
         self.renew_at = time.monotonic() + requirements.RENEW_S
         command = requirements.require(self.judge_name, tier, renew=self.required is not None)
         requirements.check_required(execute(client, command), tier)

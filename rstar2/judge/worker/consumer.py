@@ -1,9 +1,9 @@
 """The worker's side of the queue: `Consumer` fetches tasks, stores results and sends heartbeats.
 
 While programs wait in the queue, a separate thread prefetches several tasks and stores several results at a time, so
-that one exchange with Redis serves many programs. It prefetches at most the worker's share of all unfinished programs,
-so that no program waits here while another worker is free. If the queue is short, the main thread fetches each task
-itself, because passing a task between threads would take longer than the exchange.
+that one exchange with Redis serves many programs. The thread prefetches at most the worker's share of all unfinished
+programs, so that no program waits in this worker while another worker is free. If the queue is short, the main thread
+fetches each task itself, because passing a task between threads would take longer than the exchange.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Consumer:
         self.exchanging = threading.Lock()
         """Locked by the thread that exchanges data with Redis."""
         self.more_returned = False
-        """Whether the queue may have more returned tasks. These are older than any new task."""
+        """Whether the queue may have more returned tasks. Returned tasks are older than any new task."""
         self.done = 0
         """Number of stored results."""
         self.beats = 0
@@ -97,12 +97,12 @@ class Consumer:
         self.next_warning = 0.0
         """Monotonic seconds after which the lost connection is logged again."""
         self.rejected: UserError | None = None
-        """Why this worker may not join the queue. None if it may."""
+        """Why this worker may not join the queue, or None if the worker may join."""
 
     def next_task(self, wait_s: float) -> Task | None:
-        """Returns the next task, or None if there is none within about `wait_s` seconds. For the main thread.
+        """Returns the next task, or None if there is none within about `wait_s` seconds.
 
-        Finished results are stored before the wait.
+        Only the main thread calls `next_task`. Finished results are stored before the wait.
         """
         local = self.local
         if (task := local.start_next()) is not None:
@@ -134,7 +134,7 @@ class Consumer:
         self.local.set_connected(False)
 
     def run(self) -> None:
-        """Exchange data with Redis until the worker stops. This is the main function of the consumer's thread."""
+        """Exchange data with Redis until the worker stops. `run` is the main function of the consumer's thread."""
         try:
             self._run()
         except UserError as error:
@@ -188,7 +188,8 @@ class Consumer:
         """Store results, return tasks, send a heartbeat if it is due, and fetch tasks, in one exchange with Redis.
 
         Args:
-            waits: if the worker is idle, whether to fetch and wait for a task. Without it, an idle worker fetches none.
+            waits: if the worker is idle, whether to fetch and wait for a task. If False, an idle worker fetches no
+                task.
         """
         local = self.local
         with local.changed:
@@ -289,7 +290,7 @@ class Consumer:
         Args:
             count: maximum number of tasks per stream.
             streams: the streams.
-            block_ms: how long Redis waits for a task if there is none. None: it does not wait.
+            block_ms: how long Redis waits for a task if there is none. If None, Redis does not wait.
             since: ">" for new tasks, "0" for all tasks that were delivered to this worker.
         """
         block = () if block_ms is None else ("BLOCK", block_ms)
@@ -309,7 +310,7 @@ class Consumer:
         }
 
     def _exit_if_hung(self, now: float) -> None:
-        """End this process if its main thread hangs. Other workers then get its tasks."""
+        """End this process if its main thread hangs. After this process has ended, other workers get its tasks."""
         current, silent_s = self.local.current, now - self.local.active_at
         if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return

@@ -25,7 +25,8 @@ LINGER_S = 0.01
 class LocalQueue:
     """The tasks to run and the results to store of one worker.
 
-    All fields except `sessions` may be changed only while `changed` is locked. A single field may be read without it.
+    All fields except `sessions` may be changed only while `changed` is locked. A single field may be read without the
+    lock.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,10 @@ class LocalQueue:
         self.exchange_s = 0.0
         """Mean duration of recent exchanges with Redis in seconds."""
         self.share = 1
-        """Number of tasks that this worker should have, including the running one. 1 while the queue is short."""
+        """Number of tasks that this worker should have, including the running task.
+
+        The number is 1 while the queue is short.
+        """
         self.connected = False
         """Whether this worker is registered in Redis and the last exchange succeeded."""
         self.stopping = False
@@ -57,7 +61,10 @@ class LocalQueue:
         """Monotonic seconds at which the last successful fetch was sent to Redis."""
 
     def start_next(self) -> Task | None:
-        """Make the first task the current one and return it. Returns None if there is none, or after `stop`."""
+        """Make the first waiting task the current task and return it.
+
+        Returns None if no task waits, or after `stop`.
+        """
         with self.changed:
             self.active_at = time.monotonic()
             if not self.tasks or self.stopping:
@@ -97,7 +104,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """Wake the consumer's thread if tasks wait, so that it returns them if the current task takes long."""
+        """Wake the consumer's thread if tasks wait, so that the thread returns the tasks during a long current task."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()
@@ -137,7 +144,8 @@ class LocalQueue:
     def remove_returnable(self) -> list[Task]:
         """Remove and return the tasks that other workers should run.
 
-        These are all waiting tasks except cells, if the current task is long or this worker is stopping.
+        The returned tasks are all waiting tasks except cells if the current task is long or this worker is stopping,
+        and otherwise no tasks.
         """
         if not self.stopping and not self.is_long():
             return []
@@ -189,7 +197,7 @@ class LocalQueue:
 
         Args:
             unfinished: number of programs in the queue, including running ones.
-            workers: number of workers that share them.
+            workers: number of workers that share the programs.
         """
         with self.changed:
             # Tasks that are prefetched behind long programs would only be returned.

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 def run_task(sandbox: Sandbox, task: Task) -> RunResult:
     """Run one program and return its result.
 
-    The outcome is `lost` if the program cannot be read, or if too many workers died while they had it.
+    The outcome is `lost` if the program cannot be read, or if too many workers died while they had the program.
     """
     queued_s = max(0.0, time.time() - task.at)
     if task.tries >= queue.MAX_TRIES:

@@ -51,7 +51,10 @@ class OpenSession:
     """Tasks that the session's thread may not have finished. Used only by the worker's main thread."""
 
     def is_in_use(self) -> bool:
-        """Returns whether the session's thread has unfinished tasks. Call it only in the worker's main thread."""
+        """Returns whether the session's thread has unfinished tasks.
+
+        Call this method only in the worker's main thread.
+        """
         self.unfinished = [future for future in self.unfinished if not future.done()]
         return bool(self.unfinished)
 
@@ -77,7 +80,8 @@ class OpenSession:
 class WorkerSessions:
     """All sessions of one worker, whose sandbox has been started.
 
-    Call its public methods in the worker's main thread. Code in the thread of a session uses only that session.
+    Call the public methods of `WorkerSessions` in the worker's main thread. Code in the thread of a session uses only
+    that session.
     """
 
     def __init__(self, sandbox: Sandbox, local: LocalQueue) -> None:
@@ -129,7 +133,7 @@ class WorkerSessions:
         self.local.finish_cell(task, lost_cell(task.id, queue.WORKER_GONE) if is_lost else future.result())
 
     def raise_errors(self) -> None:
-        """Raise the first exception of a session's thread. The worker cannot go on after it."""
+        """Raise the first exception of a session's thread. The worker cannot go on after such an exception."""
         if self.errors:
             raise self.errors[0]
 

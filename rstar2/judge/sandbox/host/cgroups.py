@@ -54,8 +54,8 @@ def _candidates(controller: str) -> list[Path]:
 def _sessions_share_processors() -> bool:
     """Returns whether the kernel gives each session, and so each program, an equal CPU share (autogroup).
 
-    It does so only in the root group. The group of a container is not the root group, even if its name is `/` there.
-    Source: sched(7).
+    The kernel gives equal shares only to sessions in the root group. The group of a container is not the root group,
+    even if its name is `/` there. Source: sched(7).
     """
     try:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
@@ -84,7 +84,10 @@ def _remove(path: Path) -> None:
 
 
 class Cgroup:
-    """New control groups, one for each controller. `close` removes them. A missing controller has the group None."""
+    """New control groups, one for each controller.
+
+    `close` removes the groups. The group of a missing controller is None.
+    """
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -93,7 +96,7 @@ class Cgroup:
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self.cpu_time = self._make("cpuacct", (_CPU_TIME_V1, _CPU_TIME_V2))
         self.cpu_time_fd = -1
-        """Descriptor for `group_cpu_seconds`. -1 if there is no group."""
+        """Descriptor for `group_cpu_seconds`, or -1 if there is no group."""
         if self.cpu_time is not None:
             name = _CPU_TIME_V1 if (self.cpu_time / _CPU_TIME_V1).exists() else _CPU_TIME_V2
             self.cpu_time_fd = os.open(self.cpu_time / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -129,7 +132,10 @@ class Cgroup:
         return {path for path in (self.memory, self.pids, self.cpu, self.cpu_time) if path is not None}
 
     def add(self, pid: int) -> None:
-        """Move a process into the groups. Its later children are in them, too. Drop each group that refuses this."""
+        """Move a process into the groups.
+
+        The process's later children are in the groups, too. Each group that refuses the process is dropped.
+        """
         for path in self._paths():
             try:
                 (path / "cgroup.procs").write_text(str(pid))
@@ -147,7 +153,7 @@ class Cgroup:
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def cpu_seconds(self) -> float:
-        """Returns the CPU seconds of all processes that are or were in the group. 0 if there is no group."""
+        """Returns the CPU seconds of all processes that are or were in the group, or 0 if there is no group."""
         return 0.0 if self.cpu_time_fd < 0 else group_cpu_seconds(self.cpu_time_fd)
 
     def limit_processes(self, count: int) -> None:
@@ -155,7 +161,7 @@ class Cgroup:
             (self.pids / "pids.max").write_text(str(count))
 
     def used(self) -> int:
-        """Returns the memory of the group in bytes. 0 if there is no memory group."""
+        """Returns the memory of the group in bytes, or 0 if there is no memory group."""
         return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
@@ -168,7 +174,10 @@ class Cgroup:
             self._limit = limit
 
     def kills(self) -> int:
-        """Returns the number of processes in the group that the kernel killed for lack of memory. 0 if unknown."""
+        """Returns the number of processes in the group that the kernel killed for lack of memory.
+
+        The number is 0 if the kernel does not report it.
+        """
         if self._counter < 0:
             return 0
         for line in os.pread(self._counter, 4096, 0).splitlines():
@@ -177,7 +186,7 @@ class Cgroup:
         return 0
 
     def close(self) -> None:
-        """Remove the groups. All their processes must have ended, or be about to end."""
+        """Remove the groups. All processes in the groups must have ended, or be about to end."""
         for fd in {self._counter, self.cpu_time_fd} - {-1}:
             os.close(fd)
         self._counter = self.cpu_time_fd = -1

@@ -24,7 +24,8 @@ _MAX_WAITING = 8
 class Removal:
     """Removes folders of one sandbox with one separate process, which continues if the worker dies.
 
-    If that process dies, too, the next one removes the remaining folders. Any thread may use this object.
+    If the separate process dies, too, the next such process removes the remaining folders. Any thread may use this
+    object.
 
     Args:
         root: an existing folder that only this sandbox uses, on the file system of the folders to remove.
@@ -37,7 +38,7 @@ class Removal:
         """Locked while `_process` is replaced, but never during a wait."""
 
     def take(self, path: Path, *, wait: bool = True) -> None:
-        """Move a folder away, if it exists, and remove it in the background. Raises OSError if it cannot be moved.
+        """Move a folder away, if it exists, and remove it in the background. Raises OSError if the move fails.
 
         Args:
             path: the folder.
@@ -79,7 +80,7 @@ class Removal:
         return subprocess.Popen(command, env=rootfs.ENVIRONMENT, cwd="/")
 
     def close(self) -> None:
-        """Wait a moment for the removing process. If it needs longer, it continues alone."""
+        """Wait a moment for the removing process. If the process needs longer, it continues alone."""
         self.sweep(wait=False)
         self._wait(_CLOSE_S)
 

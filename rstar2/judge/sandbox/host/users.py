@@ -17,7 +17,7 @@ USERS_PER_JAIL = 2048
 _UNASSIGNED = range(1_879_048_192, (1 << 32) - 2 * USERS_PER_JAIL)
 """User ids that no distribution assigns."""
 _RARELY_ASSIGNED = range(32_768, 60_000)
-"""User ids that are rarely assigned. They are used in containers whose user namespace has no others."""
+"""User ids that are rarely assigned. Such ids are used in containers whose user namespace has no other ids."""
 _ATTEMPTS = 100
 
 
@@ -25,8 +25,8 @@ _ATTEMPTS = 100
 def first_host_uid() -> int:
     """Returns the first of `USERS_PER_JAIL` user and group ids that this process may use until it ends.
 
-    Processes in one network namespace claim their ranges, so that these differ. Containers cannot see each other's
-    claims, so that they can only choose a random range, out of more than a million.
+    Processes in one network namespace claim their ranges, so that the ranges differ. Containers cannot see each other's
+    claims, so each container can only choose a random range, out of more than a million.
 
     Raises:
         Failure: this process's user namespace has no free range.

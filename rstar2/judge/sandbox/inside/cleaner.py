@@ -1,7 +1,7 @@
 """The cleaner: a separate process that measures what programs use and removes their files.
 
-No program is forked from the cleaner. It reads names of files, which stay in its memory. A zygote must not read them,
-because later programs inherit its memory.
+No program is forked from the cleaner. The cleaner reads names of files, which stay in the cleaner's memory. A zygote
+must not read names of files, because later programs inherit the zygote's memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SIGKILL = 9
 class Cleaner:
     """The cleaner's process, and a socket to it. Zygotes that are forked later use the same process.
 
-    It is forked before the first program, because a program may use up all processes that its jail may have. The
-    methods raise wire.Closed if the process is gone.
+    The cleaner is forked before the first program, because a program may use up all processes that its jail may have.
+    The methods raise wire.Closed if the process is gone.
 
     Args:
         scratch: the folders that programs may write.
@@ -52,16 +52,17 @@ class Cleaner:
         self._request("take snapshot")
 
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
-        """Measure a program. Returns the outcome for a limit that it has exceeded: `memory` or `output_limit`.
+        """Measure a program. Returns the outcome for a limit that the program has exceeded: `memory` or `output_limit`.
 
         Args:
             pids: the program's processes.
-            max_memory_bytes: bytes that they may use together. 0: do not measure memory.
-            folder: the folder to which they write, if its file system has no quota. Empty: do not measure it.
+            max_memory_bytes: bytes that the processes may use together. If 0, memory is not measured.
+            folder: the folder to which the processes write, if its file system has no quota. If empty, no folder is
+                measured.
 
         Returns:
-            An empty string if no limit is exceeded. None if this could not be measured, usually because a file in the
-            folder was moved or removed meanwhile.
+            An empty string if no limit is exceeded. Returns None if the folder could not be measured, usually because a
+            file in the folder was moved or removed meanwhile.
         """
         answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer

@@ -25,7 +25,10 @@ _NO_LIMIT = (1 << 63) - 1
 
 
 class Confinement:
-    """The restrictions for a zygote's programs. They are prepared once, so that `apply` is fast for each program."""
+    """The restrictions for a zygote's programs.
+
+    The restrictions are prepared once, so that `apply` is fast for each program.
+    """
 
     def __init__(self, spec: JailSpec) -> None:
         self._spec = spec
@@ -52,9 +55,9 @@ class Confinement:
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
     def count_user_tasks(self) -> None:
-        """Count the processes of this user, in the landlock tier. The next program's limit is added to that number.
+        """Count the processes of this user, in the landlock tier.
 
-        Call this before the program is forked.
+        The next program's limit is added to the counted number. Call this before the program is forked.
         """
         if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()
@@ -98,9 +101,10 @@ class Confinement:
             self._filter.load()
 
     def _enter_private_scratch(self, work_dir: str, memory_mb: int) -> syscalls.Landlock | None:
-        """Mount a scratch space and a /proc for this program alone. Returns the Landlock rules for them.
+        """Mount a scratch space and a /proc for this program alone.
 
-        The scratch space is not larger than the program's memory limit.
+        Returns the program's Landlock rules, or None if the tier or the kernel has no Landlock. The scratch space is
+        not larger than the program's memory limit.
         """
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)

@@ -1,8 +1,8 @@
 """The first code in a new jail: it builds the jail, becomes the first zygote, and runs a program in each fork.
 
-The worker starts it in a new interpreter with a fixed environment and one control socket. In the strict tier, this
-process only builds the jail and then waits outside the new PID namespace. If it dies, the jail dies, too. If the jail
-dies, this process ends.
+The worker starts this code in a new interpreter with a fixed environment and one control socket. In the strict tier,
+this process only builds the jail and then waits outside the new PID namespace. If this process dies, the jail dies,
+too. If the jail dies, this process ends.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
     Args:
         pid: the process.
         limit: bytes of kernel memory.
-        shared: receives the mapped bytes of each piece of shared memory without a file, by its inode. These bytes stay
-            allocated even if a process declares that it does not need them (MADV_DONTNEED).
+        shared: receives the mapped bytes of each piece of shared memory without a file, by its inode. The bytes of
+            shared memory stay allocated even if a process declares that it does not need them (MADV_DONTNEED).
     """
     kernel_bytes = 0
     try:

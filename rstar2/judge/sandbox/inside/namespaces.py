@@ -5,8 +5,8 @@ enters the user namespace. Another worker first enters the user namespace, becau
 process of the new PID namespace must mount /proc while the old /proc is still visible. The functions raise OSError if
 the machine refuses a namespace or a mount.
 
-All programs of a worker share these namespaces, but each program has its own PID namespace. For speed only: a separate
-mount and IPC namespace would cost each program several milliseconds.
+All programs of a worker share the jail's namespaces, but each program has its own PID namespace. For speed only: a
+separate mount and IPC namespace would cost each program several milliseconds.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ def _write(path: str, text: str) -> None:
 
 
 def enter_root(spec: JailSpec) -> None:
-    """Mount /proc and the scratch space, and make the new root the only root. Call it in the jail's first process."""
+    """Mount /proc and the scratch space, and make the new root the only root.
+
+    Call `enter_root` in the jail's first process.
+    """
     # Mounts from the outer namespace are locked, so that pivot_root refuses them. A new bind of them is not locked.
     syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
     mount_proc(_NEW_ROOT + "/proc")
@@ -158,7 +161,10 @@ def mount_proc(path: str) -> None:
 
 
 def replace_scratch(spec: JailSpec) -> None:
-    """Mount an empty scratch space instead of the old one. The kernel frees the old one when nothing uses it."""
+    """Mount an empty scratch space instead of the old one.
+
+    The kernel frees the old scratch space when nothing uses it any more.
+    """
     for path in (*WRITABLE, _SCRATCH):
         syscalls.unmount(path)
     mount_scratch(spec)

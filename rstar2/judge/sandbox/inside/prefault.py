@@ -3,9 +3,9 @@
 A fork shares all memory with its parent. Each page costs a page fault when the child first writes to it, and another
 when the parent does. Most small programs write to the same pages: reference counts, caches, the stack. If a device may
 write to a page, the kernel copies it during the fork, which is much cheaper than two faults. Buffers that are
-registered with io_uring count as such pages, although nothing is ever read into them here.
+registered with io_uring count as pages that a device may write to, although nothing is ever read into the buffers here.
 
-For speed only: without it a small numpy program takes 1.3 times the CPU time, a sympy solve 1.15 times.
+For speed only: without prefaulting, a small numpy program takes 1.3 times the CPU time, a sympy solve 1.15 times.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _OWN = 1 << 63 | 1 << 56
 
 
 def open_rings(count: int) -> list[int]:
-    """Open up to `count` io_uring instances, one per zygote. Returns fewer, or none, if the machine refuses them.
+    """Open up to `count` io_uring instances, one per zygote.
 
-    If this process is root, call this before it drops its rights: the kernel then decides whether locked memory is
-    limited.
+    Returns fewer than `count` instances, or none, if the machine refuses to open them. If this process is root, call
+    `open_rings` before the process drops its rights: the kernel then decides whether locked memory is limited.
     """
     rings = []
     try:
@@ -68,7 +68,8 @@ def _spans(pages: set[int]) -> list[tuple[int, int]]:
 def written_since_fork(pid: int) -> set[int]:
     """Returns the addresses of the private pages that only this process maps.
 
-    In a fork, and in its parent while the fork lives, these are the pages that this process wrote to since the fork.
+    In a fork, and in its parent while the fork lives, the returned pages are the pages that this process wrote to since
+    the fork.
 
     Raises:
         OSError: the kernel does not allow this process to read the page maps.
@@ -118,7 +119,10 @@ def written_by_either(pid: int) -> set[int]:
 
 
 def _send_written(pid: int, fd: int) -> NoReturn:
-    """Write the addresses of the pages to a descriptor and end this process. Its exit code is 0 or an errno."""
+    """Write the addresses of the pages to a descriptor and end this process.
+
+    The exit code of the process is 0 or an errno.
+    """
     code = errno.EIO
     try:
         with open(fd, "wb") as pipe:

@@ -68,9 +68,9 @@ def count_tasks() -> int:
 def count_user_tasks() -> int | None:
     """Returns the number of processes and threads of this process's user, as the kernel counts them for limits.
 
-    Returns None if the kernel does not limit them. The count includes processes in other containers, which /proc does
-    not show. It is found by a search for the lowest limit under which one more process can start. This takes about a
-    millisecond.
+    Returns None if the kernel does not limit the number. The count includes processes in other containers, which /proc
+    does not show. The count is found by a search for the lowest limit under which one more process can start. The
+    search takes about a millisecond.
     """
     limit_before, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     too_low, high_enough = 1, _MAX_TASKS if hard == resource.RLIM_INFINITY else hard
@@ -138,13 +138,19 @@ def own_cpu_seconds(pid: int) -> float:
 
 
 def group_cpu_seconds(fd: int) -> float:
-    """Returns the CPU seconds of a control group. `fd`: its cpuacct.usage (version 1) or cpu.stat (version 2)."""
+    """Returns the CPU seconds of a control group.
+
+    `fd` is an open cpuacct.usage (version 1) or cpu.stat (version 2) of the group.
+    """
     fields = os.pread(fd, 64, 0).split()
     return int(fields[1]) / 1e6 if fields[0] == b"usage_usec" else int(fields[0]) / 1e9
 
 
 def waits_for_cell(pid: int) -> bool:
-    """Returns whether the first thread of a session waits in read(3, …) for a cell. True if the kernel hides that."""
+    """Returns whether the first thread of a session waits in read(3, …) for a cell.
+
+    Returns True if the kernel hides the thread's state.
+    """
     try:
         with open(f"/proc/{pid}/syscall") as call:
             return call.read().split()[:2] == [_READ, "0x3"]
@@ -158,7 +164,10 @@ def count_computing(pids: Iterable[int]) -> int:
 
 
 def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
-    """Returns the CPU seconds by process if all processes are stopped or dead. None if any of their tasks may run."""
+    """Returns the CPU seconds by process if all processes are stopped or dead.
+
+    Returns None if any task of the processes may run.
+    """
     cpu_by_pid = {}
     for pid in pids:
         if not all(state in _STOPPED_STATES for state in _task_states(pid)):
@@ -185,8 +194,9 @@ def _task_states(pid: int) -> list[bytes]:
 def bound_share(pids: Iterable[int]) -> None:
     """If more than _FREE_TASKS tasks of these processes compute, give all of them together the CPU share of one task.
 
-    The function only raises the niceness, which every user may do. It also does so for tasks that wait, because new
-    processes inherit the niceness. A program could otherwise start new processes faster than they are found.
+    The function only raises the niceness, which every user may do. The function also raises the niceness of tasks that
+    wait, because new processes inherit the niceness. A program could start new processes faster than they are found, if
+    new processes did not inherit the niceness.
     """
     tasks = []
     computing = 0
@@ -217,8 +227,8 @@ def bound_share(pids: Iterable[int]) -> None:
 def _stat_fields(path: str) -> list[bytes]:
     """Returns the fields of a stat file from the third field on.
 
-    Indices: 0 is the state, 11 and 12 are the process's own CPU times, 13 and 14 are those of its children, 16 is the
-    niceness. Source: proc_pid_stat(5).
+    The indices of the returned fields are: 0 for the state, 11 and 12 for the process's own CPU times, 13 and 14 for
+    the CPU times of its children, 16 for the niceness. Source: proc_pid_stat(5).
     """
     # Read as bytes, because the second field is a name that a program chooses, with any bytes.
     with open(path, "rb") as stat:

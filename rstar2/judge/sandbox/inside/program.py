@@ -1,9 +1,9 @@
 """Runs one program's source, like `python main.py`, in a process that is already confined.
 
 The code here decides only two facts about the program: the text of its value, and whether it failed for lack of memory,
-because a refused allocation is not visible from outside. Both are in a report that must contain a nonce. A program can
-therefore not forge a report with a simple write. It can forge one by searching this process's memory, or by replacing
-functions of this module.
+because a refused allocation is not visible from outside. The two facts are in a report that must contain a nonce. A
+program can therefore not forge a report with a simple write. A program can forge a report by searching this process's
+memory, or by replacing functions of this module.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Program:
     """One program to run.
 
     Args:
-        code: the nonce for its report, and then its source.
-        report_fd: descriptor for its report.
-        work_dir: its work folder.
+        code: the nonce for the program's report, and then the program's source.
+        report_fd: descriptor for the program's report.
+        work_dir: the program's work folder.
     """
 
     def __init__(self, code: bytes, report_fd: int, work_dir: str) -> None:
@@ -84,7 +84,8 @@ def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
 
     Args:
         path: path of the program's source file.
-        source: the program's source. None: cells, whose sources are not known yet.
+        source: the program's source. The source is None for a session, because the sources of its cells are not known
+            yet.
     """
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
@@ -108,7 +109,10 @@ def _reseed() -> None:
 
 
 def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
-    """Compile a source. Returns the code of its statements, and the code of its last expression. Either may be None."""
+    """Compile a source.
+
+    Returns the code of its statements, and the code of its last expression. Each of the two codes may be None.
+    """
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
         return compile(tree, path, "exec", dont_inherit=True), None
@@ -119,7 +123,10 @@ def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType |
 
 
 def _future_flags(tree: Any) -> int:
-    """Returns the compiler flags of the module's `__future__` imports. Its last expression needs the same flags."""
+    """Returns the compiler flags of the module's `__future__` imports.
+
+    The module's last expression needs the same flags.
+    """
     flags = 0
     for node in tree.body:
         if isinstance(node, _ast.ImportFrom) and node.module == "__future__":
@@ -131,7 +138,7 @@ def _future_flags(tree: Any) -> int:
 
 
 def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
-    """Run a source, and let its exceptions pass. Returns the value of its last expression, or None."""
+    """Run a source, and let its exceptions pass. Returns the value of the source's last expression, or None."""
     body, last = compile_program(source.removeprefix("\ufeff"), path)
     if body is not None:
         exec(body, namespace)

@@ -23,7 +23,10 @@ _MAX_DEPTH = 128
 _FREE_TIMEOUT_S = 0.1
 """Time that the kernel may take to free files that no process has open."""
 _CLEAN_TIMEOUT_S = 0.1
-"""The next program waits at most this long for the removal of files from a disk. Then the folder is moved away."""
+"""The next program waits at most this long for the removal of files from a disk.
+
+After this time the folder is moved away.
+"""
 _NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -33,8 +36,8 @@ class Scratch:
 
     Args:
         folders: the folders to which programs may write.
-        dedicated: whether all folders are on one file system that nothing else uses. Its counters then show whether
-            there is anything to remove.
+        dedicated: whether all folders are on one file system that nothing else uses. If True, the counters of the file
+            system show whether there is anything to remove.
         changeable: folders whose modes and times programs may change, because they belong to the programs' user.
     """
 
@@ -67,7 +70,7 @@ class Scratch:
                 os.utime(folder, ns=(accessed, modified))
 
     def is_clean(self) -> bool:
-        """Returns whether the scratch space is empty. On a dedicated file system, this is one system call."""
+        """Returns whether the scratch space is empty. On a dedicated file system, `is_clean` takes one system call."""
         if self._dedicated:
             return self._usage() == self._usage_when_empty
         try:
@@ -146,14 +149,15 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
 
 
 def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
-    """Returns whether a program's folder exceeds the quota. The program may be writing to it meanwhile.
+    """Returns whether a program's folder exceeds the quota. The program may be writing to the folder meanwhile.
 
     Args:
         folder: the folder.
         other_bytes: bytes of the program's files that are not in the folder.
 
     Returns:
-        None if the files that were counted do not exceed the quota, but others were moved or removed meanwhile.
+        None if the counted files do not exceed the quota, but other files were moved or removed before they could be
+        counted.
     """
     remaining_bytes = (MAX_MB << 20) - other_bytes
     if remaining_bytes < 0:
@@ -223,7 +227,7 @@ def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
 
 
 def remove_in_background(folder: str) -> None:
-    """Empty a folder at the lowest CPU priority. Other folders may be moved into it meanwhile."""
+    """Empty a folder at the lowest CPU priority. Other folders may be moved into the folder meanwhile."""
     os.nice(19)
     while os.path.isdir(folder) and os.listdir(folder):
         try:
@@ -235,12 +239,12 @@ def remove_in_background(folder: str) -> None:
 def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT) -> None:
     """Remove everything in a folder except the names in `excluded`. Nobody else may be writing to the folder.
 
-    The function opens one folder at a time, so that any depth of folders and any length of paths works. It changes the
-    disk once per file and folder.
+    The function opens one folder at a time, so that any depth of folders and any length of paths works. The function
+    changes the disk once per file and folder.
 
     Raises:
         OSError: a file or folder could not be removed.
-        TimeoutError: it takes longer than `seconds`.
+        TimeoutError: the removal takes longer than `seconds`.
     """
     deadline = time.monotonic() + seconds
     folder_fd = os.open(folder, _FOLDER)

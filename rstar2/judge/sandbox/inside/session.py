@@ -2,9 +2,9 @@
 
 The code of the cells controls this process, so its report about a cell cannot be trusted, unlike the end of a program.
 Each cell comes with a nonce that its answer must contain. The cell cannot get the nonce by writing, or by looking at
-frames and objects. It can get the nonce by replacing functions of this module or searching this process's memory. The
-worker outside therefore measures the deadline and the CPU time. For the worker, a cell has ended only when this process
-waits for the next cell.
+frames and objects. The cell can get the nonce by replacing functions of this module or searching this process's memory.
+The worker outside therefore measures the deadline and the CPU time. For the worker, a cell has ended only when this
+process waits for the next cell.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CellLoop:
         return self._read(int.from_bytes(self._read(LENGTH), "big")).decode()
 
     def _run_cell(self, source: str) -> tuple[bytes, bytes]:
-        """Run a cell. Returns the kind and the text of its answer.
+        """Run a cell. Returns the kind and the text of the cell's answer.
 
         Kinds: `v` has the value's repr as text, `o` has no value, `e` failed, `m` failed for lack of memory.
         """

@@ -81,7 +81,10 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def unmount(path: str) -> None:
-    """Unmount `path` and all mounts below it. A process that uses one of them keeps it until the process ends."""
+    """Unmount `path` and all mounts below it.
+
+    A process that uses one of these mounts keeps it until the process ends.
+    """
     _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
@@ -127,18 +130,21 @@ def become_user(uid: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities of this process permanently. Because of no_new_privs, it cannot get any back."""
+    """Drop all capabilities of this process permanently.
+
+    Because of no_new_privs, the process cannot get any capability back.
+    """
     _check(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 class BareInit:
-    """The first process of a new PID namespace. It shares this process's memory and only waits.
+    """The first process of a new PID namespace. The first process shares this process's memory and only waits.
 
-    It runs libc's pause() on a separate stack, with all signals blocked. If it is killed, the kernel kills all
-    processes of its namespace.
+    The first process runs libc's pause() on a separate stack, with all signals blocked. If the first process is killed,
+    the kernel kills all processes of its namespace.
 
-    For speed only: because it shares the memory, a namespace per program costs as little as a thread, and needs no
-    second copy of the page table.
+    For speed only: because the first process shares the memory, a namespace per program costs as little as a thread,
+    and needs no second copy of the page table.
     """
 
     def __init__(self) -> None:
@@ -161,7 +167,10 @@ class BareInit:
 
 
 def can_start_process() -> bool:
-    """Returns whether this process may start another process. Starts one that ends at once, in the same memory."""
+    """Returns whether this process may start another process.
+
+    The function starts a process that ends at once, in the same memory.
+    """
     stack = ctypes.create_string_buffer(16384)
     top = (ctypes.addressof(stack) + 16384) & ~15
     pid = _clone(_exit, top, CLONE_VM | _CLONE_VFORK | _SIGCHLD, None)
@@ -192,10 +201,11 @@ def landlock_abi() -> int:
 
 
 class Landlock:
-    """A Landlock ruleset. It allows reading and executing below some paths, everything below others, and nothing else.
+    """A Landlock ruleset.
 
-    If the kernel's version of Landlock supports it, TCP is refused, and abstract sockets and signals outside the
-    process's own domain are refused, too.
+    The ruleset allows reading and executing below some paths, everything below other paths, and nothing else. From
+    version 4 of Landlock, the ruleset refuses TCP. From version 6 of Landlock, the ruleset also refuses abstract
+    sockets and signals outside the process's own domain.
 
     Args:
         abi: the kernel's version of Landlock.
@@ -252,8 +262,8 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
 def use_huge_pages() -> None:
     """Collapse this process's private memory into huge pages if possible.
 
-    For speed only: a fork copies one page table entry for a huge page instead of 512. These copies are most of the cost
-    of a fork here.
+    For speed only: a fork copies one page table entry for a huge page instead of 512. Copies of page table entries are
+    most of the cost of a fork here.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]

@@ -5,10 +5,10 @@ cell. Every second turn belongs to the oldest cell. If all cells had equal share
 end late, at the same time, possibly after their clients have given up.
 
 Sessions are stopped with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
-control groups. A program can neither catch SIGSTOP nor undo it. Its other processes, which could send SIGCONT, are
-stopped, too, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape the signal by
-starting new processes faster than they are stopped: nobody reaps processes whose parents have ended, and they count
-towards the limit of processes.
+control groups. A program can neither catch SIGSTOP nor undo it. The other processes of the session, which could send
+SIGCONT, are stopped, too, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape the
+signal by starting new processes faster than they are stopped: nobody reaps processes whose parents have ended, and they
+count towards the limit of processes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ProcessTree:
         """Whether `stop` has seen that all processes are stopped."""
         self._waited_s = 0.0
         self._waits_since: float | None = None
-        """Monotonic seconds since which the session has waited for its turn. None if it does not wait."""
+        """Monotonic seconds since which the session has waited for its turn, or None if the session does not wait."""
 
     def stop(self) -> bool:
-        """Stop all processes. Returns whether all of them are stopped. If not, call this again."""
+        """Stop all processes. Returns whether all processes are stopped. If some are not stopped, call `stop` again."""
         self.is_stopping = True
         for _ in range(_STOP_ATTEMPTS):
             self._signal(_SIGSTOP)
@@ -97,8 +97,8 @@ class ProcessTree:
 class Turns:
     """Lets one session at a time compute.
 
-    A cell joins the queue when it begins. It leaves the queue if a check finds it sleeping, and joins the end of the
-    queue again if a check finds it computing. Every second turn belongs to the oldest cell in the queue.
+    A cell joins the queue when it begins. The cell leaves the queue if a check finds it sleeping, and joins the end of
+    the queue again if a check finds it computing. Every second turn belongs to the oldest cell in the queue.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Turns:
         """Monotonic seconds at which the current turn ends."""
 
     def begin(self, session: ProcessTree) -> None:
-        """Begin a session's cell. It computes at once, unless another session's cell is computing."""
+        """Begin a session's cell. The cell computes at once, unless another session's cell is computing."""
         session.begin_cell()
         self._running.append(session)
         if self._queue and not self._queue[0].is_computing():

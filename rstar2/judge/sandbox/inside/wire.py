@@ -1,7 +1,7 @@
 """Sends and receives messages between the worker and the zygotes. A message is a value and a list of descriptors.
 
-Values are encoded with `marshal`. This is safe because both ends run this package in the same interpreter, and programs
-never have one of these sockets.
+Values are encoded with `marshal`. `marshal` is safe here because both ends run this package in the same interpreter,
+and programs never have a socket of this channel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
 
 
 def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
-    """Wait for one message. Returns it and its descriptors, which are closed on exec. Raises Closed at the end."""
+    """Wait for one message.
+
+    Returns the message and its descriptors, which are closed on exec. Raises Closed at the end.
+    """
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, _FD_SPACE, _socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:

@@ -1,7 +1,7 @@
 """The zygote: a preloaded interpreter that forks one confined process per program and reports how each program ended.
 
 A zygote contains no secret and never runs a program's code. Namespaces (strict tier), or Landlock and seccomp (landlock
-tier), keep programs away from it. Its reports come from the kernel (wait4), not from the program.
+tier), keep programs away from it. A zygote's reports come from the kernel (wait4), not from the program.
 
 For speed only: on two busy cores, the sandbox runs 7 times (trivial programs) to 26 times (numpy) as many programs per
 second as new interpreters would.
@@ -72,7 +72,7 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int)
     Args:
         spec: how the jail is built.
         control: the socket of the first zygote.
-        rings: io_uring instances from `open_rings`. Each zygote takes one.
+        rings: io_uring instances from `open_rings`. Each zygote takes one instance.
         usage: descriptor of a file with the CPU time of the jail's control group (see `group_cpu_seconds`). -1 if there
             is no group.
     """
@@ -96,8 +96,8 @@ class _Child:
 
     Args:
         start: the command that started it.
-        pid: its process.
-        init: the first process of its PID namespace. None if the tier has no namespaces.
+        pid: the process of the program or session.
+        init: the first process of its PID namespace, or None if the tier has no namespaces.
         others_s: CPU seconds in the control group that other programs have used.
         control: the socket for reports. For a session, the socket also receives commands.
     """
@@ -121,7 +121,7 @@ class _Child:
         """CPU seconds of descendants that the program had not waited for. Measured just before it is killed."""
         self.max_memory_bytes = start["max_memory_bytes"]
         self.exceeded = ""
-        """The limit for which the program was killed, as an outcome: `output_limit` or `memory`. Empty if none."""
+        """The limit for which the program was killed, as an outcome: `output_limit`, `memory`, or empty for none."""
         # Files in a private scratch space vanish with it, or the worker removes them.
         self.shares_scratch = not start["session"] and not (start["private_scratch"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
@@ -135,7 +135,7 @@ class _Child:
 
 
 class Zygote:
-    """One zygote. It starts and kills programs, and reports on them.
+    """One zygote. The zygote starts and kills programs, and reports on them.
 
     Commands come from the zygote's control socket and from the control sockets of its sessions. See `serve` for the
     arguments.
@@ -364,7 +364,7 @@ class Zygote:
         wire.send(self._control, answer)
 
     def _group_cpu_seconds(self) -> float:
-        """Returns the CPU seconds of all programs of the jail, from its control group. 0 if there is no group."""
+        """Returns the CPU seconds of all programs of the jail, from its control group, or 0 if there is no group."""
         if self._usage < 0:
             return 0.0
         helpers_s = time.process_time()
@@ -372,9 +372,9 @@ class Zygote:
         return processes.group_cpu_seconds(self._usage) - helpers_s
 
     def _check_when_due(self) -> float | None:
-        """Check all programs, and end a session's turn, if these are due.
+        """Check all programs if a check is due, and end a session's turn if the turn is over.
 
-        Returns the milliseconds until the next is due, or None if no program is running.
+        Returns the milliseconds until the next check or the end of the turn, or None if no program is running.
         """
         if not self._children:
             return None
@@ -426,7 +426,7 @@ class Zygote:
         return exceeded or ""
 
     def _kill(self, child: _Child) -> None:
-        """Kill a program and all processes that it started. Its end is reported as usual."""
+        """Kill a program and all processes that it started. The end of the program is reported as usual."""
         # Without a control group, the CPU times of processes that die with their namespace would be lost.
         if self._usage < 0 or child.session:
             child.unreaped_cpu_s = processes.cpu_seconds(processes.descendants(child.roots()))
@@ -465,7 +465,8 @@ class Zygote:
     def _is_scratch_clean(self) -> bool:
         """Returns whether the scratch space is empty, after removing the source file that a traceback needed.
 
-        For speed only: most programs that leave any file leave only this one. The cleaner is then not needed.
+        For speed only: most programs that leave any file leave only their source file. If the program left only the
+        source file, the cleaner is not needed.
         """
         if self._scratch.is_clean():
             return True
@@ -476,7 +477,7 @@ class Zygote:
         return self._scratch.is_clean()
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
-        """Use a new scratch space. Exactly one zygote has to mount it; `mount` says whether this one does."""
+        """Use a new scratch space. Exactly one zygote has to mount the space; `mount` says whether this zygote does."""
         answer: dict[str, Any] = {"key": key}
         try:
             if mount:
@@ -491,7 +492,7 @@ class Zygote:
     def _kill_orphans(self, spared: set[int]) -> float:
         """Kill the orphaned processes of ended programs, in the tiers without PID namespaces.
 
-        They have become children of this process.
+        Orphaned processes have become children of this process.
 
         Args:
             spared: processes of running programs.
@@ -510,7 +511,8 @@ class Zygote:
     def _fork_delayed_zygotes(self) -> _socket.socket | None:
         """Fork the requested zygotes. Returns None in this process, and the new zygote's socket in the fork.
 
-        If a program of another zygote uses up all processes that the jail may have, they must wait for its end.
+        If a program of another zygote uses up all processes that the jail may have, the requested zygotes must wait for
+        the end of that program.
         """
         while self._delayed:
             try:
@@ -529,9 +531,10 @@ class Zygote:
 
         Args:
             kind: the kind of the new zygote.
-            fd: descriptor of its control socket, on which it reports when it has loaded its libraries.
-            groups: descriptors of process lists of control groups. The new zygote joins the first `preload_groups` of
-                them while it loads libraries, and then joins the others.
+            fd: descriptor of the new zygote's control socket, on which the zygote reports when it has loaded its
+                libraries.
+            groups: descriptors of process lists of control groups. The new zygote joins the first `preload_groups`
+                groups while it loads libraries, and then joins the other groups.
             preload_groups: how many of `groups` to join first.
         """
         if pid := os.fork():
