@@ -38,7 +38,7 @@ class Conversation:
     limits: Limits
     sampling: Sampling
     seconds: float | None = None
-    """Time limit of one answer. None means no limit."""
+    """Time limit of one answer. If `seconds` is None, an answer has no time limit."""
     system: str | None = None
     """The user's system text, in the prompt of each conversation. A change takes effect after `reset`."""
     answers: list[Trace] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Conversation:
 
     @property
     def history(self) -> list[int]:
-        """Token ids of all questions and answers so far, shape (H,). They end with the end of a turn."""
+        """Token ids of all questions and answers so far, shape (H,). The history ends with the end of a turn."""
         if not self.answers or self.codec.format.one_question:
             return []
         last = self.answers[-1]
@@ -153,9 +153,9 @@ class Conversation:
     async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue a saved conversation of this format.
 
-        Answers that were taken back or discarded are in `traces` too. They are not in the prompts of later answers, so
-        they are left out. The system text of the saved conversation is used from now on. Returns a line for the user if
-        that is a change, else "".
+        Answers that were taken back or discarded are in `traces` too. Such answers are not in the prompts of later
+        answers, so the conversation leaves them out. The system text of the saved conversation is used from now on.
+        Returns a line for the user if the system text changes, else "".
         """
         await self.reset()
         traces = list(traces)

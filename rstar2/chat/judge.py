@@ -24,7 +24,7 @@ class NamedJudge:
     def __init__(self, url: str, token: str | None) -> None:
         self.client = JudgeClient(url, token, wait_s=WAIT_S)
         self.isolation = ""
-        """The isolation tier of programs. Empty if it is not known."""
+        """The isolation tier of programs. The text is empty if the isolation tier is not known."""
 
     @property
     def described(self) -> str:

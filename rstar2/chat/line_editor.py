@@ -39,7 +39,7 @@ class CommandCompleter(Completer):
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None]) -> None:
         self._choices = choices
-        """By command, the words that may follow. None means a path."""
+        """By command, the words that may follow. For a command that takes a path, the value is None."""
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -60,7 +60,7 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
 
 
 class EndSignal(Exception):
-    """One of the signals `ENDING` came while the user was typing. Its number is the only argument."""
+    """One of the signals `ENDING` came while the user was typing. The signal's number is the only argument."""
 
 
 class LineEditor:

@@ -84,7 +84,7 @@ class _TurnText:
     characters: int = 0
     """Number of characters in the turn so far, thought included."""
     _call_id: str = ""
-    """The id of the last call that began. Empty if the server sends no ids."""
+    """The id of the last call that began. The text is empty if the server sends no ids for calls."""
     _part: str = ""
     """The current part: `thought`, `words`, or `call` with the number of the call."""
     _arguments: int = 0
@@ -146,7 +146,7 @@ class ChatEngine(VLLMEngine):
 
     Args:
         url: the address of the endpoint, such as `https://host/v1`.
-        model: the model's name. None uses the only model of the server.
+        model: the model's name. If `model` is None, the engine uses the only model of the server.
         tools: schemas of the tools in each request.
         key: the API key, if the endpoint needs one.
         tools_in: the part of a request that describes the tools.

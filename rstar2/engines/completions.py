@@ -177,7 +177,10 @@ class Choice(BaseModel):
 
     @property
     def finish(self) -> Finish | None:
-        """Why the turn ended. None if it has not ended yet. Raises Malformed if the reason is unknown."""
+        """Why the turn ended.
+
+        The value is None if the turn has not ended yet. Raises Malformed if the reason is unknown.
+        """
         reason = self.finish_reason.lower().partition(":")[0].strip()
         if not reason:
             return None
@@ -218,7 +221,7 @@ class Completion(BaseModel):
 
 
 def read_completion(value: Mapping[str, Any]) -> Completion:
-    """Parse a JSON object as a completion. Raises Malformed if it is not one."""
+    """Parse a JSON object as a completion. Raises Malformed if the object is not a valid completion."""
     try:
         return Completion.model_validate(value)
     except ValidationError as error:
@@ -251,7 +254,10 @@ class ModelCard(BaseModel):
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in prompt and answer together. None if the server does not say."""
+        """Maximum number of tokens in prompt and answer together.
+
+        The value is None if the server does not state this maximum.
+        """
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length
 
 
@@ -260,7 +266,10 @@ class _ModelList(BaseModel):
 
 
 def read_models(value: Any) -> list[ModelCard]:
-    """Parse a server's list of models, which may be a bare list. Raises Malformed if it is not such a list."""
+    """Parse a server's list of models, which may be a bare list.
+
+    Raises Malformed if the value is not a list of models.
+    """
     try:
         return _ModelList.model_validate({"data": value} if isinstance(value, list) else value).data
     except ValidationError as error:
@@ -275,7 +284,7 @@ class Event:
     """One event of a stream of server-sent events."""
 
     data: Any
-    """The JSON value of the event. None marks the end of the stream."""
+    """The JSON value of the event. The value None marks the end of the stream."""
     is_error: bool = False
     """Whether the event is an error."""
     text: str = ""
@@ -318,7 +327,7 @@ class EventReader:
             yield from self._data(value)
 
     def end(self) -> None:
-        """End the stream. Raises Malformed if it ends inside the JSON value of an event."""
+        """End the stream. Raises Malformed if the stream ends inside the JSON value of an event."""
         if self._open:
             raise Malformed(f"an event is not JSON: {' '.join(self._open)[:200]}")
 

@@ -46,7 +46,8 @@ _LIMITS = (
     ("x-ratelimit-remaining", "x-ratelimit-reset"),
     ("ratelimit-remaining", "ratelimit-reset"),
 )
-"""Pairs of headers: the rest of a limit, and the time until its reset. Those with `tokens` in the name count tokens."""
+"""Pairs of headers: the rest of a limit, and the time until its reset. Headers with `tokens` in the name count
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _Limit:
     """A rate limit in a server's answer."""
 
     counts_tokens: bool
-    """Whether the limit counts tokens. Otherwise it counts requests."""
+    """Whether the limit counts tokens. If False, the limit counts requests."""
     left: float
     """Number of tokens or requests that are left."""
     reset_s: float

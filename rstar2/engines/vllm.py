@@ -43,7 +43,7 @@ class VLLMEngine:
 
     Args:
         url: the address of the server, such as `http://host:port`, with or without `/v1`.
-        model: the model's name. None uses the only model of the server.
+        model: the model's name. If `model` is None, the engine uses the only model of the server.
         stop_token_ids: ids that end a turn, in addition to the model's end-of-text token. See `ChatCodec.stop_ids`.
         key: the API key, if the server needs one.
         more: further request fields for each turn, such as `structured_outputs`.

@@ -23,9 +23,9 @@ class Settings:
     gpus: int
     """The number of GPUs that training uses. On a CPU, the number of ranks."""
     work: Path
-    """Folder for models and runs. It is removed at the end."""
+    """Folder for models and runs. The folder is removed at the end."""
     logs: Path
-    """Folder for logs. It is not removed."""
+    """Folder for logs. The folder for logs is not removed."""
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "work": str(self.work), "logs": str(self.logs)}

@@ -80,7 +80,10 @@ def run(settings: Settings) -> Measured:
 def _wait_until_it_answers(
     settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
 ) -> None:
-    """Wait until the server answers. Raises CheckFailed if it ends first. It gives up by itself after `READY_S`."""
+    """Wait until the server answers.
+
+    Raises CheckFailed if the server ends first. The server gives up by itself after `READY_S`.
+    """
     from rstar2.processes import answers
 
     while not answers(url):

@@ -99,7 +99,7 @@ def _planned_logits(settings: Settings, logits: int) -> int:
 
 
 def _fitting(settings: Settings, logits: int) -> tuple[Size, int]:
-    """Returns the size and the tokens of an update that fit this device. Raises NotRun if none fits."""
+    """Returns the size and the tokens of an update that fit this device. Raises NotRun if no size fits."""
     if settings.device == "cpu":
         return TINY, CPU_TOKENS
     free = int(SHARE * free_bytes(settings))
