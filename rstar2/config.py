@@ -19,7 +19,7 @@ from rstar2.errors import UserError, did_you_mean, most_similar
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    """The base class of recipe models. It is immutable, and rejects unknown keys and infinite numbers."""
+    """The base class of recipe models. A recipe model is immutable, and rejects unknown keys and infinite numbers."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -235,7 +235,7 @@ def recipes_folder() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns the values of a TOML file. Raises UserError if it cannot be read or is not TOML."""
+    """Returns the values of a TOML file. Raises UserError if the file cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

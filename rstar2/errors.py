@@ -56,7 +56,7 @@ class Unavailable(Failure):
     Args:
         retry_after_s: seconds before the next request that the service asks for, or 0.
         cause: see `Failure`.
-        timed_out: whether the request took too long. Otherwise the service refused or aborted the request.
+        timed_out: whether the request took too long. If False, the service refused or aborted the request.
     """
 
     def __init__(

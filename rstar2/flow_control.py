@@ -5,9 +5,9 @@ answers raise the number again slowly. All requests to the service share this nu
 for a pause.
 
 Many services also announce in each answer how many more requests they accept, and until when. If that is not much more
-than the requests in flight, the next requests are spread over this time, so that none is refused. This works for both
-kinds of limits. A limit that counts requests in fixed windows is used up evenly. For a limit that is refilled
-continuously, the rate of requests becomes the rate of the refill.
+than the requests in flight, the next requests are spread over this time, so that none is refused. Spreading the
+requests works for both kinds of limits. A limit that counts requests in fixed windows is used up evenly. For a limit
+that is refilled continuously, the rate of requests becomes the rate of the refill.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ class GpuKind:
     """The published figures of a kind of GPU, for dense bf16."""
 
     memory: int | None
-    """Bytes of its memory, as PyTorch reports them. None means the machine's memory."""
+    """Bytes of the GPU's memory, as PyTorch reports them. If the value is None, the GPU shares the machine's memory."""
     bytes_per_s: float
-    """Bandwidth of its memory."""
+    """Bandwidth of the GPU's memory."""
     flop_per_s: float
     """Floating-point operations per second."""
 

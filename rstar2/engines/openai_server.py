@@ -234,8 +234,8 @@ class OpenAIServer:
         """Returns the server's description of the model `name`. If `name` is None, returns the description of the
         server's only model.
 
-        If the server has no list of models, any name is accepted. Raises EngineError if the server has a list of models
-        and the named model is not in the list.
+        If the server has no list of models, any name is accepted. Raises EngineError if the server's list lacks the
+        named model, or has not exactly one model when `name` is None.
         """
         try:
             answer = await self._send("GET", "models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))

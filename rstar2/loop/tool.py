@@ -137,7 +137,7 @@ class Tool(Generic[P, R]):
     _nullable: frozenset[str]
     """Parameters whose type includes None."""
     _context: str | None
-    """The parameter that receives the `ToolContext`. None if the function has none."""
+    """The parameter that receives the `ToolContext`. The value is None if the function has no such parameter."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)

@@ -18,7 +18,7 @@ from rstar2.loop.tool import ToolContext
 from rstar2.loop.trace import CallStatus, ToolCall
 
 MAX_SESSIONS = 256
-"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many."""
+"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many sessions."""
 
 
 class Toolbox:

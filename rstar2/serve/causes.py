@@ -139,7 +139,10 @@ def _root_error(lines: list[str]) -> str | None:
 
 
 def explained_end(name: str, code: int, log: Path) -> RStarError:
-    """Returns the error of a server that ended with an exit code. It is a UserError if a restart would end likewise."""
+    """Returns the error of a server that ended with an exit code.
+
+    The error is a UserError if a restart would end likewise.
+    """
     # Our own servers, and vLLM for wrong arguments, end with the exit code of UserError.
     is_mistake = code == UserError.exit_code
     return explained(f"{name} ended with exit code {code}", log, UserError if is_mistake else Failure)

@@ -1,4 +1,7 @@
-"""A child process of a supervisor. It is restarted if it ends, after longer pauses if it ends again soon."""
+"""A child process of a supervisor.
+
+The supervisor restarts the process if it ends, after longer pauses if it ends again soon.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rstar2.retry import Backoff
 
 @dataclass(frozen=True)
 class Restarts:
-    """The pauses before restarts. They double from `first_s` to `longest_s` seconds."""
+    """The pauses before restarts. The pauses double from `first_s` to `longest_s` seconds."""
 
     first_s: float
     longest_s: float

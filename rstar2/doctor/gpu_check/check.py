@@ -25,7 +25,7 @@ class Settings:
     work: Path
     """Folder for models and runs. The folder is removed at the end."""
     logs: Path
-    """Folder for logs. The folder for logs is not removed."""
+    """Folder for logs. The folder for logs is kept at the end."""
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "work": str(self.work), "logs": str(self.logs)}

@@ -53,7 +53,7 @@ class FormatChoice:
     """The user's choice of a format for a model. Raises UserError if `forced` is set without a format."""
 
     named: str | None = None
-    """Name or file of a format, see `read_format`. None means the model's own format."""
+    """Name or file of a format, see `read_format`. If `named` is None, the model's own format is used."""
     forced: bool = False
     """Whether to use the format even if the model has a different one."""
 
@@ -200,7 +200,7 @@ def _with_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
 
 
 def _model_types(model: str | Path) -> list[str]:
-    """Returns the `model_type` of a model and of its text part. Empty if there is no config.json."""
+    """Returns the `model_type` of a model and of its text part. The list is empty if the model has no config.json."""
     from transformers import PreTrainedConfig
 
     if Path(model).is_dir():

@@ -103,7 +103,8 @@ class ChatCodec(ABC):
     def bridge(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """Returns the token ids between a turn of the model and its next turn. They contain the messages.
+        """Returns the token ids between a turn of the model and its next turn. The returned token ids contain the
+        messages.
 
         Args:
             before: the token ids before the turn.
@@ -157,12 +158,15 @@ class ChatCodec(ABC):
     def content(self, thought: str, text: str) -> str:
         """Returns the `content` of a message with this thought and text.
 
-        It includes the thought if the format's generation prompt opens a thought.
+        The `content` includes the thought if the format's generation prompt opens a thought.
         """
         return text
 
     def written_by_template(self, calls: list[Message]) -> str | None:
-        """Returns the calls as the chat template writes them. None if the codec writes calls, not the template."""
+        """Returns the calls as the chat template writes them.
+
+        Returns None if the codec writes calls, not the template.
+        """
         return None
 
     def decode(self, token_ids: Sequence[int]) -> str:

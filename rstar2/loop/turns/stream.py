@@ -34,7 +34,7 @@ _CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 class Piece:
     """A piece of a turn to show.
 
-    It is part of a thought, part of other text, part of the code of a call, or the text of a whole call.
+    A piece is part of a thought, part of other text, part of the code of a call, or the text of a whole call.
     """
 
     kind: Kind
@@ -80,7 +80,8 @@ class TextStream:
         self._returned = 0
         """Number of ids whose text was returned."""
         self._start = 0
-        """Index where decoding starts. It is before `_returned`, because a token's text can depend on earlier ids."""
+        """Index where decoding starts. This index is before `_returned`, because a token's text can depend on earlier
+        ids."""
 
     def add(self, token_ids: list[int]) -> str:
         """Returns the text that the new ids complete."""
@@ -94,7 +95,10 @@ class TextStream:
 
 
 def code_of(body: str) -> str:
-    """Returns the code in the body of a call, which may be incomplete. Empty if it contains no code yet."""
+    """Returns the code in the body of a call, which may be incomplete.
+
+    The code is empty if the body contains no code yet.
+    """
     match = _CODE.search(body)
     if match is None:
         return ""
@@ -110,7 +114,8 @@ class TagSplitter:
     """Splits the text of a turn at its tags, and leaves the tags out. The text may arrive in parts of any size.
 
     Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Only the end
-    of the turn decides that (see `rstar2.loop.turns.tags`). It is therefore shown as text, with its tags.
+    of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). Such text is therefore shown as
+    text, with its tags.
 
     If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens one.
     """
