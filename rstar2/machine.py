@@ -18,7 +18,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
-"""Device files of the drivers of NVIDIA and AMD, also on Jetson boards and WSL. `torch.cuda` supports only these."""
+"""Device files of the drivers of NVIDIA and AMD, also on Jetson boards and WSL. `torch.cuda` supports only the GPUs of
+these drivers."""
 _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
 
 

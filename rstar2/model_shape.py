@@ -73,7 +73,7 @@ class ModelShape(AttentionShape):
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, the output layer and the last norm. FSDP gathers them together."""
+        """Parameters of the embedding, the output layer and the last norm. FSDP gathers these parameters together."""
         return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
 
     @property
@@ -178,7 +178,10 @@ def _head_dim(kind: object, hidden: int, heads: int) -> int:
 
 
 def read_shape(model: Path) -> ModelShape:
-    """Returns the shape of the model in a folder. Raises UserError if it has no config.json, or is not in `KNOWN`."""
+    """Returns the shape of the model in a folder.
+
+    Raises UserError if the folder has no config.json, or if its model is not in `KNOWN`.
+    """
     path = model / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

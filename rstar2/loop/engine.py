@@ -80,7 +80,8 @@ class Generation:
     ended the turn. refusal: the server reports that the model refused.
     """
     counted: TokenCount | None = None
-    """The server's token counts, if it returns text and counts tokens. If True, the `token_ids` stand for text."""
+    """The server's token counts, if it returns text and counts tokens. If the server returns text, `token_ids` stand
+    for text."""
 
     @property
     def tokens(self) -> int:

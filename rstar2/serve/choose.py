@@ -89,7 +89,7 @@ class Chosen:
     waves: list[list[Process]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    """Texts of the files that vLLM reads, by path. The supervisor writes them."""
+    """Texts of the files that vLLM reads, by path. The supervisor writes the files."""
 
     @property
     def folder(self) -> Path:

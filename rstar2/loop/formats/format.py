@@ -79,7 +79,7 @@ class Format(Strict):
     one_question: bool = False
     """Whether the model was trained only on single questions. A chat then starts a new conversation for each one."""
     examples: tuple[str, ...] = ()
-    """Problems that the model was trained to solve. A chat suggests these questions."""
+    """Problems that the model was trained to solve. A chat suggests these problems."""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
         """Returns the messages that pose a problem: the system message, if the format has one, and a user message."""

@@ -51,7 +51,7 @@ class TurnStream(Protocol):
         ...
 
     def end(self) -> list[Piece]:
-        """End the turn. Returns its remaining pieces. The stream is then ready for the next turn."""
+        """End the turn. Returns the remaining pieces of the turn. The stream is then ready for the next turn."""
         ...
 
 
@@ -114,8 +114,8 @@ class TagSplitter:
     """Splits the text of a turn at its tags, and leaves the tags out. The text may arrive in parts of any size.
 
     Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Only the end
-    of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). Such text is therefore shown as
-    text, with its tags.
+    of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). The splitter therefore shows such
+    text as text, with its tags.
 
     If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens one.
     """
@@ -153,7 +153,7 @@ class TagSplitter:
         return pieces
 
     def end(self) -> list[Piece]:
-        """End the turn. Returns its remaining pieces. The splitter is then ready for the next turn."""
+        """End the turn. Returns the remaining pieces of the turn. The splitter is then ready for the next turn."""
         pieces = self._piece(self._pending)
         self._pending, self._kind = "", self._begin
         return pieces

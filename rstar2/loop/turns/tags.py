@@ -87,8 +87,8 @@ def read_turn(text: str, *, closed_only: bool = False, thinking: bool = False) -
     Args:
         text: the text of the turn.
         closed_only: ignore calls without an end tag, see `find_calls`.
-        thinking: the turn begins inside a thought. A turn that begins inside a thought is also assumed if the first tag
-            is the end of a thought, because the start tag may be in the prompt.
+        thinking: the turn begins inside a thought. The parser also assumes a turn that begins inside a thought if the
+            first tag is the end of a thought, because the start tag may be in the prompt.
     """
     calls = find_calls(text, closed_only)
     parts: list[Part] = []

@@ -37,7 +37,7 @@ from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
 MAX_BATCH = 64
-"""Turns that a model in this process generates at once. Further turns wait."""
+"""Turns that a model in this process generates at once. Further turns wait until the model has room for them."""
 
 
 @dataclass(frozen=True)
