@@ -132,7 +132,7 @@ def home_folder() -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Makes a file that only this user can read, with its folder, unless it exists. Returns the path."""
+    """Makes a file that only this user can read, with its folder, unless it exists. Returns the path of the file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     path.chmod(0o600)
@@ -151,7 +151,7 @@ class LineWriter(AbstractContextManager["LineWriter"]):
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
-        """Append one line. `line` has no line end."""
+        """Append one line. The text `line` has no line end."""
         data = line.encode() + b"\n"
         written = self._file.write(data) or 0
         if written < len(data) and self._file.write(data[written:]) != len(data) - written:
@@ -242,8 +242,9 @@ def output_file(path: Path) -> Iterator[TextIO]:
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if the block raises.
 
-    The permissions are `mode` without the umask. A link is followed. If `path` is neither a file nor a folder, such as
-    a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be written, or is a folder.
+    The permissions are `mode` without the umask. If `path` is a link, the link is followed. If `path` is neither a file
+    nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be
+    written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:

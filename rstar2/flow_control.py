@@ -67,7 +67,8 @@ class FlowControl:
         """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
 
     async def enter(self) -> int:
-        """Wait until one more request may be sent, in the order of the calls. Call `leave` after the request.
+        """Wait until one more request may be sent, in the order of the calls. The caller calls `leave` after the
+        request.
 
         Returns the request's round, for `refused`.
         """
@@ -95,7 +96,10 @@ class FlowControl:
         self._admit()
 
     def refused(self, began_in: int, pause_s: float) -> None:
-        """Record that the service refused a request of the round `began_in` for its rate. Pause for `pause_s`."""
+        """Record that the service refused a request of the round `began_in` for its rate.
+
+        All requests pause for `pause_s` seconds.
+        """
         now = self._clock()
         if now + pause_s > self._resumes_at:
             self.paused_s += now + pause_s - max(now, self._resumes_at)

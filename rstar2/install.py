@@ -21,7 +21,7 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""The extra that a verb, or one of its commands, needs. The other verbs need `eval`."""
+"""The extra that a verb, or one of its commands, needs. Verbs that are not listed need the extra `eval`."""
 _MODULES = {
     "ray": "verl",
     "tensordict": "verl",

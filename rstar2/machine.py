@@ -39,9 +39,9 @@ class GpuKind:
     """The published figures of a kind of GPU, for dense bf16."""
 
     memory: int | None
-    """Bytes of the GPU's memory, as PyTorch reports them. If the value is None, the GPU shares the machine's memory."""
+    """Bytes of the device's memory, as PyTorch reports them. The value None stands for the machine's memory."""
     bytes_per_s: float
-    """Bandwidth of the GPU's memory."""
+    """Bandwidth of the device's memory, in bytes per second."""
     flop_per_s: float
     """Floating-point operations per second."""
 
@@ -111,7 +111,7 @@ def _nvidia_smi() -> list[list[str]]:
 
 
 def _nvidia_smi_rows(*fields: str) -> list[list[str]]:
-    """Returns fields of each GPU from `nvidia-smi`, or an empty list if it is not installed or fails."""
+    """Returns fields of each GPU from `nvidia-smi`, or an empty list if `nvidia-smi` is not installed or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     lines = _lines(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])

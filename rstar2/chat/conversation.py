@@ -46,7 +46,7 @@ class Conversation:
     drawn: int = 0
     """The number of answers that were sampled, including those that were taken back or discarded."""
     questions: int = 0
-    """The number of questions. That of the last one is the `problem_id` of its trace."""
+    """The number of questions. The number of the last question is the `problem_id` of its trace."""
     timed_out: bool = False
     """Whether the time limit stopped the last answer."""
     _opened: ToolRunner | None = None
@@ -91,7 +91,7 @@ class Conversation:
         return trace
 
     async def _ask(self, trace: Trace, on_tokens: OnTokens | None, on_call: OnCall | None) -> Trace:
-        """Generate the answer of a trace, which has only its prompt. See `ask`."""
+        """Generate the answer of a trace, which has only its prompt. For the arguments, see `ask`."""
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
         self.timed_out = False

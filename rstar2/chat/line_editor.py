@@ -64,7 +64,7 @@ class EndSignal(Exception):
 
 
 class LineEditor:
-    """Reads the user's next input. Enter sends it. Alt-Enter, or a backslash before Enter, begins another line.
+    """Reads the user's next input. Enter sends the input. Alt-Enter, or a backslash before Enter, begins another line.
 
     Several pasted lines are one input. If standard output is not a terminal, the prompt goes to standard error.
     """

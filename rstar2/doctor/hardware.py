@@ -70,7 +70,7 @@ def disk() -> Finding:
 
 
 def gpus() -> Finding:
-    """Lists the GPUs by name. The laptop path needs none."""
+    """Lists the GPUs by name. The laptop path needs no GPU."""
     names = gpu_names()
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))

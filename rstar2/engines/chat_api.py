@@ -1,6 +1,6 @@
 """An engine for any OpenAI-compatible chat endpoint. The endpoint applies its own chat template: text in, text out.
 
-No tokenizer is needed. Facts that depend on a tokenizer are therefore not exact (`INEXACT`), see
+A chat API needs no tokenizer. Facts that depend on a tokenizer are therefore not exact (`INEXACT`), see
 `rstar2.engines.text_tokens`.
 """
 
@@ -29,7 +29,7 @@ INEXACT = (
     "thought in earlier turns: it is not sent again",
     "log-probabilities: none",
 )
-"""Facts that are not exact in rollouts over a chat API. Results list them."""
+"""Facts that are not exact in rollouts over a chat API. Results list these facts."""
 _SURE_ROOM = 1024
 """If the estimated room for a reply is smaller than this number of tokens, the request asks for the whole budget.
 

@@ -1,8 +1,8 @@
 """Parses completions of OpenAI's API in all the variants that servers send.
 
-Servers vary the form. For example, a content may be a list of parts, the arguments of a call may be an object, a field
-may be null, and a number may be missing. The models here convert these variants to one form, and raise `Malformed` for
-everything else. Engines never read JSON of a server in any other way.
+Servers vary the form of a completion. For example, a content may be a list of parts, the arguments of a call may be an
+object, a field may be null, and a number may be missing. The models here convert these variants to one form, and raise
+`Malformed` for everything else. Engines never read JSON of a server in any other way.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _part(part: Any, kind: str) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    """Returns arguments as JSON text. Some servers send an object instead."""
+    """Returns arguments as JSON text. Some servers send an object instead of a text."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

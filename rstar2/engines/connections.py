@@ -1,7 +1,8 @@
 """An HTTP transport for hundreds of concurrent requests, with one connection pool per request.
 
 Whenever a request starts or ends, httpx's connection pool does work that grows with the square of its connections. With
-more than about a hundred, this takes longer than the requests. Here each request uses a pool with a single connection.
+more than about a hundred connections, this work takes longer than the requests. In this transport, each request uses a
+pool with a single connection.
 """
 
 from __future__ import annotations

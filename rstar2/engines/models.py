@@ -228,8 +228,8 @@ async def open_server(
         name: the model's name. The name is required if the server has several models.
         tokenizer: a model, in the form of `find_model`, whose tokenizer is used. If `tokenizer` is None, the tokenizer
             in the place from which the server loaded the model is used.
-        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. None
-            waits `MODELS_S` seconds.
+        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. If
+            `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.
         key: the API key, if the server needs one.
         more: further fields of each request.

@@ -127,7 +127,7 @@ class _Accepted:
     left_out: dict[str, str] = field(default_factory=dict)
     """Fields that the server rejects, with its messages."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """Names of the field for the token limit that the server has not rejected. The first one is used."""
+    """Names of the field for the token limit that the server has not rejected. The first name is used."""
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
@@ -539,7 +539,7 @@ class OpenAIServer:
 
 
 class _TurnFailed(Exception):
-    """An error of the server ended a turn. The finish reason says so."""
+    """An error of the server ended a turn. The finish reason of the turn states the error."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -570,7 +570,7 @@ class _Turn:
         self._add(choice)
 
     def adopt_other(self) -> None:
-        """If the server sent no choice with index 0 and only one other choice, use that one as the turn."""
+        """If the server sent no choice with index 0 and only one other choice, use that other choice as the turn."""
         others, self._others = self._others, []
         if self.finish is None and not self.began and len({choice.index for choice in others}) == 1:
             for choice in others:
@@ -626,7 +626,7 @@ def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | 
 
 
 def _streams(answer: httpx.Response) -> bool:
-    """Whether an answer may be an event stream. Some servers do not set its content type."""
+    """Whether an answer may be an event stream. Some servers do not set the content type of an event stream."""
     kind = answer.headers.get("content-type", "")
     return not kind.startswith(("application/json", "text/html"))
 

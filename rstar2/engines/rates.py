@@ -137,7 +137,7 @@ def _duration_s(text: str) -> float | None:
 
 
 def _number(text: str | None) -> float | None:
-    """Parses a finite number. Returns None if the text is not one."""
+    """Parses a finite number. Returns None if the text is not a finite number."""
     try:
         number = math.nan if text is None else float(text)
     except ValueError:

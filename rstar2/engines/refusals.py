@@ -62,7 +62,7 @@ class CertificateRefused(AccessRefused):
 
 
 class QuotaExhausted(AccessRefused):
-    """The account at the server has no credit or quota left. Waiting does not help."""
+    """The account at the server has no credit or quota left. Waiting does not restore the credit or quota."""
 
 
 class ContextExceeded(Refused):
@@ -109,7 +109,7 @@ class ContentFiltered(Refused):
 
 
 class MalformedAnswer(EngineUnavailable, UnusableAnswer):
-    """A server's answer is not a completion of OpenAI's API. A retry may succeed."""
+    """A server's answer is not a completion of OpenAI's API. A retry of the request may succeed."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         hint = hint or "Check that the address is that of an API like OpenAI's."
@@ -117,7 +117,7 @@ class MalformedAnswer(EngineUnavailable, UnusableAnswer):
 
 
 def access_refusal(error: EngineError) -> AccessRefused | None:
-    """Returns the error itself or its cause, if one of them is an AccessRefused.
+    """Returns the error itself or its cause, if the error or the cause is an AccessRefused.
 
     Returns None if neither is an AccessRefused.
     """
@@ -304,7 +304,10 @@ def _integer(value: Any) -> int | None:
 
 
 def _status_of(error: _ErrorBody) -> int:
-    """Returns the HTTP status that fits the type of an error without a status. Returns 500 for unknown types."""
+    """Returns the HTTP status that fits the type of an error without a status.
+
+    The status for an unknown type is 500.
+    """
     if _NO_QUOTA_CODE.search(error.code) or _RATE_LIMIT.search(error.code):
         return 429
     if "authentication" in error.code or "invalid_api_key" in error.code:

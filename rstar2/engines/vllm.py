@@ -115,8 +115,8 @@ class VLLMEngine:
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
         """Returns the k largest log-probabilities at each position of a text except the first, shape (N - 1, k).
 
-        Each row is sorted in descending order. Raises the errors of `generate`, and EngineError if the server returns
-        no log-probabilities.
+        The log-probabilities of each position are sorted in descending order. Raises the errors of `generate`, and
+        EngineError if the server returns no log-probabilities.
         """
         served = await self.served()
         body = {

@@ -59,7 +59,7 @@ def try_judge(
 
     Raises:
         UserError: the judge refuses the token, or the server at `url` is not a judge.
-        JudgeError: nothing answers, or no program runs. A later attempt may succeed.
+        JudgeError: nothing answers, or no program runs. A later attempt to check the judge may succeed.
     """
 
     async def report() -> JudgeReport:

@@ -120,7 +120,7 @@ class ToolContext:
 
 
 class ArgumentsError(ValueError):
-    """The arguments of a call do not match the tool's schema. The model reads the message."""
+    """The arguments of a call do not match the tool's schema. The model reads the message of the error."""
 
 
 @dataclass(frozen=True, eq=False)

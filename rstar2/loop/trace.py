@@ -56,7 +56,7 @@ class ToolCall(BaseModel, extra="forbid"):
 
     @property
     def code(self) -> str | None:
-        """The code among the arguments; None if the arguments contain no code."""
+        """The code among the arguments; the value is None if the arguments contain no code."""
         code = (self.arguments or {}).get("code")
         return code if isinstance(code, str) else None
 
@@ -186,9 +186,10 @@ class Trace(BaseModel, extra="forbid"):
     paper_correct: bool | None = None
     """Whether the answer is correct under the paper's reading rule. The value is None before grading."""
     ballot: str | None = None
-    """The answer that the rollout votes for in maj@n, if it is not the text of `extracted`."""
+    """The answer that the rollout votes for in maj@n, if that answer is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """Scores of the benchmark besides the verdict, by name. Each entry counts once in the mean of its score."""
+    """Scores of the benchmark besides the verdict, by name. Each number of a score counts once in the mean of that
+    score."""
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
@@ -225,7 +226,7 @@ class Trace(BaseModel, extra="forbid"):
     def failed_in_a_row(self) -> int:
         """Number of failed calls at the end of the rollout, without a successful call between them.
 
-        Lost calls are ignored.
+        The count ignores lost calls.
         """
         judged = [call for call in self.calls if call.status != "lost"]
         return next((i for i, call in enumerate(reversed(judged)) if not call.failed), len(judged))

@@ -1,4 +1,4 @@
-"""Finds the usual causes of a server's end in its log. Each cause has one sentence, and advice."""
+"""Finds the usual causes of a server's end in its log. For each cause, the module has one sentence, and advice."""
 
 from __future__ import annotations
 

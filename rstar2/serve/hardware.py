@@ -1,7 +1,7 @@
 """Chooses the layout of a model on the GPUs of this machine, or in its memory.
 
-Only memory is estimated. The weights and the KV cache of one conversation of full length must fit, beside the memory
-that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
+Only the use of memory is estimated, not the speed. The weights and the KV cache of one conversation of full length must
+fit, beside the memory that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ _STAGES = (
     (r"capturing (?:cuda|cudagraph)|graph capturing|warming up", "warming up"),
     (r"application startup|starting vllm (?:api )?server|uvicorn running", "opening the port"),
 )
-"""Patterns of log lines, with what a server is doing when it writes them. The last matching line decides."""
+"""Patterns of log lines, with what a server is doing when it writes them. The last line of the log that matches a
+pattern decides."""
 _PERCENT = re.compile(r"(\d{1,3})%.*(?:completed|\|)")
 
 

@@ -45,7 +45,7 @@ class AgentServerSettings(BaseModel, extra="forbid"):
     """The model's name for clients, if it runs in the endpoint's process. If `name` is None, the name is the model's
     folder. With `engine_url`, the engine's server decides the name."""
     origins: list[str] = []
-    """Web pages of these origins may send requests. `*` means every page."""
+    """Web pages of these origins may send requests. The origin `*` stands for every page."""
     max_model_len: int | None = None
     """The context, in tokens, of a model that runs in the endpoint's process. If the value is None, the context is the
     model's own."""
@@ -96,8 +96,8 @@ def vllm_processes(
 ) -> list[list[Process]]:
     """Returns the vLLM processes in the order in which they are started, in waves.
 
-    One copy answers at the address of `settings`. Several copies get free ports, and a router answers at that address.
-    Raises UserError if a router is needed and not installed.
+    A single copy answers at the address of `settings`. Several copies get free ports, and a router answers at the
+    address of `settings`. Raises UserError if a router is needed and not installed.
     """
     key = {} if api_key is None else {"VLLM_API_KEY": api_key}
     if replicas == 1:
@@ -120,7 +120,7 @@ def vllm_processes(
 
 
 def find_router(vllm: VLLM) -> str | None:
-    """Returns the path of `vllm-router`, or None if it is not installed.
+    """Returns the path of `vllm-router`, or None if `vllm-router` is not installed.
 
     The program is looked for in vLLM's environment, then in this environment, then on the PATH.
     """

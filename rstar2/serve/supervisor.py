@@ -1,4 +1,4 @@
-"""The process that starts, watches and restarts the processes of a server. `rstar2.serve.start` starts it.
+"""The process that starts, watches and restarts the processes of a server. `rstar2.serve.start` starts this process.
 
 See `rstar2.supervision.supervisor`.
 """
@@ -60,7 +60,7 @@ class ServerSupervisor(Supervisor):
         )
 
     def start(self) -> None:
-        """Start every part and wait until it answers. Raises the error of `wait_ready` if one does not."""
+        """Start every part and wait until it answers. Raises the error of `wait_ready` if a part does not answer."""
         port = self.settings.port
         self.claim(server_folder(port) / ".lock", port_taken(port))
         if runs_at(port):

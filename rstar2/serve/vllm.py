@@ -37,8 +37,8 @@ print(json.dumps(found))
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
 """Options with which a user decides how prompts are prefilled. Without them, chunked prefill is turned off for vLLM's
-CPU build. There, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU Generator does
-not use offset"; last tried with 0.32)."""
+CPU build. In that build, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU Generator
+does not use offset"; last tried with 0.32)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ServeSettings:
     name: str | None = None
     """The model's name for clients. If `name` is None, the name is `model`."""
     origins: tuple[str, ...] = ()
-    """Web pages of these origins may send requests. `*` means every page."""
+    """Web pages of these origins may send requests. The origin `*` stands for every page."""
     tp: int = 1
     """GPUs that share one copy of the model."""
     max_model_len: int | None = None

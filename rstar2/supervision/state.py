@@ -80,7 +80,7 @@ def runs_module(pid: int, *modules: str) -> bool:
 
 
 def end_module(pid: int, *modules: str, wait_s: float) -> bool:
-    """Send SIGTERM to a process if it runs one of these modules, and wait. Returns whether it has ended."""
+    """Send SIGTERM to a process if it runs one of these modules, and wait. Returns whether the process has ended."""
     if runs_module(pid, *modules):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

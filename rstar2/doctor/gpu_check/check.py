@@ -69,7 +69,7 @@ class CheckFailed(Failure):
 
 
 class NotRun(RStarError):
-    """A check cannot run on this machine. The message is the reason."""
+    """A check cannot run on this machine. The message of the exception is the reason."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = DEFAULT_F
 
     Args:
         tokenizer: the tokenizer.
-        fmt: the format. The default is rstar2's own.
+        fmt: the format. The default is rstar2's own format.
         source: where the format comes from, for messages.
 
     Raises:

@@ -95,8 +95,8 @@ class ChatCodec(ABC):
         """Returns this codec with variables of its chat template or options of its family, such as `enable_thinking`.
 
         Raises:
-            UserError: the format does not know a variable, or cannot be rendered with it. The message names the
-                variable.
+            UserError: the format does not know a variable, or cannot be rendered with it. The message of the error
+                names the variable.
         """
 
     @abstractmethod

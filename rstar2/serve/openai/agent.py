@@ -40,7 +40,7 @@ _FINISH = {
 
 @dataclass(frozen=True)
 class Context:
-    """The limit of tokens for prompt and answer together. Longer requests are rejected."""
+    """The limit of tokens for prompt and answer together. Requests that exceed this limit are rejected."""
 
     tokens: int
     longest_token: int

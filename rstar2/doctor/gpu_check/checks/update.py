@@ -176,7 +176,8 @@ def _sharded(settings: Settings, size: Size, device: Any, in_place: bool) -> Any
 def _loss(logits: Any, ids: Any, in_place: bool) -> Any:
     """The mean cross entropy of logits (B, T, V) and the tokens (B, T) that they are made of.
 
-    As in VERL the logits are not copied to leave out a row's last position; that one is masked afterwards.
+    As in VERL, the logits are not copied to leave out a row's last position; the loss of the last position is masked
+    afterwards.
     """
     import torch
 
