@@ -70,8 +70,8 @@ def is_loopback(url: str) -> bool:
 
 
 def proxy_of(url: str) -> str | None:
-    """Returns the proxy for a URL, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None if the URL needs no
-    proxy.
+    """Returns the proxy for a URL, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None if no proxy is set for
+    the URL.
 
     No proxy is used for local hosts: names without a dot, and addresses of private networks.
     """

@@ -75,11 +75,12 @@ def resolve(
         overrides: the user's changes, each as `a.b=c`.
         where: the source of the values in messages, such as a file.
         within: the tables of a larger model that has the values, if the overrides were already applied to that model.
-            The overrides are then only used to find the source of a wrong value.
+            With `within`, the overrides are only used to find the source of a wrong value.
         before: an optional prefix of the overrides' keys, such as `stage2.`.
 
     Raises:
-        UserError: there is an unknown key or a wrong value. The message names the first one and its source.
+        UserError: there is an unknown key or a wrong value. The message names the first wrong key or value and its
+            source.
     """
     changed: dict[str, Any] = json.loads(json.dumps(values))
     for override in () if within else overrides:

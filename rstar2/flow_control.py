@@ -98,7 +98,7 @@ class FlowControl:
     def refused(self, began_in: int, pause_s: float) -> None:
         """Record that the service refused a request of the round `began_in` for its rate.
 
-        All requests pause for `pause_s` seconds.
+        All requests to the service pause for `pause_s` seconds.
         """
         now = self._clock()
         if now + pause_s > self._resumes_at:
@@ -111,8 +111,8 @@ class FlowControl:
     def announced(self, allowances: Iterable[Allowance], age_s: float = 0.0) -> None:
         """Record the service's announced limits, which replace earlier ones.
 
-        The service determined them when it received a request, `age_s` seconds ago. Requests that were sent since then
-        are subtracted.
+        The service determined them when it received a request, `age_s` seconds ago. Requests that were sent since the
+        service determined the limits are subtracted.
         """
         now = self._clock()
         since = sum(1 for _ in itertools.takewhile(lambda sent: sent > now - age_s, reversed(self._sent)))

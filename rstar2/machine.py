@@ -132,7 +132,7 @@ def _is_visible(index: str, uuid: str) -> bool:
 def _by_torch() -> list[str]:
     """Returns the names of GPUs that torch reports, in another process.
 
-    Importing torch takes seconds, so this is only done if there is the device file of a driver.
+    Importing torch takes seconds, so torch is only imported if the device file of a driver exists.
     """
     if not any(True for name in _GPU_DEVICES for _ in _DEV.glob(name)) or find_spec("torch") is None:
         return []

@@ -4,8 +4,8 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
-A service that refuses requests for their rate is not away. `rstar2.flow_control` then keeps fewer requests in flight,
-and respects the limits that the service announces.
+A service that refuses requests for their rate is not away. For such a service, `rstar2.flow_control` keeps fewer
+requests in flight, and respects the limits that the service announces.
 
 `Backoff` alone is for restarts of child processes and connections.
 """

@@ -215,7 +215,10 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
-    """Write settings to the file `record`. If it exists, raise UserError if its settings differ, with their keys."""
+    """Write settings to the file `record`.
+
+    If the file exists and has other settings, raise UserError with the keys that differ.
+    """
     if not record.exists():
         write_json(record, settings)
         return
@@ -286,7 +289,7 @@ def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
 
 
 def _lock(lock: TextIO, wait_s: float) -> None:
-    """Take a folder's lock. Raises BlockingIOError if another process holds it for `wait_s` seconds."""
+    """Take a folder's lock. Raises BlockingIOError if another process holds the lock for `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

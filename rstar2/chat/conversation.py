@@ -178,7 +178,10 @@ class Conversation:
         )
 
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
-        """Returns the system text of the conversation. If its traces do not record it, one of `systems` is tried."""
+        """Returns the system text of the conversation.
+
+        If the traces do not record the system text, one of `systems` is tried.
+        """
         for answer in self.answers:
             if answer.system is not None:
                 return answer.system

@@ -3,9 +3,9 @@
 The folder of the tiny model is like that of a published base model, so that code which fails with a published model
 fails with the tiny model too. docs/fidelity.md lists the remaining differences.
 
-The model must learn to copy numbers from the problem into code, and tool output into the answer. Therefore each digit
-is one token: there are ten of them to learn instead of thousands of numbers. Merges turn all fixed text into long
-tokens, so that the distances of copying are few.
+The model must learn to copy numbers from the problem into code, and tool output into the answer. To make copying easy,
+each digit is one token: the model learns ten digits instead of thousands of numbers. Merges turn all fixed text into
+long tokens, so that the distances of copying are few.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ DISK_GIB = 5
 RUNS = Path("runs")
 SHM = Path("/dev/shm")
 SHM_GIB = 1
-"""Containers have only 0.06 GiB by default. Ray then uses files on a disk."""
+"""Containers have only 0.06 GiB of shared memory by default. With so little shared memory, Ray uses files on a disk."""
 OPEN_FILES = 65_536
 """With this limit, Ray does not fail after hundreds of jobs (github.com/ray-project/ray/issues/29696)."""
 

@@ -170,7 +170,8 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. A later refusal then concerns only one request."""
+        """Whether the server has accepted a request with tools. If it has, a later refusal concerns only one
+        request."""
         self._tools_in = tools_in
         self._known = served
         if served is not None:

@@ -585,7 +585,10 @@ class _Turn:
         self.on_choice(choice)
 
     def ended(self, done: bool) -> bool:
-        """Whether the server ended the turn. If it ended the stream (`done`), a turn with content has also ended."""
+        """Whether the server ended the turn.
+
+        If the server ended the stream (`done`), a turn with content has also ended.
+        """
         return self.finish is not None or (done and self.began)
 
     def completed(self) -> Completed:
@@ -596,7 +599,7 @@ class _Turn:
 def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | None:
     """Returns a smaller token limit for a reply that did not fit the context.
 
-    If the result is None, the caller sends no limit. If it is 0, no token of a reply fits the context.
+    If the result is None, the caller sends no limit. If the result is 0, no token of a reply fits the context.
     """
     if full.context is not None and full.prompt is not None and reductions < _MAX_REDUCTIONS:
         # Some servers require the sum to be smaller than the context.

@@ -77,7 +77,7 @@ def _limits(headers: Mapping[str, str]) -> Iterator[_Limit]:
 def allowances(headers: Mapping[str, str], tokens_a_request: float | None) -> list[Allowance]:
     """Returns the number of requests that are left, for each limit in an answer's headers.
 
-    A token limit is converted to requests of `tokens_a_request` tokens. If this number is not known, a token limit is
+    A token limit is converted to requests of `tokens_a_request` tokens. If `tokens_a_request` is None, a token limit is
     returned only if no token is left.
     """
     lower = {key.lower(): value.strip() for key, value in headers.items()}

@@ -131,8 +131,9 @@ class Turn(BaseModel, extra="forbid"):
     def own_text(self) -> str:
         """The text in which an answer and its tags count.
 
-        In a turn with rstar2's tags this is the whole text, thoughts and calls included. In a turn of a model family it
-        is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing there.
+        In a turn with rstar2's tags, `own_text` is the whole text, thoughts and calls included. In a turn of a model
+        family, `own_text` is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing
+        in such a turn.
         """
         return self.text if self.tagged else tags.without_control(self.text_of("text", "answer"))
 
@@ -193,8 +194,8 @@ class Trace(BaseModel, extra="forbid"):
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
-    The number is estimated if the server does not count tokens. The lists of ids are then empty or stand for text, see
-    `rstar2.engines.text_tokens`.
+    The number is estimated if the server does not count tokens. For such a server, the lists of ids are empty or stand
+    for text, see `rstar2.engines.text_tokens`.
     """
     counted_written_tokens: int | None = None
     """The part of `counted_tokens` that the model wrote. The value is None in traces of earlier versions."""

@@ -71,7 +71,8 @@ class Endpoint:
     port: int
     api_key: str | None = None
     origins: tuple[str, ...] = ()
-    """Web pages of these origins, such as `http://localhost:3000`, may send requests. `*` means every page."""
+    """Web pages of these origins, such as `http://localhost:3000`, may send requests. The origin `*` stands for every
+    page."""
 
     @property
     def url(self) -> str:

@@ -106,7 +106,7 @@ class ServerSupervisor(Supervisor):
         return ServerPart(planned, path, self._crashed)
 
     def _crashed(self, part: ServerPart) -> None:
-        """Report that a part is restarted. Raises the error of its crash if it crashed too often."""
+        """Report that a part is restarted. Raises the error of the crash if the part crashed too often."""
         now = time.monotonic()
         # Child processes of the crashed process may still use the GPU.
         stop_group(part.process, 0.0)

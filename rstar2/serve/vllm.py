@@ -36,9 +36,9 @@ print(json.dumps(found))
 """
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
-"""Options with which a user decides how prompts are prefilled. Without them, chunked prefill is turned off for vLLM's
-CPU build. In that build, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU Generator
-does not use offset"; last tried with 0.32)."""
+"""Options with which a user decides how prompts are prefilled. Without these options, chunked prefill is turned off for
+vLLM's CPU build. In that build, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU
+Generator does not use offset"; last tried with 0.32)."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] |
 def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
     """Returns vLLM's parsers for the turns of a model, and notes for the user.
 
-    If the model's format is unknown, there are no parsers, and a note with the reason. For a hub id, config.json and
-    the tokenizer with its chat template are downloaded if they are not on this machine.
+    If the model's format is unknown, the function returns no parsers, and a note with the reason. For a hub id,
+    config.json and the tokenizer with its chat template are downloaded if they are not on this machine.
     """
     try:
         if Path(model).is_dir():

@@ -30,7 +30,8 @@ class Part:
 
     Args:
         start: starts the process. An error that it raises is passed on, and a later call tries again.
-        on_death: called after each end of the process. If it raises, the error is passed on and nothing is restarted.
+        on_death: called after each end of the process. If `on_death` raises, the error is passed on and nothing is
+            restarted.
         stop_s: seconds in which the process has to end after a signal.
         process: the first process, if it was started already.
     """

@@ -23,7 +23,7 @@ class Handle(BaseModel):
     """A supervisor that runs."""
 
     pid: int
-    """Process id. If this process ends, all processes that it started end too."""
+    """Process id of the supervisor. If the supervisor ends, all processes that it started end too."""
     folder: str
     """The service's folder. The service's logs are in `logs/` of this folder."""
 

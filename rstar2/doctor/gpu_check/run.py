@@ -171,7 +171,7 @@ def _write(output: Path, report: Report) -> None:
 
 
 def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
-    """Run one check in its own process. When this returns, all processes that the check started have ended."""
+    """Run one check in its own process. When the function returns, all processes that the check started have ended."""
     log, record = settings.logs / f"{check.name}.log", settings.work / f"{check.name}.json"
     mark = secrets.token_hex(8)
     request = {"settings": settings.record(), "result": str(record), "limit_s": limit_s}
@@ -217,7 +217,10 @@ def _copy_trainer_logs(settings: Settings) -> list[str]:
 
 
 def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float, log: Path) -> Result:
-    """Returns the result that a check's process wrote. If it wrote none, returns a failure with the reason."""
+    """Returns the result that a check's process wrote.
+
+    If the process wrote no result, returns a failure with the reason.
+    """
     written = read_json(record)
     if written is not None:
         return Result.of(written)

@@ -49,7 +49,7 @@ class Format(Strict):
     system: str | None = None
     """The system text, in which `{tools}` is replaced by the schemas of the tools, one per line.
 
-    If it is None, the template writes its default system text, if it has one.
+    If `system` is None, the template writes its default system text, if it has one.
     """
     user: str = "{problem}"
     """The user text, in which `{problem}` is replaced by the problem."""
@@ -77,7 +77,8 @@ class Format(Strict):
     """
     limits: ToolLimits = ToolLimits()
     one_question: bool = False
-    """Whether the model was trained only on single questions. A chat then starts a new conversation for each one."""
+    """Whether the model was trained only on single questions. A chat with such a model starts a new conversation for
+    each question."""
     examples: tuple[str, ...] = ()
     """Problems that the model was trained to solve. A chat suggests these problems."""
 
@@ -203,7 +204,7 @@ def save_format(fmt: Format, folder: Path) -> None:
 def _unused(fmt: Format) -> set[str]:
     """Returns keys that this format does not use and that earlier versions did not have.
 
-    Without them, its file and its digest are the same as in earlier versions.
+    Without these keys, the format's file and digest are the same as in earlier versions.
     """
     unused = set() if fmt.family else {"family", "family_options"}
     return unused if fmt.tool_objects else unused | {"tool_objects"}

@@ -44,7 +44,7 @@ def holds_control(text: str) -> bool:
 def without_turn_tokens(text: str) -> str:
     """Returns the text with a space inserted into each token that could begin or end a message in any family.
 
-    Use it for text that a server tokenizes, because the tokens of the server's model are not known here.
+    Use the function for text that a server tokenizes, because the tokens of the server's model are not known to rstar2.
     """
     return _ANY_TURN_TOKEN.sub(lambda token: f"{token[0][0]} {token[0][1:]}", text)
 

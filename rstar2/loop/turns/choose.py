@@ -128,7 +128,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
 
 
 def load_tokenizer(model: str | Path) -> Any:
-    """Returns the tokenizer of a model folder or hub id. Raises UserError if it cannot be loaded.
+    """Returns the tokenizer of a model folder or hub id. Raises UserError if the tokenizer cannot be loaded.
 
     If the hub cannot be reached, there are no retries.
     """
@@ -215,7 +215,10 @@ def _model_types(model: str | Path) -> list[str]:
 
 
 def _own_template(tokenizer: Any) -> str | None:
-    """Returns a tokenizer's chat template. If it has several, the template for tool use is preferred."""
+    """Returns a tokenizer's chat template.
+
+    If the tokenizer has several templates, the template for tool use is preferred.
+    """
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("tool_use", template.get("default"))

@@ -121,7 +121,10 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def closed(self, ids: list[int]) -> list[int]:
-        """Returns the ids of a conversation. If its last turn was stopped or cut off, the end of the turn is added."""
+        """Returns the ids of a conversation.
+
+        If the last turn of the conversation was stopped or cut off, the end of the turn is added.
+        """
 
     @abstractmethod
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:

@@ -48,8 +48,8 @@ _BLANK = "\0"
 _MAX_PIECES = 64
 """Maximum number of pieces of a content. More pieces mean that the library changed the content."""
 _STREAM_STEPS = 256
-"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a turn together then takes about as
-long as parsing the whole turn 256 times."""
+"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about
+as long as parsing the whole turn 256 times."""
 
 
 class FamilyCodec(ChatCodec):

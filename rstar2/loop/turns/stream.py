@@ -51,7 +51,10 @@ class TurnStream(Protocol):
         ...
 
     def end(self) -> list[Piece]:
-        """End the turn. Returns the remaining pieces of the turn. The stream is then ready for the next turn."""
+        """End the turn.
+
+        Returns the remaining pieces of the turn. After this call, the stream is ready for the next turn.
+        """
         ...
 
 
@@ -153,7 +156,10 @@ class TagSplitter:
         return pieces
 
     def end(self) -> list[Piece]:
-        """End the turn. Returns the remaining pieces of the turn. The splitter is then ready for the next turn."""
+        """End the turn.
+
+        Returns the remaining pieces of the turn. After this call, the splitter is ready for the next turn.
+        """
         pieces = self._piece(self._pending)
         self._pending, self._kind = "", self._begin
         return pieces

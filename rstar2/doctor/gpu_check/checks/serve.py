@@ -1,7 +1,7 @@
 """Checks `rstar2 serve` with vLLM: the tokens per second, and a forced tool call.
 
-A random model writes no tool call. vLLM is therefore forced to generate the text of one, so that vLLM's sampler and
-tool parser, rstar2's engine, the agent loop and the judge all handle a real call.
+A random model writes no tool call. vLLM is therefore forced to generate the text of a tool call, so that vLLM's sampler
+and tool parser, rstar2's engine, the agent loop and the judge all handle a real call.
 """
 
 from __future__ import annotations
