@@ -89,7 +89,7 @@ class LineEditor:
 
         Raises:
             EOFError: the user pressed Ctrl-D.
-            KeyboardInterrupt: the user pressed Ctrl-C. `typed` is then the text in the line.
+            KeyboardInterrupt: the user pressed Ctrl-C. After Ctrl-C, the editor's `typed` is the text in the line.
             EndSignal: one of the signals `ENDING` came.
         """
 

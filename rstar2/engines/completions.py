@@ -306,8 +306,8 @@ class EventReader:
         self.began = False
         """Whether a line had the form of an event stream, which is a field or a comment."""
         self.text = ""
-        """The text before the first such line. If an answer has no such line, the text is the whole answer, which is
-        not a stream."""
+        """The text before the first line of an event stream. If an answer has no such line, the text is the whole
+        answer, which is not a stream."""
         self._name = ""
         self._open: list[str] = []
         """Lines of data that are not yet a complete JSON value."""

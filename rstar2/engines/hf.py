@@ -186,7 +186,7 @@ class HFEngine:
             self._interruptions.get().set_result(None)
 
     def _accept_requests(self) -> None:
-        """Let waiting requests join the batch. Blocks while there is nothing to do."""
+        """Let waiting requests join the batch. The method blocks while no request waits or runs."""
         joining: list[_Row] = []
         self._steps += 1
         if self._rows and self._steps % JOIN_EVERY:

@@ -194,8 +194,8 @@ class Trace(BaseModel, extra="forbid"):
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
-    The number is estimated if the server does not count tokens. For such a server, the lists of ids are empty or stand
-    for text, see `rstar2.engines.text_tokens`.
+    The number is estimated if the server does not count tokens. For a server that returns only text, the lists of ids
+    are empty or stand for text, see `rstar2.engines.text_tokens`.
     """
     counted_written_tokens: int | None = None
     """The part of `counted_tokens` that the model wrote. The value is None in traces of earlier versions."""

@@ -120,7 +120,8 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     Args:
         how: how the server failed, the beginning of the message.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
-        unknown: the type of the error if the log has no known cause. The hint then shows the end of the log.
+        unknown: the type of the error if the log has no known cause. The hint of such an error shows the end of the
+            log.
     """
     cause = find_cause(log)
     if cause is None:

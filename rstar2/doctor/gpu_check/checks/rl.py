@@ -1,6 +1,6 @@
 """Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills it with SIGKILL in the middle of a step.
 
-The check `resume` continues the killed run.
+The check `resume` later continues the killed run.
 """
 
 from __future__ import annotations
