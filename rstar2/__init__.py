@@ -1,6 +1,7 @@
 """rstar2: train, serve and measure a small model that thinks in Python (arXiv 2508.20722).
 
-These names are the public API for programs. Each is loaded when it is first used, so that `import rstar2` stays fast.
+The names in `__all__` are the public API for programs. Each name is loaded when it is first used, so that `import
+rstar2` stays fast.
 
 ```python
 from rstar2 import grade, tool

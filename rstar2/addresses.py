@@ -17,7 +17,8 @@ _REDIS = re.compile(
     """,
     re.VERBOSE,
 )
-"""A URL that redis-py accepts. Other characters in the password have to be percent-encoded."""
+"""A URL that redis-py accepts. Characters in the password that the pattern does not allow have to be
+percent-encoded."""
 _KEY = re.compile(r"[!-~]+")
 """A key that can follow `Authorization: Bearer`: printable ASCII characters without spaces."""
 
@@ -69,7 +70,8 @@ def is_loopback(url: str) -> bool:
 
 
 def proxy_of(url: str) -> str | None:
-    """Returns the proxy for a URL, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None if there is none.
+    """Returns the proxy for a URL, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None if no proxy is set for
+    the URL.
 
     No proxy is used for local hosts: names without a dot, and addresses of private networks.
     """

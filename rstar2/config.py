@@ -19,7 +19,7 @@ from rstar2.errors import UserError, did_you_mean, most_similar
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    """The base class of recipe models. It is immutable, and rejects unknown keys and infinite numbers."""
+    """The base class of recipe models. A recipe model is immutable, and rejects unknown keys and infinite numbers."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -75,11 +75,12 @@ def resolve(
         overrides: the user's changes, each as `a.b=c`.
         where: the source of the values in messages, such as a file.
         within: the tables of a larger model that has the values, if the overrides were already applied to that model.
-            The overrides are then only used to find the source of a wrong value.
+            With `within`, the overrides are only used to find the source of a wrong value.
         before: an optional prefix of the overrides' keys, such as `stage2.`.
 
     Raises:
-        UserError: there is an unknown key or a wrong value. The message names the first one and its source.
+        UserError: there is an unknown key or a wrong value. The message names the first wrong key or value and its
+            source.
     """
     changed: dict[str, Any] = json.loads(json.dumps(values))
     for override in () if within else overrides:
@@ -235,7 +236,7 @@ def recipes_folder() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns the values of a TOML file. Raises UserError if it cannot be read or is not TOML."""
+    """Returns the values of a TOML file. Raises UserError if the file cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

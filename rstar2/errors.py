@@ -32,13 +32,13 @@ class RStarError(Exception):
 
 
 class UserError(RStarError):
-    """A mistake of the caller: a wrong path, value, file or option. Exit code 2."""
+    """A mistake of the caller: a wrong path, value, file or option. The exit code is 2."""
 
     exit_code = 2
 
 
 class Failure(RStarError):
-    """A failure of the work itself: a process crashed, a server does not answer, a disk is full. Exit code 1.
+    """A failure of the work itself: a process crashed, a server does not answer, a disk is full. The exit code is 1.
 
     Args:
         cause: the kind of failure, by which failures are counted, such as `HTTP 503`. The default is the first line of
@@ -56,7 +56,7 @@ class Unavailable(Failure):
     Args:
         retry_after_s: seconds before the next request that the service asks for, or 0.
         cause: see `Failure`.
-        timed_out: whether the request took too long. Otherwise the service refused or aborted the request.
+        timed_out: whether the request took too long. If False, the service refused or aborted the request.
     """
 
     def __init__(

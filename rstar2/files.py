@@ -29,8 +29,8 @@ def read_objects(
     Args:
         hint: the hint of errors.
         decimals_as_text: return a number with a decimal point as text, with the digits in the file.
-        on_fault: called with the number and the fault of a bad line, which is then skipped. None means that a bad line
-            is an error.
+        on_fault: called with the number and the fault of a bad line, which is then skipped. If `on_fault` is None, a
+            bad line is an error.
 
     Raises:
         UserError: the file cannot be read or is not UTF-8, or a line is not one JSON object.
@@ -77,7 +77,7 @@ def read_csv(path: Path, hint: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines(path: Path, hint: str, newline: str = "\n") -> Iterator[str]:
-    """Yields the lines of a text file. Raises UserError if it cannot be read."""
+    """Yields the lines of a text file. Raises UserError if the file cannot be read."""
     try:
         # splitlines() would also split at characters that JSON allows in strings.
         with path.open(encoding="utf-8-sig", newline=newline) as file:
@@ -93,7 +93,10 @@ def _refuse(text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the value of a JSON file, or None if there is no such file. Raises UserError if it cannot be read."""
+    """Returns the value of a JSON file, or None if there is no such file.
+
+    Raises UserError if the file cannot be read.
+    """
     if not path.exists():
         return None
     try:
@@ -115,7 +118,10 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def home_folder() -> Path:
-    """Returns the user's home directory. Raises UserError if there is none, as for a user id without a name."""
+    """Returns the user's home directory.
+
+    Raises UserError if the user has no home directory, as for a user id without a name.
+    """
     try:
         return Path.home()
     except RuntimeError as error:
@@ -126,7 +132,7 @@ def home_folder() -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Makes a file that only this user can read, with its folder, unless it exists. Returns the path."""
+    """Makes a file that only this user can read, with its folder, unless it exists. Returns the path of the file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     path.chmod(0o600)
@@ -145,7 +151,7 @@ class LineWriter(AbstractContextManager["LineWriter"]):
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
-        """Append one line. `line` has no line end."""
+        """Append one line. The text `line` has no line end."""
         data = line.encode() + b"\n"
         written = self._file.write(data) or 0
         if written < len(data) and self._file.write(data[written:]) != len(data) - written:
@@ -209,7 +215,7 @@ def no_room(path: Path) -> str:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[TextIO]:
-    """Opens a `whole_file` at a path that a user named. Its folder is made if it does not exist.
+    """Opens a `whole_file` at a path that a user named. The file's folder is made if it does not exist.
 
     Raises:
         UserError: the path is a folder, or is below a file.
@@ -234,10 +240,11 @@ def output_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if it raises.
+    """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if the block raises.
 
-    The permissions are `mode` without the umask. A link is followed. If `path` is neither a file nor a folder, such as
-    a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be written, or is a folder.
+    The permissions are `mode` without the umask. If `path` is a link, the link is followed. If `path` is neither a file
+    nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be
+    written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:

@@ -5,9 +5,9 @@ answers raise the number again slowly. All requests to the service share this nu
 for a pause.
 
 Many services also announce in each answer how many more requests they accept, and until when. If that is not much more
-than the requests in flight, the next requests are spread over this time, so that none is refused. This works for both
-kinds of limits. A limit that counts requests in fixed windows is used up evenly. For a limit that is refilled
-continuously, the rate of requests becomes the rate of the refill.
+than the requests in flight, the next requests are spread over this time, so that none is refused. Spreading the
+requests works for both kinds of limits. A limit that counts requests in fixed windows is used up evenly. For a limit
+that is refilled continuously, the rate of requests becomes the rate of the refill.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class FlowControl:
         """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
 
     async def enter(self) -> int:
-        """Wait until one more request may be sent, in the order of the calls. Call `leave` after the request.
+        """Wait until one more request may be sent, in the order of the calls. The caller calls `leave` after the
+        request.
 
         Returns the request's round, for `refused`.
         """
@@ -95,7 +96,10 @@ class FlowControl:
         self._admit()
 
     def refused(self, began_in: int, pause_s: float) -> None:
-        """Record that the service refused a request of the round `began_in` for its rate. Pause for `pause_s`."""
+        """Record that the service refused a request of the round `began_in` for its rate.
+
+        All requests to the service pause for `pause_s` seconds.
+        """
         now = self._clock()
         if now + pause_s > self._resumes_at:
             self.paused_s += now + pause_s - max(now, self._resumes_at)
@@ -107,8 +111,8 @@ class FlowControl:
     def announced(self, allowances: Iterable[Allowance], age_s: float = 0.0) -> None:
         """Record the service's announced limits, which replace earlier ones.
 
-        The service determined them when it received a request, `age_s` seconds ago. Requests that were sent since then
-        are subtracted.
+        The service determined them when it received a request, `age_s` seconds ago. Requests that were sent since the
+        service determined the limits are subtracted.
         """
         now = self._clock()
         since = sum(1 for _ in itertools.takewhile(lambda sent: sent > now - age_s, reversed(self._sent)))

@@ -21,7 +21,7 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""The extra that a verb, or one of its commands, needs. The other verbs need `eval`."""
+"""The extra that a verb, or one of its commands, needs. Verbs that are not listed need the extra `eval`."""
 _MODULES = {
     "ray": "verl",
     "tensordict": "verl",
@@ -38,7 +38,7 @@ def pip_command(*words: str) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that adds an extra to this environment. It works in every folder."""
+    """Returns the command that adds an extra to this environment. The command works in every folder."""
     package = Path(rstar2.__file__).parent
     root = package.parent
     # A wheel contains these files with the tested versions too.
@@ -55,8 +55,9 @@ def install_command(extra: str) -> str:
 def installation_for(module: str, command: Sequence[str] = ()) -> str:
     """Returns the command that installs a missing module.
 
-    It installs the extra that the user's command needs if this extra has the module, so that nothing else will be
-    missing. Otherwise it installs the smallest extra with the module.
+    The returned command installs the extra that the user's command needs if this extra has the module, so that nothing
+    else will be missing. If this extra lacks the module, the returned command installs the smallest extra with the
+    module.
 
     Args:
         module: the name in `import MODULE`. Only the part before the first dot counts.
@@ -81,8 +82,8 @@ def extras() -> dict[str, dict[str, Requirement]]:
     """Returns the packages of each extra for users, by their normal names.
 
     Packages of included extras are listed too; those of the base installation are not. The lists come from the metadata
-    of the installed package, which are those of pyproject.toml. They are empty if the package is only on the Python
-    path.
+    of the installed package, which are those of pyproject.toml. The lists are empty if the package is only on the
+    Python path.
     """
     from packaging.requirements import Requirement
 

@@ -18,7 +18,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
-"""Device files of the drivers of NVIDIA and AMD, also on Jetson boards and WSL. `torch.cuda` supports only these."""
+"""Device files of the drivers of NVIDIA and AMD, also on Jetson boards and WSL. `torch.cuda` supports only the GPUs of
+these drivers."""
 _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
 
 
@@ -38,9 +39,9 @@ class GpuKind:
     """The published figures of a kind of GPU, for dense bf16."""
 
     memory: int | None
-    """Bytes of its memory, as PyTorch reports them. None means the machine's memory."""
+    """Bytes of the device's memory, as PyTorch reports them. The value None stands for the machine's memory."""
     bytes_per_s: float
-    """Bandwidth of its memory."""
+    """Bandwidth of the device's memory, in bytes per second."""
     flop_per_s: float
     """Floating-point operations per second."""
 
@@ -110,7 +111,7 @@ def _nvidia_smi() -> list[list[str]]:
 
 
 def _nvidia_smi_rows(*fields: str) -> list[list[str]]:
-    """Returns fields of each GPU from `nvidia-smi`, or an empty list if it is not installed or fails."""
+    """Returns fields of each GPU from `nvidia-smi`, or an empty list if `nvidia-smi` is not installed or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     lines = _lines(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
@@ -131,7 +132,7 @@ def _is_visible(index: str, uuid: str) -> bool:
 def _by_torch() -> list[str]:
     """Returns the names of GPUs that torch reports, in another process.
 
-    Importing torch takes seconds, so this is only done if there is the device file of a driver.
+    Importing torch takes seconds, so torch is only imported if the device file of a driver exists.
     """
     if not any(True for name in _GPU_DEVICES for _ in _DEV.glob(name)) or find_spec("torch") is None:
         return []

@@ -56,7 +56,7 @@ def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
 
 
 def cached_file(hub_id: str, file: str) -> Path | None:
-    """Returns the path of a model's file in the hub's cache, or None if it is not there."""
+    """Returns the path of a model's file in the hub's cache, or None if the cache does not have the file."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

@@ -25,7 +25,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     context: int | None = None
-    """The model's context in tokens. None if the config does not give it."""
+    """The model's context in tokens. The value is None if the config does not give the context."""
 
     def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
         """Returns the bytes of one token in the KV cache, on each GPU of an engine.
@@ -73,7 +73,7 @@ class ModelShape(AttentionShape):
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, the output layer and the last norm. FSDP gathers them together."""
+        """Parameters of the embedding, the output layer and the last norm. FSDP gathers these parameters together."""
         return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
 
     @property
@@ -178,7 +178,10 @@ def _head_dim(kind: object, hidden: int, heads: int) -> int:
 
 
 def read_shape(model: Path) -> ModelShape:
-    """Returns the shape of the model in a folder. Raises UserError if it has no config.json, or is not in `KNOWN`."""
+    """Returns the shape of the model in a folder.
+
+    Raises UserError if the folder has no config.json, or if its model is not in `KNOWN`.
+    """
     path = model / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

@@ -152,7 +152,7 @@ def _import(module_name: str, subject: str, folders: Sequence[Path]) -> ModuleTy
 
 
 def _check_not_shadowed(name: str, subject: str, searched: Sequence[Path]) -> None:
-    """Raises UserError if a searched folder has a module with this name, but Python imported another one."""
+    """Raises UserError if a searched folder has a module with this name, but Python imported another module."""
     files = [folder / each for folder in searched for each in (f"{name}.py", f"{name}/__init__.py")]
     users_files = [file.resolve() for file in files if file.is_file()]
     imported = sys.modules[name].__file__

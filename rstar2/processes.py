@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _TRIES = 20_000, 100
-"""`free_port` tries `_TRIES` random ports, none below `_FIRST_PORT`. Ray's workers use lower ports."""
+"""`free_port` tries `_TRIES` random ports, none below `_FIRST_PORT`. Ray's workers use ports below `_FIRST_PORT`."""
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _ANSWER_S = 10.0
@@ -165,7 +165,8 @@ def unassigned_ports() -> range:
 
 
 def listens(session: int, port: int) -> bool:
-    """Whether a process of a session listens on a TCP port. Also true if the kernel does not tell which process does.
+    """Whether a process of a session listens on a TCP port. The result is also True if the kernel does not tell which
+    process listens.
 
     Source: proc_pid_net(5).
     """

@@ -4,8 +4,8 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
-A service that refuses requests for their rate is not away. `rstar2.flow_control` then keeps fewer requests in flight,
-and respects the limits that the service announces.
+A service that refuses requests for their rate is not away. For such a service, `rstar2.flow_control` keeps fewer
+requests in flight, and respects the limits that the service announces.
 
 `Backoff` alone is for restarts of child processes and connections.
 """
@@ -30,13 +30,13 @@ OnWait = Callable[[str], None]
 ATTEMPTS = 4
 """Default number of failures of one request, while the service answers others, after which the request is given up."""
 FIRST_ANSWER_S = 5.0
-"""Default of the longest wait for a service that has never answered. Most often, its URL is wrong."""
+"""Default of the longest wait for a service that has never answered. Most often, the URL of such a service is wrong."""
 _NO_TIME_LEFT_S = 1e-6
-"""A wait ends if less than this is left. A smaller sleep might not change the clock."""
+"""A wait ends if fewer seconds than this are left. A smaller sleep might not change the clock."""
 _LEAST_SPREAD_S = 1.0
 """Outages are reported from this many seconds of delayed requests on, even without a retry."""
 _MAX_CAUSES = 20
-"""The number of causes that are counted separately for each service. Further causes are counted together."""
+"""The number of causes that are counted separately for each service. Causes beyond this number are counted together."""
 _MAX_CAUSE_LENGTH = 200
 _OTHER_CAUSES = "other causes"
 
@@ -174,7 +174,7 @@ class RetryPolicy:
 
     @property
     def trouble(self) -> str | None:
-        """Why a service does not answer at the moment. None if all answer."""
+        """Why a service does not answer at the moment. The value is None if all services answer."""
         return next(filter(None, (service.trouble for service in self._services.values())), None)
 
     @property
@@ -185,24 +185,27 @@ class RetryPolicy:
 
 
 class Service:
-    """One service that a run uses. It decides for all requests to it whether a failed one is sent again.
+    """One service that a run uses. The object decides for all requests to the service whether a failed request is sent
+    again.
 
-    The wait has one clock. It starts with the first failure after the service's last answer, or when the request is
-    first sent if that is later. If that first failure is a timeout, the clock starts with the attempt that was too
-    slow. No request is given up while an earlier one is in flight, because the service may be working on it.
+    The wait for a service has one clock. The clock starts with the first failure after the service's last answer, or
+    when the request is first sent if that is later. If that first failure is a timeout, the clock starts with the
+    attempt that was too slow. No request is given up while an earlier request is in flight, because the service may be
+    working on it.
 
     A failure counts against its request only if the service has answered others since the request's previous failure.
     All failures of one outage therefore count as one.
 
-    A request that the service refuses for its rate is sent again, without a limit, as long as the service answers
-    others. There are then fewer requests in flight, and none is sent during the pause that the service asks for. If
-    this pause is longer than the rest of the wait, the service is given up when no earlier request is in flight.
+    A request that the service refuses for its rate is sent again, without a limit, as long as the service answers other
+    requests. After such a refusal there are fewer requests in flight, and no request is sent during the pause that the
+    service asks for. If this pause is longer than the rest of the wait, the service is given up when no earlier request
+    is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
         self.name = name
         self.trouble: str | None = None
-        """Why the service does not answer at the moment. None if it answers."""
+        """Why the service does not answer at the moment. The value is None if the service answers."""
         self._policy = policy
         self._wait_s = wait_s
         self._answers = 0
@@ -211,7 +214,7 @@ class Service:
         """Start times of the attempts in flight."""
         self._away_since: float | None = None
         self._silent_since: float | None = None
-        """When the clock of the wait started. None if the service answers."""
+        """When the clock of the wait started. The value is None if the service answers."""
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)

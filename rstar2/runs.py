@@ -28,7 +28,8 @@ from rstar2.errors import UserError, first_few
 from rstar2.files import write_json, write_text
 
 QUIET_S = 900.0
-"""A run on another machine counts as killed if its logs did not grow for this many seconds. VERL logs every minute."""
+"""A run on another machine counts as killed if its logs did not grow for this many seconds. VERL writes to its logs
+every minute."""
 _READERS_S = 0.5
 """Seconds for which a lock is tried again, because `load_status` takes it for a moment."""
 SECRET_FILE = ".grader_secret"
@@ -151,7 +152,7 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """Returns a run's status.json, or an empty status if there is none.
+    """Returns a run's status.json, or an empty status if the run has no status.json.
 
     The state `running` is replaced by `killed` if no process holds the run's lock. Locks may not be visible on other
     machines, so a run of another machine counts as running as long as its logs grow.
@@ -214,7 +215,10 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
-    """Write settings to the file `record`. If it exists, raise UserError if its settings differ, with their keys."""
+    """Write settings to the file `record`.
+
+    If the file exists and has other settings, raise UserError with the keys that differ.
+    """
     if not record.exists():
         write_json(record, settings)
         return
@@ -285,7 +289,7 @@ def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
 
 
 def _lock(lock: TextIO, wait_s: float) -> None:
-    """Take a folder's lock. Raises BlockingIOError if another process holds it for `wait_s` seconds."""
+    """Take a folder's lock. Raises BlockingIOError if another process holds the lock for `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

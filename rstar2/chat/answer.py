@@ -1,6 +1,6 @@
 """Asks one question, shows and saves the answer, and makes JSON of it for scripts.
 
-Ctrl-C and signals stop the answer. The part that was generated until then is saved and shown.
+Ctrl-C and signals stop the answer. The part of a stopped answer that was generated until then is saved and shown.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Conversation:
     limits: Limits
     sampling: Sampling
     seconds: float | None = None
-    """Time limit of one answer. None means no limit."""
+    """Time limit of one answer. If `seconds` is None, an answer has no time limit."""
     system: str | None = None
     """The user's system text, in the prompt of each conversation. A change takes effect after `reset`."""
     answers: list[Trace] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Conversation:
     drawn: int = 0
     """The number of answers that were sampled, including those that were taken back or discarded."""
     questions: int = 0
-    """The number of questions. That of the last one is the `problem_id` of its trace."""
+    """The number of questions. The number of the last question is the `problem_id` of its trace."""
     timed_out: bool = False
     """Whether the time limit stopped the last answer."""
     _opened: ToolRunner | None = None
@@ -54,7 +54,7 @@ class Conversation:
 
     @property
     def history(self) -> list[int]:
-        """Token ids of all questions and answers so far, shape (H,). They end with the end of a turn."""
+        """Token ids of all questions and answers so far, shape (H,). The history ends with the end of a turn."""
         if not self.answers or self.codec.format.one_question:
             return []
         last = self.answers[-1]
@@ -91,7 +91,7 @@ class Conversation:
         return trace
 
     async def _ask(self, trace: Trace, on_tokens: OnTokens | None, on_call: OnCall | None) -> Trace:
-        """Generate the answer of a trace, which has only its prompt. See `ask`."""
+        """Generate the answer of a trace, which has only its prompt. For the arguments, see `ask`."""
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
         self.timed_out = False
@@ -153,9 +153,9 @@ class Conversation:
     async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue a saved conversation of this format.
 
-        Answers that were taken back or discarded are in `traces` too. They are not in the prompts of later answers, so
-        they are left out. The system text of the saved conversation is used from now on. Returns a line for the user if
-        that is a change, else "".
+        Answers that were taken back or discarded are in `traces` too. Such answers are not in the prompts of later
+        answers, so the conversation leaves them out. The system text of the saved conversation is used from now on.
+        Returns a line for the user if the system text changes, else "".
         """
         await self.reset()
         traces = list(traces)
@@ -178,7 +178,10 @@ class Conversation:
         )
 
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
-        """Returns the system text of the conversation. If its traces do not record it, one of `systems` is tried."""
+        """Returns the system text of the conversation.
+
+        If the traces do not record the system text, one of `systems` is tried.
+        """
         for answer in self.answers:
             if answer.system is not None:
                 return answer.system

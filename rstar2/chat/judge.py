@@ -24,7 +24,7 @@ class NamedJudge:
     def __init__(self, url: str, token: str | None) -> None:
         self.client = JudgeClient(url, token, wait_s=WAIT_S)
         self.isolation = ""
-        """The isolation tier of programs. Empty if it is not known."""
+        """The isolation tier of programs. The text is empty if the isolation tier is not known."""
 
     @property
     def described(self) -> str:
@@ -90,7 +90,10 @@ class OwnJudge(NamedJudge):
 
 
 async def refuse_wrong_token(url: str, token: str | None) -> None:
-    """Raise AccessRefused if the judge at `url` rejects the token. A judge that does not answer is no error here."""
+    """Raise AccessRefused if the judge at `url` rejects the token.
+
+    For a judge that does not answer, the function raises no error.
+    """
     async with JudgeClient(url, token, wait_s=WAIT_S) as client:
         try:
             await judge_report(client)

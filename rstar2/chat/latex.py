@@ -9,7 +9,8 @@ from typing import Any
 from rstar2.loop.turns.formulas import FORMULA
 
 BOX_START, BOX_END = "\ue000", "\ue001"
-"""Marks around the content of `\\boxed{}`. They are private-use characters of Unicode, so no text contains them."""
+"""Marks around the content of `\\boxed{}`. The marks are private-use characters of Unicode, so no text contains
+them."""
 FORMULA_START, FORMULA_END = "\ue002", "\ue003"
 """Marks around a formula, so that nothing in it is taken for Markdown."""
 _LONGEST = 2000

@@ -39,7 +39,7 @@ class CommandCompleter(Completer):
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None]) -> None:
         self._choices = choices
-        """By command, the words that may follow. None means a path."""
+        """By command, the words that may follow. For a command that takes a path, the value is None."""
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -60,11 +60,11 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
 
 
 class EndSignal(Exception):
-    """One of the signals `ENDING` came while the user was typing. Its number is the only argument."""
+    """One of the signals `ENDING` came while the user was typing. The signal's number is the only argument."""
 
 
 class LineEditor:
-    """Reads the user's next input. Enter sends it. Alt-Enter, or a backslash before Enter, begins another line.
+    """Reads the user's next input. Enter sends the input. Alt-Enter, or a backslash before Enter, begins another line.
 
     Several pasted lines are one input. If standard output is not a terminal, the prompt goes to standard error.
     """
@@ -89,7 +89,7 @@ class LineEditor:
 
         Raises:
             EOFError: the user pressed Ctrl-D.
-            KeyboardInterrupt: the user pressed Ctrl-C. `typed` is then the text in the line.
+            KeyboardInterrupt: the user pressed Ctrl-C. After Ctrl-C, the editor's `typed` is the text in the line.
             EndSignal: one of the signals `ENDING` came.
         """
 

@@ -1,8 +1,8 @@
 """Shows Markdown on a terminal while the model writes it, word by word, and draws nothing twice.
 
-A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. It would
-also treat mathematics as markup: it would leave out the stars of `2*3*4`, and everything between `<` and `>`. Here a
-star is markup only at the edge of a word, and text that is not markup is not changed.
+A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. Such a
+library would also treat mathematics as markup: it would leave out the stars of `2*3*4`, and everything between `<` and
+`>`. In this module a star is markup only at the edge of a word, and text that is not markup is not changed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MarkdownStream:
         self._line_begun = False
         """Whether the beginning of the current line is known not to be a fence."""
         self._fence = ""
-        """The opening fence of the program that is being written. Empty outside of a program."""
+        """The opening fence of the program that is being written. The text is empty outside of a program."""
         self._frame: CodeFrame | None = None
         self._formulas = FormulaStream(marked=True)
         self._lines = _Lines(out, text)
@@ -154,11 +154,12 @@ class _Lines:
         self._text = text
         self._pending = ""
         self._style: str | None = None
-        """The style of the current line. None before the line has begun."""
+        """The style of the current line. The style is None before the line has begun."""
         self._table: list[str] = []
         """The lines of the current table."""
         self._last = ""
-        """The last character of the current line so far. It decides whether a star is at the edge of a word."""
+        """The last character of the current line so far. This character decides whether a star is at the edge of a
+        word."""
         self._after_words = False
         """Whether the line before has text, so that a line of `=` under it makes it a heading."""
 
@@ -250,7 +251,7 @@ class _Lines:
         return True
 
     def _write_span(self, span: re.Match[str], used: int) -> None:
-        """Write the span between two marks. It is in the first `used` characters of the pending text."""
+        """Write the span between two marks. The span is in the first `used` characters of the pending text."""
         kind = next(kind for kind in _STYLES if span[kind] is not None)
         if kind == "strong" and f"__{span[kind]}__" in _SPECIAL_NAMES:
             self._write(self._pending[:used], "", used)

@@ -1,4 +1,4 @@
-"""Opens the model of a chat, which the user names. There is no default model."""
+"""Opens the model of a chat, which the user names. A chat has no default model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class ModelChoice:
     format: FormatChoice = MODELS_OWN
     engine: EngineName = "auto"
     tool: str | None = None
-    """One of `TOOLS`, or a user's tool as `module:object`. None means the tools of the model's format."""
+    """One of `TOOLS`, or a user's tool as `module:object`. If `tool` is None, the chat uses the tools of the model's
+    format."""
     away_s: float = WAIT_S
     """Seconds to wait for a server that stopped answering."""
 
@@ -164,7 +165,10 @@ def _tool_name(tool: str) -> str:
 
 
 def _with_tool(codec: ChatCodec, tool: str | None) -> ChatCodec:
-    """Returns a model's codec with a tool in place of the tools of its format. None keeps these tools."""
+    """Returns a model's codec with a tool in place of the tools of its format.
+
+    If `tool` is None, the codec keeps the tools of its format.
+    """
     if tool is None:
         return codec
     name = _tool_name(tool)

@@ -1,4 +1,7 @@
-"""Engine and tools of a chat. They show a notice when a server does not answer, and retry for `WAIT_S` seconds."""
+"""Engine and tools of a chat.
+
+The engine and the tools show a notice when a server does not answer, and retry for `WAIT_S` seconds.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ class ContinuingEngine:
     ) -> Generation:
         """Generate a turn, and continue it after each failure of the engine.
 
-        Raises EngineError if the engine cannot continue, EngineUnavailable if it generates nothing for too long.
+        Raises EngineError if the engine cannot continue, EngineUnavailable if the engine generates nothing for too
+        long.
         """
         written: list[int] = []
         outage_shown = False

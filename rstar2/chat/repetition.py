@@ -24,7 +24,8 @@ class RepetitionLimit:
 
 REPEATED = RepetitionLimit(times=8, tokens=48)
 REPEATED_DIGITS = RepetitionLimit(times=16, tokens=128)
-"""Limit for patterns that contain a digit. It is higher because numbers and matrices have many equal digits."""
+"""Limit for patterns that contain a digit. This limit is higher than that of other patterns because numbers and
+matrices have many equal digits."""
 LONGEST_PATTERN = 64
 WINDOW = 64
 """An answer also counts as repetitive if one token makes up at least `REPEATED.tokens` of this many last tokens."""

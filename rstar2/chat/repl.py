@@ -36,7 +36,8 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/stats": ("", "show the tokens, calls and time of this chat", ()),
     "/quit": ("", "exit, like Ctrl-D", ()),
 }
-"""By name: the arguments, the help, and the words that may follow. None means a path."""
+"""By name: the arguments, the help, and the words that may follow. For a command that takes a path, the words are
+None."""
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
 KEYS = {
     "Enter": "send",

@@ -53,7 +53,8 @@ class Screen:
         self._answer = MarkdownStream(out, self._text)
         self._kind: Kind = "text"
         self._begun = False
-        """Whether the thought or the answer has begun. Its first words may not be written yet."""
+        """Whether the thought or the answer has begun. The first words of the thought or answer may not be on the
+        screen yet."""
         self._frame: CodeFrame | None = None
         self._thought = ""
         """The text of a folded thought so far."""

@@ -20,8 +20,8 @@ from rstar2.serve.start import supervised
 from rstar2.serve.vllm import VLLM, distribution_here, find_vllm, install_hint, vllm_python
 
 SMALL_GIB = 0.1
-"""GiB of weights. A smaller model runs in this process. It answers before vLLM, which needs a minute or more, is
-ready."""
+"""GiB of weights. A model with smaller weights runs in this process, where it answers before vLLM, which needs a minute
+or more, is ready."""
 READY_S = 1800.0
 RESTARTS = 3
 RESTART_S = 300.0

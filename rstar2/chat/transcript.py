@@ -25,7 +25,7 @@ class Transcript:
         self._writer = writer
 
     def add(self, trace: Trace) -> None:
-        """Append an answer. Raises UserError if it cannot be written."""
+        """Append an answer. Raises UserError if the answer cannot be written."""
         try:
             self._writer.write(trace)
         except OSError as error:
@@ -54,7 +54,10 @@ def open_transcript(
 
 
 def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
-    """Returns the answers of a saved chat, in order. Raises UserError if there is none, or one in another format."""
+    """Returns the answers of a saved chat, in order.
+
+    Raises UserError if the folder has no saved chat, or a chat in another format.
+    """
     if not (folder / TRACES).is_file():
         raise UserError(f"no chat transcript at {folder}", "Give a folder that /save or --transcript made.")
     _check(folder, codec)
@@ -82,7 +85,7 @@ def _check(folder: Path, codec: ChatCodec) -> None:
 
 
 def _tokens_digest(codec: ChatCodec) -> str:
-    """Returns the SHA-256 of the format and of the token ids of a prompt. It differs for another tokenizer."""
+    """Returns the SHA-256 of the format and of the token ids of a prompt. The digest differs for another tokenizer."""
     probe = codec.prompt(codec.format.messages("What is 12 + 34·π?"))
     return hashlib.sha256(f"{codec.format.digest} {probe}".encode()).hexdigest()
 

@@ -30,7 +30,10 @@ class DemoProblems(Strict):
 
 
 class Flaws(Strict):
-    """The share of traces with each kind of flaw (see `rstar2.data.builtin.traces`). The rest has none."""
+    """The share of traces with each kind of flaw (see `rstar2.data.builtin.traces`).
+
+    The rest of the traces has no flaw.
+    """
 
     repaired: float = Field(0.0, ge=0, le=1)
     guessed: float = Field(0.0, ge=0, le=1)

@@ -91,8 +91,8 @@ def plot(run: Path, summary: dict[str, Any]) -> Text:
 def write_figure(run: Path) -> Path:
     """Write `figure4.svg` to the run's folder and return its path.
 
-    It covers all rollouts of a step, before Resampling on Correct (RoC) selects half of them. Thin lines are values of
-    single steps, and thick lines are means of several steps. Dotted lines are the starts of stages.
+    The figure covers all rollouts of a step, before Resampling on Correct (RoC) selects half of them. Thin lines are
+    values of single steps, and thick lines are means of several steps. Dotted lines are the starts of stages.
     """
     import matplotlib.pyplot as plt
 

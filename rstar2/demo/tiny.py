@@ -1,11 +1,11 @@
 """Makes the demo's model: a tiny Qwen3 with random weights, and its tokenizer.
 
-Its folder is like that of a published base model, so that code which fails with one fails here too. docs/fidelity.md
-lists the remaining differences.
+The folder of the tiny model is like that of a published base model, so that code which fails with a published model
+fails with the tiny model too. docs/fidelity.md lists the remaining differences.
 
-The model must learn to copy numbers from the problem into code, and tool output into the answer. Therefore each digit
-is one token: there are ten of them to learn instead of thousands of numbers. Merges turn all fixed text into long
-tokens, so that the distances of copying are few.
+The model must learn to copy numbers from the problem into code, and tool output into the answer. To make copying easy,
+each digit is one token: the model learns ten digits instead of thousands of numbers. Merges turn all fixed text into
+long tokens, so that the distances of copying are few.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class TinyModel(Strict):
     """The size of the demo's model."""
 
     vocab: int = Field(800, ge=512, le=65536)
-    """Most tokens of the tokenizer: 256 bytes, the markup, and merges learnt from the traces."""
+    """Maximum number of tokens of the tokenizer: 256 bytes, the markup, and merges learnt from the traces."""
     hidden: int = Field(128, ge=16, le=4096)
     layers: int = Field(3, ge=1, le=64)
     heads: int = Field(4, ge=1, le=64)
     spread: float = Field(0.06, gt=0)
     """Standard deviation of the random weights. With the usual 0.02, so narrow a model takes long to start learning."""
     rope_theta: float = Field(100.0, gt=1)
-    """Base of the rotary position embedding. It is low because the model only looks back about a hundred tokens."""
+    """Base of the rotary position embedding. The base is low because the model only looks back about a hundred
+    tokens."""
     context: int = Field(1024, ge=128)
     """Number of positions."""
     tied: bool = True

@@ -43,8 +43,8 @@ def examine() -> list[Finding]:
 def _checked(name: str, check: Callable[[], Finding], verb: str) -> Iterator[Finding]:
     """Yield the finding of a check that needs packages of an extra.
 
-    If a package is missing, the finding says that the check was not made. Its command installs the packages that `verb`
-    needs, which include the missing one.
+    If a package is missing, the finding says that the check was not made. The finding's command installs the packages
+    that `verb` needs, which include the missing package.
     """
     try:
         yield check()

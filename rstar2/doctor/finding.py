@@ -28,7 +28,10 @@ class Finding:
 
 
 def sized(name: str, found: str, enough: bool, more: str) -> Finding:
-    """Returns the result of a check whose failure does not stop the laptop path. `more` is the advice."""
+    """Returns the result of a check whose failure does not stop the laptop path.
+
+    `more` is the advice if `enough` is False.
+    """
     return Finding(name, found, "ok" if enough else "scarce", True, "" if enough else more)
 
 

@@ -17,7 +17,7 @@ DISK_GIB = 5
 RUNS = Path("runs")
 SHM = Path("/dev/shm")
 SHM_GIB = 1
-"""Containers have only 0.06 GiB by default. Ray then uses files on a disk."""
+"""Containers have only 0.06 GiB of shared memory by default. With so little shared memory, Ray uses files on a disk."""
 OPEN_FILES = 65_536
 """With this limit, Ray does not fail after hundreds of jobs (github.com/ray-project/ray/issues/29696)."""
 
@@ -70,7 +70,7 @@ def disk() -> Finding:
 
 
 def gpus() -> Finding:
-    """Lists the GPUs by name. The laptop path needs none."""
+    """Lists the GPUs by name. The laptop path needs no GPU."""
     names = gpu_names()
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))

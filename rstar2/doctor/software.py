@@ -33,7 +33,8 @@ _ONLY_WITH = {
     LAPTOP: "verl",
     GPU: "verl",
 }
-"""For each extra, a package that is rarely installed without it. Its other packages may come from another extra."""
+"""For each extra, a package that is rarely installed without it. The extra's other packages may come from another
+extra."""
 
 
 def python() -> Finding:

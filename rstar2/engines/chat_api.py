@@ -1,6 +1,6 @@
 """An engine for any OpenAI-compatible chat endpoint. The endpoint applies its own chat template: text in, text out.
 
-No tokenizer is needed. Facts that depend on a tokenizer are therefore not exact (`INEXACT`), see
+A chat API needs no tokenizer. Facts that depend on a tokenizer are therefore not exact (`INEXACT`), see
 `rstar2.engines.text_tokens`.
 """
 
@@ -29,7 +29,7 @@ INEXACT = (
     "thought in earlier turns: it is not sent again",
     "log-probabilities: none",
 )
-"""Facts that are not exact in rollouts over a chat API. Results list them."""
+"""Facts that are not exact in rollouts over a chat API. Results list these facts."""
 _SURE_ROOM = 1024
 """If the estimated room for a reply is smaller than this number of tokens, the request asks for the whole budget.
 
@@ -84,7 +84,7 @@ class _TurnText:
     characters: int = 0
     """Number of characters in the turn so far, thought included."""
     _call_id: str = ""
-    """The id of the last call that began. Empty if the server sends no ids."""
+    """The id of the last call that began. The text is empty if the server sends no ids for calls."""
     _part: str = ""
     """The current part: `thought`, `words`, or `call` with the number of the call."""
     _arguments: int = 0
@@ -146,7 +146,7 @@ class ChatEngine(VLLMEngine):
 
     Args:
         url: the address of the endpoint, such as `https://host/v1`.
-        model: the model's name. None uses the only model of the server.
+        model: the model's name. If `model` is None, the engine uses the only model of the server.
         tools: schemas of the tools in each request.
         key: the API key, if the endpoint needs one.
         tools_in: the part of a request that describes the tools.
@@ -170,7 +170,8 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. A later refusal then concerns only one request."""
+        """Whether the server has accepted a request with tools. If it has, a later refusal concerns only one
+        request."""
         self._tools_in = tools_in
         self._known = served
         if served is not None:

@@ -1,8 +1,8 @@
 """Parses completions of OpenAI's API in all the variants that servers send.
 
-Servers vary the form. For example, a content may be a list of parts, the arguments of a call may be an object, a field
-may be null, and a number may be missing. The models here convert these variants to one form, and raise `Malformed` for
-everything else. Engines never read JSON of a server in any other way.
+Servers vary the form of a completion. For example, a content may be a list of parts, the arguments of a call may be an
+object, a field may be null, and a number may be missing. The models here convert these variants to one form, and raise
+`Malformed` for everything else. Engines never read JSON of a server in any other way.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _part(part: Any, kind: str) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    """Returns arguments as JSON text. Some servers send an object instead."""
+    """Returns arguments as JSON text. Some servers send an object instead of a text."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -177,7 +177,10 @@ class Choice(BaseModel):
 
     @property
     def finish(self) -> Finish | None:
-        """Why the turn ended. None if it has not ended yet. Raises Malformed if the reason is unknown."""
+        """Why the turn ended.
+
+        The value is None if the turn has not ended yet. Raises Malformed if the reason is unknown.
+        """
         reason = self.finish_reason.lower().partition(":")[0].strip()
         if not reason:
             return None
@@ -218,7 +221,7 @@ class Completion(BaseModel):
 
 
 def read_completion(value: Mapping[str, Any]) -> Completion:
-    """Parse a JSON object as a completion. Raises Malformed if it is not one."""
+    """Parse a JSON object as a completion. Raises Malformed if the object is not a valid completion."""
     try:
         return Completion.model_validate(value)
     except ValidationError as error:
@@ -251,7 +254,10 @@ class ModelCard(BaseModel):
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in prompt and answer together. None if the server does not say."""
+        """Maximum number of tokens in prompt and answer together.
+
+        The value is None if the server does not state this maximum.
+        """
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length
 
 
@@ -260,7 +266,10 @@ class _ModelList(BaseModel):
 
 
 def read_models(value: Any) -> list[ModelCard]:
-    """Parse a server's list of models, which may be a bare list. Raises Malformed if it is not such a list."""
+    """Parse a server's list of models, which may be a bare list.
+
+    Raises Malformed if the value is not a list of models.
+    """
     try:
         return _ModelList.model_validate({"data": value} if isinstance(value, list) else value).data
     except ValidationError as error:
@@ -275,7 +284,7 @@ class Event:
     """One event of a stream of server-sent events."""
 
     data: Any
-    """The JSON value of the event. None marks the end of the stream."""
+    """The JSON value of the event. The value None marks the end of the stream."""
     is_error: bool = False
     """Whether the event is an error."""
     text: str = ""
@@ -297,7 +306,8 @@ class EventReader:
         self.began = False
         """Whether a line had the form of an event stream, which is a field or a comment."""
         self.text = ""
-        """The text before the first such line. If there is no such line, it is an answer that is not a stream."""
+        """The text before the first line of an event stream. If an answer has no such line, the text is the whole
+        answer, which is not a stream."""
         self._name = ""
         self._open: list[str] = []
         """Lines of data that are not yet a complete JSON value."""
@@ -318,7 +328,7 @@ class EventReader:
             yield from self._data(value)
 
     def end(self) -> None:
-        """End the stream. Raises Malformed if it ends inside the JSON value of an event."""
+        """End the stream. Raises Malformed if the stream ends inside the JSON value of an event."""
         if self._open:
             raise Malformed(f"an event is not JSON: {' '.join(self._open)[:200]}")
 

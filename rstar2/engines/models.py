@@ -39,7 +39,8 @@ _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt
 def find_model(name: str) -> Path | None:
     """Find the folder of a model. `name` is a model's folder, the folder of a run or stage, or a hub id.
 
-    Returns None for a hub id. Raises UserError if the folder does not exist, or if its run or stage has no model yet.
+    Returns None for a hub id. Raises UserError if the named folder does not exist, or if the run or stage in the folder
+    has no model yet.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -206,7 +207,7 @@ class ServerModel:
     codec: ChatCodec
     served: Served
     folder: Path | None
-    """The model's folder. None if it is not on this machine."""
+    """The model's folder. The value is None if the model is not on this machine."""
 
 
 async def open_server(
@@ -224,11 +225,11 @@ async def open_server(
 
     Args:
         url: the address of the server, such as `http://host:port`.
-        name: the model's name. It is required if the server has several models.
-        tokenizer: a model, in the form of `find_model`, whose tokenizer is used. None uses the tokenizer in the place
-            from which the server loaded the model.
-        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. None
-            waits `MODELS_S` seconds.
+        name: the model's name. The name is required if the server has several models.
+        tokenizer: a model, in the form of `find_model`, whose tokenizer is used. If `tokenizer` is None, the tokenizer
+            in the place from which the server loaded the model is used.
+        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. If
+            `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.
         key: the API key, if the server needs one.
         more: further fields of each request.
@@ -267,7 +268,7 @@ def _opened(
 def server_tokenizer(url: str, served: Served) -> Any:
     """Returns the tokenizer of a server's model.
 
-    Raises UserError if it cannot be loaded on this machine from the place that the server used.
+    Raises UserError if the tokenizer cannot be loaded on this machine from the place that the server used.
     """
     try:
         return load_tokenizer(served.root)

@@ -69,8 +69,8 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 _SMALL_CAP = 32
 """A cap that is this many times smaller than the requested number of tokens counts only for one request at first.
 
-Such a cap may come from a broken proxy, or the server's message may mean something else. If the server states the same
-cap for another conversation, it counts for all requests.
+Such a small cap may come from a broken proxy, or the server's message may mean something else. If the server states the
+same cap for another conversation, the cap counts for all requests.
 """
 
 OnChoice = Callable[[Choice], None]
@@ -90,11 +90,12 @@ class Served:
     root: str
     """The place from which the server loaded the model: a folder on its machine, or a hub id."""
     max_len: int | None
-    """Maximum number of tokens in prompt and answer together. None if the server does not say."""
+    """Maximum number of tokens in prompt and answer together. The value is None if the server does not state this
+    maximum."""
     takes_all: bool = False
     """Whether the server accepts all parameters of `Sampling.in_full`, as vLLM and `rstar2 serve` do."""
     most: int | None = None
-    """Maximum number of tokens in a reply. None if the server does not say."""
+    """Maximum number of tokens in a reply. The value is None if the server does not state this maximum."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,11 @@ class _Accepted:
     """Knowledge about the requests that a server accepts, learned from its errors."""
 
     fixed: Mapping[str, Any]
-    """Fields that the user adds to every request. They are never left out."""
+    """Fields that the user adds to every request. The client never leaves these fields out of a request."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Fields that the server rejects, with its messages."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """Names of the field for the token limit that the server has not rejected. The first one is used."""
+    """Names of the field for the token limit that the server has not rejected. The first name is used."""
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class _Accepted:
 
         Args:
             body: the fields of the request.
-            room: the maximum number of tokens in the reply. None sends no limit.
+            room: the maximum number of tokens in the reply. If `room` is None, the request has no limit.
             cap: the server's cap on the reply to this conversation.
         """
         sent = {key: value for key, value in body.items() if key not in self.left_out}
@@ -150,7 +151,10 @@ class _Accepted:
         return sent | dict(self.fixed)
 
     def learn_cap(self, capped: CompletionCapped, body: Mapping[str, Any], room: int | None) -> None:
-        """Remember a cap. It counts for all requests unless it is small and was stated for only one conversation."""
+        """Remember a cap.
+
+        The cap counts for all requests unless it is small and was stated for only one conversation.
+        """
         conversation = str(_question(body))
         first = self._small_caps.setdefault(capped.most, conversation)
         self.cap_words.setdefault(capped.most, capped.message)
@@ -177,7 +181,7 @@ class OpenAIServer:
             `https://host/api/v1`.
         key: the API key, if the server needs one. For OpenAI's own server, the default is OPENAI_API_KEY.
         texts: texts about the server for error messages.
-        answer_s: timeout in seconds without a received byte. None means that the caller sets a timeout.
+        answer_s: timeout in seconds without a received byte. If `answer_s` is None, the caller sets a timeout.
         fields: further fields of every completion request.
 
     Raises:
@@ -212,7 +216,8 @@ class OpenAIServer:
         self.on_allowances: OnAllowances | None = None
         """Called for each answer that states rate limits."""
         self._tokens_a_request: float | None = None
-        """Moving average of the tokens in a request and its reply. None if the server does not count tokens."""
+        """Moving average of the tokens in a request and its reply. The average is None if the server does not count
+        tokens."""
         self._reported_caps: set[int] = set()
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
@@ -226,9 +231,11 @@ class OpenAIServer:
         )
 
     async def served(self, name: str | None) -> Served:
-        """Returns the server's description of the model `name`. With None it returns that of the server's only model.
+        """Returns the server's description of the model `name`. If `name` is None, returns the description of the
+        server's only model.
 
-        If the server has no list of models, any name is accepted. Raises EngineError if the model does not exist.
+        If the server has no list of models, any name is accepted. Raises EngineError if the server's list lacks the
+        named model, or has not exactly one model when `name` is None.
         """
         try:
             answer = await self._send("GET", "models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
@@ -269,7 +276,10 @@ class OpenAIServer:
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in a conversation and its reply. None if the server has not stated it yet."""
+        """Maximum number of tokens in a conversation and its reply.
+
+        The value is None if the server has not stated this maximum yet.
+        """
         return self._accepted.context
 
     @property
@@ -304,7 +314,7 @@ class OpenAIServer:
         Args:
             path: `completions` or `chat/completions`.
             body: the fields of the request.
-            room: the maximum number of tokens in the completion. None sends no limit.
+            room: the maximum number of tokens in the completion. If `room` is None, the request has no limit.
             on_choice: called with the completion, or with each piece of it if it is streamed.
             stream: whether to stream the completion.
         """
@@ -395,7 +405,7 @@ class OpenAIServer:
 
     @property
     def _through(self) -> str:
-        """The part of messages that names the proxy. Empty if there is no proxy."""
+        """The part of messages that names the proxy. The text is empty if there is no proxy."""
         return f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
@@ -529,7 +539,7 @@ class OpenAIServer:
 
 
 class _TurnFailed(Exception):
-    """An error of the server ended a turn. The finish reason says so."""
+    """An error of the server ended a turn. The finish reason of the turn states the error."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -549,7 +559,10 @@ class _Turn:
     """Choices of events that have no choice with index 0."""
 
     def add(self, completion: Completion) -> None:
-        """Add an event. Raises Malformed for an unknown finish reason, and _TurnFailed for one that means an error."""
+        """Add an event.
+
+        Raises Malformed for an unknown finish reason, and _TurnFailed for a finish reason that means an error.
+        """
         self.usage = completion.usage or self.usage
         if (choice := completion.choice) is None:
             self._others += completion.choices
@@ -557,7 +570,7 @@ class _Turn:
         self._add(choice)
 
     def adopt_other(self) -> None:
-        """If the server sent no choice with index 0 and only one other choice, use that one as the turn."""
+        """If the server sent no choice with index 0 and only one other choice, use that other choice as the turn."""
         others, self._others = self._others, []
         if self.finish is None and not self.began and len({choice.index for choice in others}) == 1:
             for choice in others:
@@ -572,7 +585,10 @@ class _Turn:
         self.on_choice(choice)
 
     def ended(self, done: bool) -> bool:
-        """Whether the server ended the turn. If it ended the stream (`done`), a turn with content has also ended."""
+        """Whether the server ended the turn.
+
+        If the server ended the stream (`done`), a turn with content has also ended.
+        """
         return self.finish is not None or (done and self.began)
 
     def completed(self) -> Completed:
@@ -583,7 +599,7 @@ class _Turn:
 def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | None:
     """Returns a smaller token limit for a reply that did not fit the context.
 
-    None means to send no limit, and 0 means that nothing fits.
+    If the result is None, the caller sends no limit. If the result is 0, no token of a reply fits the context.
     """
     if full.context is not None and full.prompt is not None and reductions < _MAX_REDUCTIONS:
         # Some servers require the sum to be smaller than the context.
@@ -594,7 +610,10 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
 
 
 def _question(body: Mapping[str, Any]) -> Any:
-    """Returns the first user message or the prompt. It is the same for all turns and samples of a problem."""
+    """Returns the first user message or the prompt.
+
+    This message or prompt is the same for all turns and samples of a problem.
+    """
     messages = body.get("messages") or []
     return next((each["content"] for each in messages if each["role"] == "user"), body.get("prompt"))
 
@@ -610,7 +629,7 @@ def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | 
 
 
 def _streams(answer: httpx.Response) -> bool:
-    """Whether an answer may be an event stream. Some servers do not set its content type."""
+    """Whether an answer may be an event stream. Some servers do not set the content type of an event stream."""
     kind = answer.headers.get("content-type", "")
     return not kind.startswith(("application/json", "text/html"))
 
@@ -641,7 +660,7 @@ def _base(url: str) -> httpx.URL:
 
 
 def _display_url(url: str) -> str:
-    """Returns a server's address for messages. It leads to the same API as the user's address."""
+    """Returns a server's address for messages. The returned address leads to the same API as the user's address."""
     url = url.rstrip("/")
     return url.removesuffix("/v1") if httpx.URL(url).path == "/v1" else url
 
@@ -651,12 +670,15 @@ def _without_password(proxy: str) -> str:
 
 
 def _key_of_openai(url: str) -> str | None:
-    """Returns OPENAI_API_KEY for OpenAI's own server. Other servers must not receive the key: returns None for them."""
+    """Returns OPENAI_API_KEY for OpenAI's own server.
+
+    Other servers must not receive the key: for such a server the function returns None.
+    """
     return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 
 
 def _certificate_fault(error: BaseException) -> str | None:
-    """Returns why a certificate is not trusted. None if the connection failed for another reason."""
+    """Returns why a certificate is not trusted. Returns None if the connection failed for another reason."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, ssl.SSLCertVerificationError):
         inner = inner.__cause__ or inner.__context__

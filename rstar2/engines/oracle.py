@@ -1,6 +1,6 @@
 """An engine that knows the answers, to test benchmark, judge, grader and report without a model.
 
-Its score is known in advance. A different score is therefore an error of the pipeline.
+The score of this engine is known in advance. A different score is therefore an error of the pipeline.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def _answer(answer: str) -> str:
 
 
 def byte_codec(fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:
-    """Returns a codec that needs no model. It has one token per byte, and the special tokens of rstar2's template.
+    """Returns a codec that needs no model. The codec has one token per byte, and the special tokens of rstar2's
+    template.
 
     The default format is rstar2's own. Raises UserError if the format does not fit this tokenizer, see `codec_for`.
     """

@@ -46,7 +46,8 @@ _LIMITS = (
     ("x-ratelimit-remaining", "x-ratelimit-reset"),
     ("ratelimit-remaining", "ratelimit-reset"),
 )
-"""Pairs of headers: the rest of a limit, and the time until its reset. Those with `tokens` in the name count tokens."""
+"""Pairs of headers: the rest of a limit, and the time until its reset. Headers with `tokens` in the name count
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _Limit:
     """A rate limit in a server's answer."""
 
     counts_tokens: bool
-    """Whether the limit counts tokens. Otherwise it counts requests."""
+    """Whether the limit counts tokens. If False, the limit counts requests."""
     left: float
     """Number of tokens or requests that are left."""
     reset_s: float
@@ -76,7 +77,7 @@ def _limits(headers: Mapping[str, str]) -> Iterator[_Limit]:
 def allowances(headers: Mapping[str, str], tokens_a_request: float | None) -> list[Allowance]:
     """Returns the number of requests that are left, for each limit in an answer's headers.
 
-    A token limit is converted to requests of `tokens_a_request` tokens. If this number is not known, a token limit is
+    A token limit is converted to requests of `tokens_a_request` tokens. If `tokens_a_request` is None, a token limit is
     returned only if no token is left.
     """
     lower = {key.lower(): value.strip() for key, value in headers.items()}
@@ -136,7 +137,7 @@ def _duration_s(text: str) -> float | None:
 
 
 def _number(text: str | None) -> float | None:
-    """Parses a finite number. Returns None if the text is not one."""
+    """Parses a finite number. Returns None if the text is not a finite number."""
     try:
         number = math.nan if text is None else float(text)
     except ValueError:

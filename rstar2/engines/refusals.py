@@ -1,8 +1,9 @@
 """Interprets the errors of servers with OpenAI's API.
 
 Servers use the same form for answers, but different forms and texts for errors. This module decides what an error means
-for a run: retry, send fewer requests, ask for fewer tokens, end the sample, or end the run. It knows the errors of
-OpenAI, vLLM, llama.cpp, SGLang, TGI, Anthropic, Google, Groq, Mistral, DeepSeek, xAI, Cerebras, OpenRouter and others.
+for a run: retry, send fewer requests, ask for fewer tokens, end the sample, or end the run. This module knows the
+errors of OpenAI, vLLM, llama.cpp, SGLang, TGI, Anthropic, Google, Groq, Mistral, DeepSeek, xAI, Cerebras, OpenRouter
+and others.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class CertificateRefused(AccessRefused):
 
 
 class QuotaExhausted(AccessRefused):
-    """The account at the server has no credit or quota left. Waiting does not help."""
+    """The account at the server has no credit or quota left. Waiting does not restore the credit or quota."""
 
 
 class ContextExceeded(Refused):
@@ -108,7 +109,7 @@ class ContentFiltered(Refused):
 
 
 class MalformedAnswer(EngineUnavailable, UnusableAnswer):
-    """A server's answer is not a completion of OpenAI's API. A retry may succeed."""
+    """A server's answer is not a completion of OpenAI's API. A retry of the request may succeed."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         hint = hint or "Check that the address is that of an API like OpenAI's."
@@ -116,7 +117,10 @@ class MalformedAnswer(EngineUnavailable, UnusableAnswer):
 
 
 def access_refusal(error: EngineError) -> AccessRefused | None:
-    """Returns the error itself or its cause, if one of them is an AccessRefused. Otherwise returns None."""
+    """Returns the error itself or its cause, if the error or the cause is an AccessRefused.
+
+    Returns None if neither is an AccessRefused.
+    """
     cause = error.__cause__
     return error if isinstance(error, AccessRefused) else cause if isinstance(cause, AccessRefused) else None
 
@@ -128,13 +132,13 @@ class RefusedRequest:
     where: str
     """The name of the server in messages."""
     body: Mapping[str, Any]
-    """The fields of the request. Empty if it has none."""
+    """The fields of the request. The mapping is empty if the request has no fields."""
     key_hint: str
     """The sentence that tells the user how to set a key."""
     hint: str = ""
     """The hint for a refusal with an unknown reason."""
     proxy: str = ""
-    """The address of the proxy, without its password. Empty if there is no proxy."""
+    """The address of the proxy, without its password. The text is empty if there is no proxy."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,7 @@ def proxy_refusal(request: RefusedRequest, status: int, words: str) -> EngineErr
 
 
 def page_title(text: str) -> str | None:
-    """Returns the title of an answer that is a web page. None for every other answer."""
+    """Returns the title of an answer that is a web page. Returns None for an answer that is not a web page."""
     if not re.match(r"\s*(?:<!doctype html|<html|<head)", text, re.IGNORECASE):
         return None
     title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
@@ -252,7 +256,7 @@ def _read_body(text: str) -> _ErrorBody:
 
 
 def _body_of(value: Any) -> _ErrorBody | None:
-    """Returns the error in a JSON value. None if there is none.
+    """Returns the error in a JSON value. Returns None if the value contains no error.
 
     The value is `{"error": …}`, `{"detail": …}` or `{"message": …}`, or a list with such an object.
     """
@@ -300,7 +304,10 @@ def _integer(value: Any) -> int | None:
 
 
 def _status_of(error: _ErrorBody) -> int:
-    """Returns the HTTP status that fits the type of an error without a status. Returns 500 for unknown types."""
+    """Returns the HTTP status that fits the type of an error without a status.
+
+    The status for an unknown type is 500.
+    """
     if _NO_QUOTA_CODE.search(error.code) or _RATE_LIMIT.search(error.code):
         return 429
     if "authentication" in error.code or "invalid_api_key" in error.code:
@@ -488,7 +495,7 @@ _ABOUT_A_CALL = re.compile(
     r"tool_use_failed|tool call (?:validation|arguments|id)|pars\w+ (?:the )?tool calls?|tool_call(?:s|_id)\b|\brole\b",
     re.IGNORECASE,
 )
-"""Matches words about a model's call or its reply. Such an error concerns only one conversation."""
+"""Matches words about a model's call or its reply. An error with these words concerns only one conversation."""
 _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
@@ -497,7 +504,7 @@ _MAY_BE_REFUSED = (
 
 
 def _refused_field(body: Mapping[str, Any], error: _ErrorBody) -> str | None:
-    """Returns the field of a request that a server rejects. None if the error names no such field."""
+    """Returns the field of a request that a server rejects. Returns None if the error names no field of the request."""
     words = f"{error.message} {error.code}"
     if not _UNSUPPORTED.search(words):
         return None

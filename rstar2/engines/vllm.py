@@ -43,7 +43,7 @@ class VLLMEngine:
 
     Args:
         url: the address of the server, such as `http://host:port`, with or without `/v1`.
-        model: the model's name. None uses the only model of the server.
+        model: the model's name. If `model` is None, the engine uses the only model of the server.
         stop_token_ids: ids that end a turn, in addition to the model's end-of-text token. See `ChatCodec.stop_ids`.
         key: the API key, if the server needs one.
         more: further request fields for each turn, such as `structured_outputs`.
@@ -115,8 +115,8 @@ class VLLMEngine:
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
         """Returns the k largest log-probabilities at each position of a text except the first, shape (N - 1, k).
 
-        Each row is sorted in descending order. Raises the errors of `generate`, and EngineError if the server returns
-        no log-probabilities.
+        The log-probabilities of each position are sorted in descending order. Raises the errors of `generate`, and
+        EngineError if the server returns no log-probabilities.
         """
         served = await self.served()
         body = {

@@ -118,7 +118,7 @@ async def rollout(
         tools: runs the tool calls.
         codec: parses turns, and encodes tool output.
         limits: limits that end the rollout.
-        sampling: sampling of each turn. Its `max_tokens` is replaced by the rest of the token budget.
+        sampling: sampling of each turn. The `max_tokens` of this sampling is replaced by the rest of the token budget.
         problem_id: stored in the trace.
         sample: stored in the trace.
         on_tokens: called with new token ids while they are generated.
@@ -150,7 +150,8 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. Otherwise the same as `rollout`.
+    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. In all other respects this function
+    is the same as `rollout`.
 
     The turns and tokens that the trace already has count towards the limits. The trace is changed in place: after a
     cancellation it holds every finished turn.

@@ -36,9 +36,9 @@ class Sampling:
 
     @property
     def as_openai(self) -> dict[str, Any]:
-        """The parameters for a request to OpenAI's API. The server's defaults apply to all others.
+        """The parameters for a request to OpenAI's API. The server's defaults apply to all other parameters.
 
-        OpenAI's API has no `top_k`. It is therefore included only if it is on.
+        OpenAI's API has no `top_k`. The result therefore contains `top_k` only if it is on.
         """
         values: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
         values |= {"top_k": self.top_k} if self.top_k else {}
@@ -57,9 +57,10 @@ class TokenCount:
     written: int
     """Tokens of the turn, its thought included."""
     added: int | None
-    """Tokens of tool output between the last counted turn and this one. None if no turn was counted before."""
+    """Tokens of tool output between the last counted turn and this one. The value is None if no earlier turn was
+    counted."""
     prompt: int | None = None
-    """Tokens of everything before the turn. None if the server does not count them."""
+    """Tokens of everything before the turn. The value is None if the server does not count these tokens."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Generation:
     token_ids: list[int]
     """Shape (T,). The end-of-turn token is included if the model wrote it."""
     logprobs: list[float] | None
-    """Natural logarithms of the probabilities at the sampling temperature, shape (T,). None if the engine returns
-    none."""
+    """Natural logarithms of the probabilities at the sampling temperature, shape (T,). The value is None if the engine
+    returns no log-probabilities."""
     finish: Literal["stop", "length", "interrupted", "content_filter", "refusal"]
     """Why generation stopped.
 
@@ -79,7 +80,8 @@ class Generation:
     ended the turn. refusal: the server reports that the model refused.
     """
     counted: TokenCount | None = None
-    """The server's token counts, if it returns text and counts tokens. `token_ids` then stand for text."""
+    """The server's token counts, if it returns text and counts tokens. If the server returns text, `token_ids` stand
+    for text."""
 
     @property
     def tokens(self) -> int:

@@ -34,7 +34,7 @@ class JudgeReport:
     """Result of checking a judge."""
 
     isolation: Isolation | None
-    """The weakest isolation tier of the judge's workers. None if the judge does not report one."""
+    """The weakest isolation tier of the judge's workers. The value is None if the judge reports no isolation tier."""
     missing: dict[str, str] = field(default_factory=dict)
     """Packages that programs cannot import, each with the reason."""
 
@@ -59,7 +59,7 @@ def try_judge(
 
     Raises:
         UserError: the judge refuses the token, or the server at `url` is not a judge.
-        JudgeError: nothing answers, or no program runs. A later attempt may succeed.
+        JudgeError: nothing answers, or no program runs. A later attempt to check the judge may succeed.
     """
 
     async def report() -> JudgeReport:

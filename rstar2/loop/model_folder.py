@@ -17,7 +17,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
-"""Limits on the length of generation. They are removed, because the caller decides the length."""
+"""Limits on the length of generation. These limits are removed, because the caller decides the length."""
 
 
 def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
@@ -28,8 +28,9 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     changed copies of those in the folder `model`, which may be the same folder. The tokenizer of `codec` is changed
     in place.
 
-    The padding token becomes the base model's end-of-text token. It stays as it was if that token already ended a turn,
-    as in Llama-3-Instruct: the model then has no padding token, or pads with its end-of-turn token.
+    The padding token becomes the base model's end-of-text token. The padding token stays as it was if the end-of-text
+    token already ended a turn, as in Llama-3-Instruct: the model then has no padding token, or pads with its
+    end-of-turn token.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer

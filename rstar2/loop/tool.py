@@ -120,7 +120,7 @@ class ToolContext:
 
 
 class ArgumentsError(ValueError):
-    """The arguments of a call do not match the tool's schema. The model reads the message."""
+    """The arguments of a call do not match the tool's schema. The model reads the message of the error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class Tool(Generic[P, R]):
     _nullable: frozenset[str]
     """Parameters whose type includes None."""
     _context: str | None
-    """The parameter that receives the `ToolContext`. None if the function has none."""
+    """The parameter that receives the `ToolContext`. The value is None if the function has no such parameter."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)

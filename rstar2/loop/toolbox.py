@@ -18,7 +18,7 @@ from rstar2.loop.tool import ToolContext
 from rstar2.loop.trace import CallStatus, ToolCall
 
 MAX_SESSIONS = 256
-"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many."""
+"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many sessions."""
 
 
 class Toolbox:
@@ -58,8 +58,9 @@ class RolloutTools:
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         """Run a call whose arguments `rstar2.loop.agent.checked_call` accepted.
 
-        A tool raises an RStarError if the service behind it failed. The status of the call is then `lost`. After any
-        other exception of the tool, the status is `error`, and the output shows the exception.
+        A tool raises an RStarError if the service behind it failed. The status of a call whose tool raised an
+        RStarError is `lost`. After any other exception of the tool, the status is `error`, and the output shows the
+        exception.
 
         Raises:
             AccessRefused: the judge refuses this client, and would refuse every further call too.

@@ -35,7 +35,7 @@ a filter of the server ended the rollout. max_turns: the rollout reached its max
 rollout reached its token budget or the end of the model's context. bad_calls: too many calls failed in a row. format:
 the format cannot continue the conversation after the model's calls, see `Trace.cause`. stopped: the person or a time
 limit ended a chat. error: the engine failed. Rollouts that end with an error do not count in any measurement. Only
-training keeps them, so that the failure can be investigated.
+training keeps traces with the finish `error`, so that the failure can be investigated.
 """
 FINISHED: tuple[Finish, ...] = ("answer", "refusal", "content_filter")
 """The values of `Finish` for rollouts that no limit cut off."""
@@ -45,9 +45,9 @@ class ToolCall(BaseModel, extra="forbid"):
     """A tool call of the model, and the output that the model read."""
 
     name: str = ""
-    """The tool's name as the model wrote it. Empty if the call cannot be parsed."""
+    """The tool's name as the model wrote it. The name is empty if the call cannot be parsed."""
     arguments: dict[str, Any] | None = None
-    """None if the call cannot be parsed."""
+    """The arguments of the call, or None if the call cannot be parsed."""
     status: CallStatus
     output: str
     """The text that the model read after the call."""
@@ -56,7 +56,7 @@ class ToolCall(BaseModel, extra="forbid"):
 
     @property
     def code(self) -> str | None:
-        """The code among the arguments; None if there is none."""
+        """The code among the arguments; the value is None if the arguments contain no code."""
         code = (self.arguments or {}).get("code")
         return code if isinstance(code, str) else None
 
@@ -71,13 +71,16 @@ class FailedTurn:
     """A turn with a failed call, and the results of the calls in later turns."""
 
     place: int
-    """Its index in `Trace.turns`."""
+    """The index of the turn in `Trace.turns`."""
     later_failed: tuple[bool, ...]
     """Whether a call failed in each later turn that has calls."""
 
     @property
     def tries(self) -> int | None:
-        """Number of later turns with calls up to the first one without a failed call. None if there is no such turn."""
+        """Number of later turns with calls up to the first one without a failed call.
+
+        The value is None if no later turn has calls without a failed one.
+        """
         return self.later_failed.index(False) + 1 if self.repaired else None
 
     @property
@@ -99,7 +102,7 @@ class Turn(BaseModel, extra="forbid"):
     calls_not_run: int = 0
     """Number of valid calls that did not run, because the turn limit leaves no turn in which to read their output."""
     parts: list[Part] | None = None
-    """The parts of the turn. None in traces of earlier versions, see `read_parts`."""
+    """The parts of the turn. The value is None in traces of earlier versions, see `read_parts`."""
     tagged: bool = True
     """Whether the turn uses rstar2's tags. False means that it uses the syntax of a model family."""
     unplaced: dict[PartKind, str] = Field(default_factory=dict)
@@ -128,8 +131,9 @@ class Turn(BaseModel, extra="forbid"):
     def own_text(self) -> str:
         """The text in which an answer and its tags count.
 
-        In a turn with rstar2's tags this is the whole text, thoughts and calls included. In a turn of a model family it
-        is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing there.
+        In a turn with rstar2's tags, `own_text` is the whole text, thoughts and calls included. In a turn of a model
+        family, `own_text` is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing
+        in such a turn.
         """
         return self.text if self.tagged else tags.without_control(self.text_of("text", "answer"))
 
@@ -137,7 +141,8 @@ class Turn(BaseModel, extra="forbid"):
     def answer_text(self) -> str:
         """The text in which the grader searches for an answer.
 
-        This is `own_text`. If that is empty and the thought contains a boxed answer, it is the thought.
+        The grader searches `own_text`. If `own_text` is empty and the thought contains a boxed answer, the grader
+        searches the thought.
         """
         text, thought = self.own_text, self.text_of("thought")
         return thought if not text.strip() and tags.BOX.search(thought) else text
@@ -164,15 +169,15 @@ class Trace(BaseModel, extra="forbid"):
     response_mask: list[int]
     """1 for tokens that the model wrote, 0 for tool output, shape (R,)."""
     logprobs: list[float] | None = None
-    """Natural logarithms of the token probabilities, 0.0 for tool output, shape (R,). None if the engine returned
-    none."""
+    """Natural logarithms of the token probabilities, 0.0 for tool output, shape (R,). The value is None if the engine
+    returned no log-probabilities."""
     turns: list[Turn]
     finish: Finish
     cause: str = ""
-    """Why the format could not continue the rollout. Empty unless `finish` is `format`."""
+    """Why the format could not continue the rollout. The cause is empty unless `finish` is `format`."""
     wall_s: float = 0.0
     verdict: str | None = None
-    """The grader's verdict: correct, wrong, unparsed, timeout or invalid. None before grading."""
+    """The grader's verdict: correct, wrong, unparsed, timeout or invalid. The verdict is None before grading."""
     extracted: str | None = None
     """The answer that the grader found in the final turn."""
     rule: str = ""
@@ -180,21 +185,22 @@ class Trace(BaseModel, extra="forbid"):
     read_by: str = ""
     """The strictest rule of `rstar2.eval.grader.reading_rules` that finds an answer in the final turn."""
     paper_correct: bool | None = None
-    """Whether the answer is correct under the paper's reading rule. None before grading."""
+    """Whether the answer is correct under the paper's reading rule. The value is None before grading."""
     ballot: str | None = None
-    """The answer that the rollout votes for in maj@n, if it is not the text of `extracted`."""
+    """The answer that the rollout votes for in maj@n, if that answer is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """Scores of the benchmark besides the verdict, by name. Each entry counts once in the mean of its score."""
+    """Scores of the benchmark besides the verdict, by name. Each number of a score counts once in the mean of that
+    score."""
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
-    The number is estimated if the server does not count tokens. The lists of ids are then empty or stand for text, see
-    `rstar2.engines.text_tokens`.
+    The number is estimated if the server does not count tokens. For a server that returns only text, the lists of ids
+    are empty or stand for text, see `rstar2.engines.text_tokens`.
     """
     counted_written_tokens: int | None = None
-    """The part of `counted_tokens` that the model wrote. None in traces of earlier versions."""
+    """The part of `counted_tokens` that the model wrote. The value is None in traces of earlier versions."""
     counted_prompt_tokens: int | None = None
-    """The server's count of the tokens in the prompt. None if the server does not count them."""
+    """The server's count of the tokens in the prompt. The value is None if the server does not count these tokens."""
     reward: float | None = None
     """The reward in training. `reward`, `step` and `kept` are None outside of training."""
     penalty: float = 0.0
@@ -221,7 +227,7 @@ class Trace(BaseModel, extra="forbid"):
     def failed_in_a_row(self) -> int:
         """Number of failed calls at the end of the rollout, without a successful call between them.
 
-        Lost calls are ignored.
+        The count ignores lost calls.
         """
         judged = [call for call in self.calls if call.status != "lost"]
         return next((i for i, call in enumerate(reversed(judged)) if not call.failed), len(judged))

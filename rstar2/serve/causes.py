@@ -1,4 +1,4 @@
-"""Finds the usual causes of a server's end in its log. Each cause has one sentence, and advice."""
+"""Finds the usual causes of a server's end in its log. For each cause, the module has one sentence, and advice."""
 
 from __future__ import annotations
 
@@ -119,8 +119,9 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
 
     Args:
         how: how the server failed, the beginning of the message.
-        log: the server's log. If it has a known cause, the error has that cause, its advice and its type.
-        unknown: the type of the error if the log has no known cause. The hint then shows the end of the log.
+        log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
+        unknown: the type of the error if the log has no known cause. The hint of such an error shows the end of the
+            log.
     """
     cause = find_cause(log)
     if cause is None:
@@ -139,7 +140,10 @@ def _root_error(lines: list[str]) -> str | None:
 
 
 def explained_end(name: str, code: int, log: Path) -> RStarError:
-    """Returns the error of a server that ended with an exit code. It is a UserError if a restart would end likewise."""
+    """Returns the error of a server that ended with an exit code.
+
+    The error is a UserError if a restart would end likewise.
+    """
     # Our own servers, and vLLM for wrong arguments, end with the exit code of UserError.
     is_mistake = code == UserError.exit_code
     return explained(f"{name} ended with exit code {code}", log, UserError if is_mistake else Failure)

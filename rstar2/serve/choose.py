@@ -69,7 +69,7 @@ class Choice:
     kv_gib: int | None = None
     extra: tuple[str, ...] = ()
     name: str | None = None
-    """The model's name for clients. None means its absolute folder or hub id."""
+    """The model's name for clients. If `name` is None, the name is the model's absolute folder or hub id."""
     with_tools: bool = False
     judge: tuple[str | None, str | None] = (None, None)
     """URL and token of a judge. Without a URL, a judge is started."""
@@ -89,7 +89,7 @@ class Chosen:
     waves: list[list[Process]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    """Texts of the files that vLLM reads, by path. The supervisor writes them."""
+    """Texts of the files that vLLM reads, by path. The supervisor writes the files."""
 
     @property
     def folder(self) -> Path:

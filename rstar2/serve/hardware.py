@@ -1,7 +1,7 @@
 """Chooses the layout of a model on the GPUs of this machine, or in its memory.
 
-Only memory is estimated. The weights and the KV cache of one conversation of full length must fit, beside the memory
-that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
+Only the use of memory is estimated, not the speed. The weights and the KV cache of one conversation of full length must
+fit, beside the memory that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VALUE_BYTES = 2
 STEP_GIB = 3.0
 """GiB of each GPU for activations, CUDA graphs and the CUDA context."""
 SHARE = 0.92
-"""Share of a GPU's memory that vLLM takes if no other program uses the GPU. This is vLLM's own default."""
+"""Share of a GPU's memory that vLLM takes if no other program uses the GPU. The share is vLLM's own default."""
 SMALLEST_CONTEXT = 4096
 """The smallest context, in tokens, that a layout may be limited to. A model that reasons needs at least this."""
 KV_GIB = 4
@@ -51,11 +51,11 @@ class Layout:
     replicas: int = 1
     """Copies of the model."""
     max_model_len: int | None = None
-    """The context in tokens. None means the model's own context."""
+    """The context in tokens. If the value is None, vLLM uses the model's own context."""
     gpu_memory: float | None = None
-    """Share of each GPU's memory for vLLM. None means vLLM's default."""
+    """Share of each GPU's memory for vLLM. If the value is None, vLLM uses its default share."""
     dtype: str | None = None
-    """Type of the weights. None means the type in which the model was saved."""
+    """Type of the weights. If `dtype` is None, the type is that in which the model was saved."""
     notes: tuple[str, ...] = ()
     """Sentences for the user about the choice and its reasons."""
 

@@ -30,7 +30,8 @@ _STAGES = (
     (r"capturing (?:cuda|cudagraph)|graph capturing|warming up", "warming up"),
     (r"application startup|starting vllm (?:api )?server|uvicorn running", "opening the port"),
 )
-"""Patterns of log lines, with what a server is doing when it writes them. The last matching line decides."""
+"""Patterns of log lines, with what a server is doing when it writes them. The last line of the log that matches a
+pattern decides."""
 _PERCENT = re.compile(r"(\d{1,3})%.*(?:completed|\|)")
 
 
@@ -58,7 +59,7 @@ class StartedServer:
 def start_server(
     command: Sequence[str], environment: Mapping[str, str], log: Path, text: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a server, with `text` as its standard input. Its output is appended to `log`.
+    """Start a server, with `text` as its standard input. The server's output is appended to `log`.
 
     Raises Failure if the program cannot be started.
     """
@@ -108,7 +109,8 @@ def wait_ready(
 def running_server(
     command: Sequence[str], environment: Mapping[str, str], url: str, log: Path, ready_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a vLLM server for the length of a `with` block, which starts when the server answers. It writes to `log`.
+    """Run a vLLM server for the length of a `with` block, which starts when the server answers. The server writes to
+    `log`.
 
     Raises what `wait_ready` raises.
     """

@@ -1,6 +1,6 @@
 """Makes the list of processes of one `rstar2 serve`.
 
-These are the engines, a router if there are several engines, and the agent's endpoint if the agent is served.
+The processes are the engines, a router if there are several engines, and the agent's endpoint if the agent is served.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ class AgentServerSettings(BaseModel, extra="forbid"):
     """The settings of the agent's endpoint (`rstar2.serve.openai.agent_server`)."""
 
     engine_url: str | None
-    """URL of the engine's server. None runs the model in the endpoint's own process, with transformers."""
+    """URL of the engine's server. If `engine_url` is None, the model runs in the endpoint's own process, with
+    transformers."""
     model: str
     """The folder or hub id with the tokenizer and the format. Without `engine_url` it is the model's folder."""
     name: str | None = None
-    """The model's name for clients, if it runs in the endpoint's process. None means its folder. With `engine_url`, the
-    engine's server decides the name."""
+    """The model's name for clients, if it runs in the endpoint's process. If `name` is None, the name is the model's
+    folder. With `engine_url`, the engine's server decides the name."""
     origins: list[str] = []
-    """Web pages of these origins may send requests. `*` means every page."""
+    """Web pages of these origins may send requests. The origin `*` stands for every page."""
     max_model_len: int | None = None
-    """The context, in tokens, of a model that runs in the endpoint's process. None means the model's own context."""
+    """The context, in tokens, of a model that runs in the endpoint's process. If the value is None, the context is the
+    model's own."""
     host: str
     port: int
     format: str | None = None
     force_format: bool = False
     judge_url: str | None = None
-    """URL of a judge. None starts one."""
+    """URL of a judge. If `judge_url` is None, the endpoint starts a judge."""
     judge_token: str | None = None
     judge_workers: int = 2
     max_turns: int = 10
@@ -69,7 +71,8 @@ class Endpoint:
     port: int
     api_key: str | None = None
     origins: tuple[str, ...] = ()
-    """Web pages of these origins, such as `http://localhost:3000`, may send requests. `*` means every page."""
+    """Web pages of these origins, such as `http://localhost:3000`, may send requests. The origin `*` stands for every
+    page."""
 
     @property
     def url(self) -> str:
@@ -94,8 +97,8 @@ def vllm_processes(
 ) -> list[list[Process]]:
     """Returns the vLLM processes in the order in which they are started, in waves.
 
-    One copy answers at the address of `settings`. Several copies get free ports, and a router answers at that address.
-    Raises UserError if a router is needed and not installed.
+    A single copy answers at the address of `settings`. Several copies get free ports, and a router answers at the
+    address of `settings`. Raises UserError if a router is needed and not installed.
     """
     key = {} if api_key is None else {"VLLM_API_KEY": api_key}
     if replicas == 1:
@@ -118,9 +121,9 @@ def vllm_processes(
 
 
 def find_router(vllm: VLLM) -> str | None:
-    """Returns the path of `vllm-router`, or None if it is not installed.
+    """Returns the path of `vllm-router`, or None if `vllm-router` is not installed.
 
-    It is looked for in vLLM's environment, then in this environment, then on the PATH.
+    The program is looked for in vLLM's environment, then in this environment, then on the PATH.
     """
     beside = [Path(python).with_name("vllm-router") for python in (vllm.python, sys.executable)]
     return next((str(path) for path in beside if path.exists()), shutil.which("vllm-router"))

@@ -49,4 +49,4 @@ class ServerHandle(Handle):
     """Whether the server has not answered yet."""
     restarts: int = 0
     error: str = ""
-    """Why the server gave up. Empty if it did not."""
+    """Why the server gave up. The text is empty if the server did not give up."""

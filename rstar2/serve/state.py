@@ -14,7 +14,10 @@ STOP_S = 90.0
 
 
 def server_folder(port: int) -> Path:
-    """Returns the folder of the server at a port, or of the last one that ran there. Its logs are in `logs`."""
+    """Returns the folder of the server at a port, or of the last one that ran there.
+
+    The server's logs are in `logs`.
+    """
     return state_folder() / "serve" / str(port)
 
 
@@ -44,8 +47,8 @@ def read_states() -> list[ServerHandle]:
 def one_server(port: int | None) -> ServerHandle:
     """Returns the server at a port, or the only server if `port` is None.
 
-    A server that gave up is returned only if none runs. Raises UserError if there is no such server, or if there are
-    several and `port` is None.
+    A server that gave up is returned only if no server runs. Raises UserError if there is no such server, or if there
+    are several and `port` is None.
     """
     servers = [server for server in read_states() if port in (None, server.port)]
     servers = [server for server in servers if not server.error] or servers
@@ -67,7 +70,7 @@ def no_server(where: str = "") -> UserError:
 
 
 def end_server(server: ServerHandle) -> None:
-    """End a server and all its processes. Raises Failure if it does not end within `STOP_S` seconds."""
+    """End a server and all its processes. Raises Failure if the server does not end within `STOP_S` seconds."""
     if not end_module(server.pid, SUPERVISOR, wait_s=STOP_S):
         raise Failure(f"the server (pid {server.pid}) did not stop", f"See the logs in {server.folder}/logs.")
     state_file(server.port).clear(server.pid)

@@ -1,4 +1,4 @@
-"""The process that starts, watches and restarts the processes of a server. `rstar2.serve.start` starts it.
+"""The process that starts, watches and restarts the processes of a server. `rstar2.serve.start` starts this process.
 
 See `rstar2.supervision.supervisor`.
 """
@@ -60,7 +60,7 @@ class ServerSupervisor(Supervisor):
         )
 
     def start(self) -> None:
-        """Start every part and wait until it answers. Raises the error of `wait_ready` if one does not."""
+        """Start every part and wait until it answers. Raises the error of `wait_ready` if a part does not answer."""
         port = self.settings.port
         self.claim(server_folder(port) / ".lock", port_taken(port))
         if runs_at(port):
@@ -106,7 +106,7 @@ class ServerSupervisor(Supervisor):
         return ServerPart(planned, path, self._crashed)
 
     def _crashed(self, part: ServerPart) -> None:
-        """Report that a part is restarted. Raises the error of its crash if it crashed too often."""
+        """Report that a part is restarted. Raises the error of the crash if the part crashed too often."""
         now = time.monotonic()
         # Child processes of the crashed process may still use the GPU.
         stop_group(part.process, 0.0)

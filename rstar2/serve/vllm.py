@@ -36,9 +36,9 @@ print(json.dumps(found))
 """
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
-"""Options with which a user decides how prompts are prefilled. Without them, chunked prefill is turned off for vLLM's
-CPU build. There, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU Generator does
-not use offset"; last tried with 0.32)."""
+"""Options with which a user decides how prompts are prefilled. Without these options, chunked prefill is turned off for
+vLLM's CPU build. In that build, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU
+Generator does not use offset"; last tried with 0.32)."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     name: str | None = None
-    """The model's name for clients. None means `model`."""
+    """The model's name for clients. If `name` is None, the name is `model`."""
     origins: tuple[str, ...] = ()
-    """Web pages of these origins may send requests. `*` means every page."""
+    """Web pages of these origins may send requests. The origin `*` stands for every page."""
     tp: int = 1
     """GPUs that share one copy of the model."""
     max_model_len: int | None = None
-    """Tokens that prompt and answer may have together. None means the model's own context."""
+    """Tokens that prompt and answer may have together. If the value is None, the context is the model's own."""
     gpu_memory: float | None = None
-    """Share of a GPU's memory that vLLM may use. None means vLLM's default."""
+    """Share of a GPU's memory that vLLM may use. If the value is None, vLLM uses its default share."""
     dtype: str | None = None
-    """Type of the weights. None means the type in which the model was saved."""
+    """Type of the weights. If `dtype` is None, the type is that in which the model was saved."""
     kv_gib: int = 4
     """GiB of memory for the KV cache if the model runs on the CPU. On a GPU, vLLM uses `gpu_memory`."""
     parsers: Parsers = TAG_PARSERS
@@ -228,8 +228,8 @@ def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] |
 def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
     """Returns vLLM's parsers for the turns of a model, and notes for the user.
 
-    If the model's format is unknown, there are no parsers, and a note with the reason. For a hub id, config.json and
-    the tokenizer with its chat template are downloaded if they are not on this machine.
+    If the model's format is unknown, the function returns no parsers, and a note with the reason. For a hub id,
+    config.json and the tokenizer with its chat template are downloaded if they are not on this machine.
     """
     try:
         if Path(model).is_dir():
@@ -243,7 +243,10 @@ def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
 
 
 def _fetch_config(model: str) -> None:
-    """Download the config.json of a hub id. Raises UserError if that fails and the file is not on this machine."""
+    """Download the config.json of a hub id.
+
+    Raises UserError if the download fails and the file is not on this machine.
+    """
     from huggingface_hub import hf_hub_download
 
     check_on_hub(model, "config.json")

@@ -1,4 +1,4 @@
-"""The logs of the processes of a judge or a server. They are private and rotated.
+"""The logs of the processes of a judge or a server. The logs are private and rotated.
 
 `rstar2 judge logs` and `rstar2 serve logs` show them. A part is one process.
 """
@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def private_log(folder: Path, part: str) -> Path:
-    """Returns the log of one part, `<part>.log` in `folder`, which only this user can read. It is made if missing."""
+    """Returns the log of one part, `<part>.log` in `folder`, which only this user can read.
+
+    The log file is made if it is missing.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     return private_file(folder / f"{part}.log")

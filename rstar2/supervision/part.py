@@ -1,4 +1,7 @@
-"""A child process of a supervisor. It is restarted if it ends, after longer pauses if it ends again soon."""
+"""A child process of a supervisor.
+
+The supervisor restarts the process if it ends, after longer pauses if it ends again soon.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rstar2.retry import Backoff
 
 @dataclass(frozen=True)
 class Restarts:
-    """The pauses before restarts. They double from `first_s` to `longest_s` seconds."""
+    """The pauses before restarts. The pauses double from `first_s` to `longest_s` seconds."""
 
     first_s: float
     longest_s: float
@@ -27,7 +30,8 @@ class Part:
 
     Args:
         start: starts the process. An error that it raises is passed on, and a later call tries again.
-        on_death: called after each end of the process. If it raises, the error is passed on and nothing is restarted.
+        on_death: called after each end of the process. If `on_death` raises, the error is passed on and nothing is
+            restarted.
         stop_s: seconds in which the process has to end after a signal.
         process: the first process, if it was started already.
     """

@@ -11,7 +11,7 @@ class SupervisionSettings(BaseModel, extra="forbid"):
     """The settings that all supervisors share."""
 
     folder: str
-    """The service's folder. Its logs are in `logs/`."""
+    """The service's folder. The service's logs are in `logs/` of this folder."""
     max_log_bytes: int
     """Size at which the contents of a log are moved to a second file, which is replaced each time."""
     detached: bool = False

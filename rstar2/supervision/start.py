@@ -36,7 +36,8 @@ class Events:
         """Returns the next event, or None if the supervisor has ended.
 
         Args:
-            wait_s: seconds to wait. None means no limit, for a supervisor that may report nothing for hours.
+            wait_s: seconds to wait. If `wait_s` is None, the wait has no limit, for a supervisor that may report
+                nothing for hours.
 
         Raises:
             UserError, Failure: the service failed. The message is that of the event.
@@ -68,8 +69,8 @@ def started_supervisor(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Events]]:
     """Start `python -m module`, which reads its settings with `begin_module`, and yield the process and its events.
 
-    If the `with` block raises, the supervisor is stopped. Else the supervisor runs until its standard input is closed.
-    It is closed at the latest when this process ends, even by a kill.
+    If the `with` block raises, the supervisor is stopped. If the block does not raise, the supervisor runs until its
+    standard input is closed. The standard input is closed at the latest when this process ends, even by a kill.
 
     Args:
         what: see `Events`.
@@ -109,7 +110,10 @@ def started_supervisor(
 
 
 def stop_supervisor(process: subprocess.Popen[bytes], stop_s: float) -> None:
-    """Stop a supervisor and all processes that it started. They are killed after `stop_s` seconds."""
+    """Stop a supervisor and all processes that it started.
+
+    Processes that still run after `stop_s` seconds are killed.
+    """
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
     stop_group(process, stop_s)

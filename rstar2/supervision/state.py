@@ -23,9 +23,9 @@ class Handle(BaseModel):
     """A supervisor that runs."""
 
     pid: int
-    """Process id. If this process ends, all processes that it started end too."""
+    """Process id of the supervisor. If the supervisor ends, all processes that it started end too."""
     folder: str
-    """The service's folder. Its logs are in `logs/`."""
+    """The service's folder. The service's logs are in `logs/` of this folder."""
 
 
 AnyHandle = TypeVar("AnyHandle", bound=Handle)
@@ -41,7 +41,7 @@ def state_folder() -> Path:
 
 @dataclass(frozen=True)
 class StateFile(Generic[AnyHandle]):
-    """A file with the handle of one supervisor. Only this user can read it, because it may contain secrets."""
+    """A file with the handle of one supervisor. Only this user can read the file, because it may contain secrets."""
 
     path: Path
     kind: type[AnyHandle]
@@ -52,7 +52,7 @@ class StateFile(Generic[AnyHandle]):
         write_text(self.path, handle.model_dump_json(indent=2), mode=0o600)
 
     def read(self) -> AnyHandle | None:
-        """Returns the handle in the file, even of a supervisor that has ended. None if there is no file.
+        """Returns the handle in the file, even of a supervisor that has ended. Returns None if there is no file.
 
         Raises UserError if the file cannot be read.
         """
@@ -80,7 +80,7 @@ def runs_module(pid: int, *modules: str) -> bool:
 
 
 def end_module(pid: int, *modules: str, wait_s: float) -> bool:
-    """Send SIGTERM to a process if it runs one of these modules, and wait. Returns whether it has ended."""
+    """Send SIGTERM to a process if it runs one of these modules, and wait. Returns whether the process has ended."""
     if runs_module(pid, *modules):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,7 @@
-"""The supervisor process of a service. It starts the parts, reports when they answer, and restarts those that end."""
+"""The supervisor process of a service.
+
+The process starts the parts, reports when they answer, and restarts parts that end.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ log = logging.getLogger(__name__)
 class Supervisor(ABC):
     """Runs the parts of one service until it has to stop.
 
-    It stops, with all processes that it started, after SIGTERM. If it is not detached, it also stops when its standard
-    input closes, because the process that started it has then ended.
+    The supervisor stops, with all processes that it started, after SIGTERM. A supervisor that is not detached also
+    stops when its standard input closes, because the process that started the supervisor has then ended.
 
     Args:
         silent: whether no process reads the events after `ready`.
@@ -47,7 +50,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start all parts, and wait until they answer or `stopping()` is true. Raises RStarError if one fails."""
+        """Start all parts, and wait until they answer or `stopping()` is true. Raises RStarError if a part fails."""
 
     @abstractmethod
     def ready(self) -> Event:
@@ -65,7 +68,7 @@ class Supervisor(ABC):
         log.error("%s", error)
 
     def claim(self, path: Path, taken: UserError) -> None:
-        """Lock a file until `close`, or until this process ends. Raises `taken` if another process has it."""
+        """Lock a file until `close`, or until this process ends. Raises `taken` if another process has the lock."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = path.open("w")
         try:

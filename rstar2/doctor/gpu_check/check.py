@@ -23,9 +23,9 @@ class Settings:
     gpus: int
     """The number of GPUs that training uses. On a CPU, the number of ranks."""
     work: Path
-    """Folder for models and runs. It is removed at the end."""
+    """Folder for models and runs. The folder is removed at the end."""
     logs: Path
-    """Folder for logs. It is not removed."""
+    """Folder for logs. The folder for logs is kept at the end."""
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "work": str(self.work), "logs": str(self.logs)}
@@ -69,7 +69,7 @@ class CheckFailed(Failure):
 
 
 class NotRun(RStarError):
-    """A check cannot run on this machine. The message is the reason."""
+    """A check cannot run on this machine. The message of the exception is the reason."""
 
 
 @dataclass(frozen=True)

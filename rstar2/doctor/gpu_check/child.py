@@ -1,7 +1,7 @@
 """The process of one check: `python -m rstar2.doctor.gpu_check.child MODULE` runs the check of a module.
 
-`run.run_check` starts this process. It reads the settings from standard input, as a line of JSON, and writes the result
-to the file that the settings name. Its output is the check's log.
+`run.run_check` starts this process. The process reads the settings from standard input, as a line of JSON, and writes
+the result to the file that the settings name. The output of the process is the check's log.
 """
 
 from __future__ import annotations

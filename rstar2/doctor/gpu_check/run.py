@@ -29,12 +29,14 @@ from rstar2.train.trainer.causes import find_cause
 STOP_S = 10.0
 """Seconds in which a check that is stopped has to end."""
 END_S = 90.0
-"""Seconds for which processes that a check started may outlive it. Those of Ray need up to a minute after a kill."""
+"""Seconds for which processes that a check started may outlive it. The processes of Ray need up to a minute to end
+after a kill."""
 POLL_S = 0.2
 LOG_LINES = 15
 """Lines of a failed check's log in the report."""
 MARK = "RSTAR2_GPU_CHECK"
-"""Environment variable of all processes that a check starts. It identifies those that outlive the check."""
+"""Environment variable of all processes that a check starts. The variable identifies the processes that outlive the
+check."""
 _TORCH = "import torch; print(torch.cuda.is_available())"
 _TORCH_S = 300.0
 Say = Callable[[str], None]
@@ -49,9 +51,9 @@ class CheckOptions:
     device: Literal["auto", "cuda", "cpu"] = "auto"
     gpus: int = 1
     checks: tuple[str, ...] = ()
-    """Names of the checks to run in addition to `environment`. Empty means all checks."""
+    """Names of the checks to run in addition to `environment`. If `checks` is empty, all checks run."""
     limit_s: float | None = None
-    """Seconds that each check may take. None means each check's own limit."""
+    """Seconds that each check may take. If `limit_s` is None, each check has its own limit."""
     keep: bool = False
     """Keep the models and runs that the checks make."""
 
@@ -169,7 +171,7 @@ def _write(output: Path, report: Report) -> None:
 
 
 def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
-    """Run one check in its own process. When this returns, all processes that the check started have ended."""
+    """Run one check in its own process. When the function returns, all processes that the check started have ended."""
     log, record = settings.logs / f"{check.name}.log", settings.work / f"{check.name}.json"
     mark = secrets.token_hex(8)
     request = {"settings": settings.record(), "result": str(record), "limit_s": limit_s}
@@ -215,7 +217,10 @@ def _copy_trainer_logs(settings: Settings) -> list[str]:
 
 
 def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float, log: Path) -> Result:
-    """Returns the result that a check's process wrote. If it wrote none, returns a failure with the reason."""
+    """Returns the result that a check's process wrote.
+
+    If the process wrote no result, returns a failure with the reason.
+    """
     written = read_json(record)
     if written is not None:
         return Result.of(written)

@@ -1,6 +1,7 @@
-"""Model families whose turns the library `renderers` writes and parses. Their names are those of the library.
+"""Model families whose turns the library `renderers` writes and parses. The names of the families are those of the
+library.
 
-A family can be used as a format. It sets the chat template and the syntax of thoughts and tool calls.
+A family can be used as a format. The family sets the chat template and the syntax of thoughts and tool calls.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class Family:
     model_types: tuple[str, ...]
     """The values of `model_type` in the config.json of the family's models."""
     tool_parser: str | None = None
-    """vLLM's parser for the family's tool calls. None if no parser of vLLM is known to fit."""
+    """vLLM's parser for the family's tool calls. The value is None if no parser of vLLM is known to fit the family."""
     reasoning_parser: str | None = None
-    """vLLM's parser for the family's thoughts. None if vLLM has none."""
+    """vLLM's parser for the family's thoughts. The value is None if vLLM has no such parser."""
     one_call: bool = False
     """Whether the family's chat template allows only one call per turn."""
     needs_network: bool = False
@@ -30,7 +31,7 @@ class Family:
 
 
 class Parsers(NamedTuple):
-    """Names of vLLM's parsers for the turns of a format. None if no parser fits."""
+    """Names of vLLM's parsers for the turns of a format. A name is None if no parser fits."""
 
     tool_calls: str | None
     reasoning: str | None
@@ -44,9 +45,9 @@ _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_
 _NEMOTRON = ("nemotron_h",)
 _LAGUNA = (("laguna",), "poolside_v1", "poolside_v1")
 PROMPT_DATE = datetime.date(2024, 7, 26)
-"""The date in prompts that contain one. It is fixed, so that prompts do not change from day to day.
+"""The date in prompts that contain one. The date is fixed, so that prompts do not change from day to day.
 
-It is the default of Llama's chat template.
+The date is the default of Llama's chat template.
 """
 FAMILIES: dict[str, Family] = {
     "qwen3": Family(("qwen3", "qwen3_moe"), "hermes", "qwen3"),

@@ -49,18 +49,20 @@ class Format(Strict):
     system: str | None = None
     """The system text, in which `{tools}` is replaced by the schemas of the tools, one per line.
 
-    If it is None, the template writes its default system text, if it has one.
+    If `system` is None, the template writes its default system text, if it has one.
     """
     user: str = "{problem}"
     """The user text, in which `{problem}` is replaced by the problem."""
     family: str | None = None
-    """The model family whose syntax turns use, see `rstar2.loop.formats.families`. None means rstar2's tags."""
+    """The model family whose syntax turns use, see `rstar2.loop.formats.families`. If `family` is None, turns use
+    rstar2's tags."""
     family_options: dict[str, bool | str] = Field(default_factory=dict)
     """Options that differ between models of the family, such as `enable_thinking`."""
     layout: Layout = "plain"
     """The layout of tool replies, see `rstar2.loop.formats.replies`."""
     calls_per_turn: int | None = Field(None, ge=1)
-    """Maximum number of calls that run in a turn. Further calls are ignored. None runs all calls, concurrently."""
+    """Maximum number of calls that run in a turn. Further calls of the turn are ignored. If the value is None, all
+    calls run, concurrently."""
     closed_calls_only: bool = False
     """Whether a call counts only with its `</tool_call>`. If False, the end of the turn also closes a call."""
     missing_texts_are_empty: bool = False
@@ -75,9 +77,10 @@ class Format(Strict):
     """
     limits: ToolLimits = ToolLimits()
     one_question: bool = False
-    """Whether the model was trained only on single questions. A chat then starts a new conversation for each one."""
+    """Whether the model was trained only on single questions. A chat with such a model starts a new conversation for
+    each question."""
     examples: tuple[str, ...] = ()
-    """Problems that the model was trained to solve. A chat suggests them."""
+    """Problems that the model was trained to solve. A chat suggests these problems."""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
         """Returns the messages that pose a problem: the system message, if the format has one, and a user message."""
@@ -98,7 +101,10 @@ class Format(Strict):
 
     @property
     def template_tools(self) -> list[dict[str, Any]] | None:
-        """The schemas for the template's variable `tools`. None if the template must not list the tools."""
+        """The schemas for the template's variable `tools`.
+
+        The value is None if the template must not list the tools.
+        """
         listed = self.system is not None and "{tools}" in self.system
         return list(self.tools) if self.tools and self.tools_in_prompt and not listed else None
 
@@ -107,7 +113,8 @@ class Format(Strict):
         return tuple(schema["function"]["name"] for schema in self.tools)
 
     def tool(self, called: str) -> Tool[..., Any] | None:
-        """Returns the tool of this format with the name or alias `called`. None if there is no such tool.
+        """Returns the tool of this format with the name or alias `called`. Returns None if the format has no tool of
+        this name or alias.
 
         Raises:
             UserError: a tool of the format cannot be loaded.
@@ -115,7 +122,7 @@ class Format(Strict):
         return next((tool for tool in self.load_tools() if called in (tool.name, *tool.aliases)), None)
 
     def load_tools(self) -> list[Tool[..., Any]]:
-        """Returns the tools in the order of `tools`. Raises UserError if one cannot be loaded."""
+        """Returns the tools in the order of `tools`. Raises UserError if a tool cannot be loaded."""
         return [_implementation(name, self.tool_objects.get(name)) for name in self.tool_names]
 
     def with_tool(self, named: str) -> Format:
@@ -145,7 +152,7 @@ def read_format(named: str, own_template: str | None = None) -> Format:
     """Read a format.
 
     In a file, `template` may be the name of a .jinja file, and `tools` may be the name of a .json file or a list of
-    tool names. Both files are searched beside the format's file.
+    tool names. The .jinja file and the .json file are searched beside the format's file.
 
     Args:
         named: the name of a format that rstar2 ships, the name of a model family, or a .toml or .json file.
@@ -197,7 +204,7 @@ def save_format(fmt: Format, folder: Path) -> None:
 def _unused(fmt: Format) -> set[str]:
     """Returns keys that this format does not use and that earlier versions did not have.
 
-    Without them, its file and its digest are the same as in earlier versions.
+    Without these keys, the format's file and digest are the same as in earlier versions.
     """
     unused = set() if fmt.family else {"family", "family_options"}
     return unused if fmt.tool_objects else unused | {"tool_objects"}

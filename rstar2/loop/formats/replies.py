@@ -81,6 +81,6 @@ def _traceback(result: RunResult, limits: ToolLimits) -> str:
 
 
 def _cut(text: str, characters: int, mark: str) -> str:
-    """Returns the text. If it has more than `characters` characters, `mark` replaces its middle."""
+    """Returns the text. If the text has more than `characters` characters, `mark` replaces the middle of the text."""
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}{mark}{text[-half:]}"

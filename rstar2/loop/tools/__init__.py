@@ -25,7 +25,7 @@ def shipped_tools() -> dict[str, Tool[..., Any]]:
 
 
 def shipped_tool(called: str) -> Tool[..., Any] | None:
-    """Returns the shipped tool that has this name or alias. None if there is none."""
+    """Returns the shipped tool that has this name or alias. Returns None if no shipped tool has this name or alias."""
     tools = shipped_tools()
     return tools.get(called) or next((each for each in tools.values() if called in each.aliases), None)
 

@@ -35,11 +35,11 @@ async def jupyter_code(code: str, context: ToolContext) -> RunResult:
 
 
 class Notebook:
-    """The notebook of one rollout. It is a session of the judge that the first call opens.
+    """The notebook of one rollout. The notebook is a session of the judge that the first call opens.
 
     Cells run one after another, in the order of their calls. If a cell ends the session, the reply says so, and the
-    next call opens a new session. If the judge loses the session, its variables are gone, and every later call of the
-    rollout is lost too.
+    next call opens a new session. If the judge loses the session, the session's variables are gone, and every later
+    call of the rollout is lost too.
     """
 
     def __init__(self, context: ToolContext) -> None:
@@ -73,7 +73,7 @@ class Notebook:
         return result
 
     async def _session(self) -> JudgeSession:
-        """Returns the open session. The first call opens it."""
+        """Returns the open session. The first call opens the session."""
         if self._opening is None:
             wait_s = self._context.session_wait_s
             try:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 _MARKUP = re.compile(r"[<\[]\S+[>\]]")
-"""Matches added tokens that are markup. Others, such as the runs of spaces of some tokenizers, are ordinary text."""
+"""Matches added tokens that are markup. Other added tokens, such as the runs of spaces of some tokenizers, are ordinary
+text."""
 _CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
 """Matches a part of the markup that controls a conversation.
 
-It does not match names of HTML elements, which are ordinary text, although Gemma has tokens for them.
+The pattern does not match names of HTML elements, which are ordinary text, although Gemma has tokens for them.
 """
 
 _TURN_TOKEN = (
@@ -27,7 +28,8 @@ _CONTROL_IN_TEXT = re.compile(
 )
 """Pattern for the start of tags and control tokens, in all formats and families."""
 _STRUCK_OUT = re.compile(r"<s>(?:(?!</?s>).)*</s>", re.DOTALL)
-"""Pattern for struck-out text in HTML. Its tags look like the tokens `<s>` and `</s>` at the ends of a text."""
+"""Pattern for struck-out text in HTML. The tags of struck-out text look like the tokens `<s>` and `</s>` at the ends of
+a text."""
 _AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 
 
@@ -42,7 +44,7 @@ def holds_control(text: str) -> bool:
 def without_turn_tokens(text: str) -> str:
     """Returns the text with a space inserted into each token that could begin or end a message in any family.
 
-    Use it for text that a server tokenizes, because the tokens of the server's model are not known here.
+    Use the function for text that a server tokenizes, because the tokens of the server's model are not known to rstar2.
     """
     return _ANY_TURN_TOKEN.sub(lambda token: f"{token[0][0]} {token[0][1:]}", text)
 
@@ -74,7 +76,8 @@ class Breaker:
 
 
 def control_markup(tokenizer: Any, own_text: str) -> set[str]:
-    """Returns the tokens that are control markup, such as `</tool_response>` of Qwen3. They need not be special tokens.
+    """Returns the tokens that are control markup, such as `</tool_response>` of Qwen3. Control markup need not consist
+    of special tokens.
 
     Markup counts as control markup if the format's text `own_text` contains it, or if it looks like a control tag.
     """

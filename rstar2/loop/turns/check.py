@@ -11,8 +11,8 @@ from rstar2.loop.turns.codec import ChatCodec, Message
 _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]}', "s = '\\n'\nprint(s)")
 """Programs with quotes, tags and Unicode.
 
-They do not end in a line break. Families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop a final
-line break, while those that write JSON (Qwen3, Llama) keep it.
+The programs do not end in a line break. Families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop
+a final line break, while those that write JSON (Qwen3, Llama) keep it.
 """
 _THOUGHT, _ANSWER, _REPLY = "I ask Python: <b>6</b> 字 π?", "It is \\boxed{42}.", "42 π"
 
@@ -83,7 +83,10 @@ def _openai(name: str, arguments: Any) -> Message:
 
 
 def _tool(codec: ChatCodec) -> tuple[str, str]:
-    """Returns the names of a tool and of one of its arguments of type string. Both are empty if there is none."""
+    """Returns the names of a tool and of one of its arguments of type string.
+
+    Both names are empty if the codec's format has no such tool.
+    """
     for schema in codec.format.tools:
         properties = schema["function"].get("parameters", {}).get("properties", {})
         for key, value in properties.items():

@@ -33,7 +33,7 @@ def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = DEFAULT_F
 
     Args:
         tokenizer: the tokenizer.
-        fmt: the format. The default is rstar2's own.
+        fmt: the format. The default is rstar2's own format.
         source: where the format comes from, for messages.
 
     Raises:
@@ -53,7 +53,7 @@ class FormatChoice:
     """The user's choice of a format for a model. Raises UserError if `forced` is set without a format."""
 
     named: str | None = None
-    """Name or file of a format, see `read_format`. None means the model's own format."""
+    """Name or file of a format, see `read_format`. If `named` is None, the model's own format is used."""
     forced: bool = False
     """Whether to use the format even if the model has a different one."""
 
@@ -128,7 +128,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
 
 
 def load_tokenizer(model: str | Path) -> Any:
-    """Returns the tokenizer of a model folder or hub id. Raises UserError if it cannot be loaded.
+    """Returns the tokenizer of a model folder or hub id. Raises UserError if the tokenizer cannot be loaded.
 
     If the hub cannot be reached, there are no retries.
     """
@@ -200,7 +200,7 @@ def _with_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
 
 
 def _model_types(model: str | Path) -> list[str]:
-    """Returns the `model_type` of a model and of its text part. Empty if there is no config.json."""
+    """Returns the `model_type` of a model and of its text part. The list is empty if the model has no config.json."""
     from transformers import PreTrainedConfig
 
     if Path(model).is_dir():
@@ -215,7 +215,10 @@ def _model_types(model: str | Path) -> list[str]:
 
 
 def _own_template(tokenizer: Any) -> str | None:
-    """Returns a tokenizer's chat template. If it has several, the template for tool use is preferred."""
+    """Returns a tokenizer's chat template.
+
+    If the tokenizer has several templates, the template for tool use is preferred.
+    """
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("tool_use", template.get("default"))

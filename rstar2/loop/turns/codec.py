@@ -95,15 +95,16 @@ class ChatCodec(ABC):
         """Returns this codec with variables of its chat template or options of its family, such as `enable_thinking`.
 
         Raises:
-            UserError: the format does not know a variable, or cannot be rendered with it. The message names the
-                variable.
+            UserError: the format does not know a variable, or cannot be rendered with it. The message of the error
+                names the variable.
         """
 
     @abstractmethod
     def bridge(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """Returns the token ids between a turn of the model and its next turn. They contain the messages.
+        """Returns the token ids between a turn of the model and its next turn. The returned token ids contain the
+        messages.
 
         Args:
             before: the token ids before the turn.
@@ -120,7 +121,10 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def closed(self, ids: list[int]) -> list[int]:
-        """Returns the ids of a conversation. If its last turn was stopped or cut off, the end of the turn is added."""
+        """Returns the ids of a conversation.
+
+        If the last turn of the conversation was stopped or cut off, the end of the turn is added.
+        """
 
     @abstractmethod
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
@@ -157,12 +161,15 @@ class ChatCodec(ABC):
     def content(self, thought: str, text: str) -> str:
         """Returns the `content` of a message with this thought and text.
 
-        It includes the thought if the format's generation prompt opens a thought.
+        The `content` includes the thought if the format's generation prompt opens a thought.
         """
         return text
 
     def written_by_template(self, calls: list[Message]) -> str | None:
-        """Returns the calls as the chat template writes them. None if the codec writes calls, not the template."""
+        """Returns the calls as the chat template writes them.
+
+        Returns None if the codec writes calls, not the template.
+        """
         return None
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ class Demands:
     """The parts of a turn that a text asks for."""
 
     thought: str = ""
-    """The tag that begins the thought, such as `<reason>`. Empty if the text asks for no thought."""
+    """The tag that begins the thought, such as `<reason>`. The tag is empty if the text asks for no thought."""
     answer: bool = False
     box: bool = False
 
@@ -49,7 +49,8 @@ class FormatTexts:
     """The text of a turn that the generation prompt already contains, such as `<reason>`."""
 
     thought_tag: str = ""
-    """The tag that begins a thought in turns of the model family. Empty if the family has none."""
+    """The tag that begins a thought in turns of the model family. The tag is empty if the family has no tag for
+    thoughts."""
     drops_thoughts: bool = False
     """Whether turns of the model family cannot contain a thought."""
     forgets_thoughts: bool = False
@@ -110,13 +111,14 @@ class FormatTexts:
 def opening_demands(fmt: Format, before_question: str) -> Demands:
     """Returns the parts that the text before the first question asks for.
 
-    This is the format's system text, or else `before_question`, which the template itself writes there.
+    The text before the first question is the format's system text, or else `before_question`, which the template itself
+    writes there.
     """
     return demands_of(before_question if fmt.system is None else fmt.system)
 
 
 def format_texts(fmt: Format) -> FormatTexts:
-    """Returns the texts of a format that has a template. This needs no tokenizer."""
+    """Returns the texts of a format that has a template. The function needs no tokenizer."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered, _ = render_jinja_template(

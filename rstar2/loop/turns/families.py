@@ -1,4 +1,4 @@
-"""The codec of model families with their own syntax. This is the only module that uses the library `renderers`."""
+"""The codec of model families with their own syntax. No other module uses the library `renderers`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _BLANK = "\0"
 _MAX_PIECES = 64
 """Maximum number of pieces of a content. More pieces mean that the library changed the content."""
 _STREAM_STEPS = 256
-"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a turn together then takes about as
-long as parsing the whole turn 256 times."""
+"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about
+as long as parsing the whole turn 256 times."""
 
 
 class FamilyCodec(ChatCodec):
@@ -371,8 +371,8 @@ class FamilyCodec(ChatCodec):
 class _FamilyStream:
     """Splits a turn of a family into pieces while it is generated.
 
-    It parses all of the text so far, again and again, and returns the new pieces. Code is returned only with its whole
-    call.
+    The stream parses all of the text so far, again and again, and returns the new pieces. Code is returned only with
+    its whole call.
     """
 
     def __init__(self, codec: FamilyCodec) -> None:
@@ -572,7 +572,8 @@ def _find(text: str, part: str, start: int) -> int:
 def _pieces(
     text: str, content: str, start: int, without: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
-    """Returns the spans of a content in a text, at or after `start`. None if the text does not contain it.
+    """Returns the spans of a content in a text, at or after `start`. Returns None if the text does not contain the
+    content.
 
     A family may write the content in several pieces with markup between them: gpt-oss writes text before a call and at
     the end of a turn. Pieces never lie in the spans `without`.

@@ -34,7 +34,7 @@ _CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 class Piece:
     """A piece of a turn to show.
 
-    It is part of a thought, part of other text, part of the code of a call, or the text of a whole call.
+    A piece is part of a thought, part of other text, part of the code of a call, or the text of a whole call.
     """
 
     kind: Kind
@@ -51,7 +51,10 @@ class TurnStream(Protocol):
         ...
 
     def end(self) -> list[Piece]:
-        """End the turn. Returns its remaining pieces. The stream is then ready for the next turn."""
+        """End the turn.
+
+        Returns the remaining pieces of the turn. After this call, the stream is ready for the next turn.
+        """
         ...
 
 
@@ -80,7 +83,8 @@ class TextStream:
         self._returned = 0
         """Number of ids whose text was returned."""
         self._start = 0
-        """Index where decoding starts. It is before `_returned`, because a token's text can depend on earlier ids."""
+        """Index where decoding starts. This index is before `_returned`, because a token's text can depend on earlier
+        ids."""
 
     def add(self, token_ids: list[int]) -> str:
         """Returns the text that the new ids complete."""
@@ -94,7 +98,10 @@ class TextStream:
 
 
 def code_of(body: str) -> str:
-    """Returns the code in the body of a call, which may be incomplete. Empty if it contains no code yet."""
+    """Returns the code in the body of a call, which may be incomplete.
+
+    The code is empty if the body contains no code yet.
+    """
     match = _CODE.search(body)
     if match is None:
         return ""
@@ -110,7 +117,8 @@ class TagSplitter:
     """Splits the text of a turn at its tags, and leaves the tags out. The text may arrive in parts of any size.
 
     Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Only the end
-    of the turn decides that (see `rstar2.loop.turns.tags`). It is therefore shown as text, with its tags.
+    of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). The splitter therefore shows such
+    text as text, with its tags.
 
     If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens one.
     """
@@ -148,7 +156,10 @@ class TagSplitter:
         return pieces
 
     def end(self) -> list[Piece]:
-        """End the turn. Returns its remaining pieces. The splitter is then ready for the next turn."""
+        """End the turn.
+
+        Returns the remaining pieces of the turn. After this call, the splitter is ready for the next turn.
+        """
         pieces = self._piece(self._pending)
         self._pending, self._kind = "", self._begin
         return pieces

@@ -1,13 +1,13 @@
-"""Writes and parses rstar2's tags for thoughts, tool calls and answers. No other module does.
+"""Writes and parses rstar2's tags for thoughts, tool calls and answers. No other module writes or parses these tags.
 
 A call is `<tool_call>…</tool_call>`. A `<tool_call>` without its end tag is also a call if a JSON object begins after
 it, as in a turn that ended too early. In all other cases the model only mentions the tag.
 
-There is one exception. If a turn has an answer block, and a JSON object begins in none of its `<tool_call>` pairs, all
-of the pairs are mentions.
+The rule for calls has one exception. If a turn has an answer block, and a JSON object begins in none of its
+`<tool_call>` pairs, all of the pairs are mentions.
 
-A stream shows a turn before its end is known. It therefore decides with `begins_object`, and shows text that is not a
-JSON object as text.
+A stream shows a turn before its end is known. The stream therefore decides with `begins_object`, and shows text that is
+not a JSON object as text.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _LOST_START = re.compile(
 )
 """Matches the end tag of a thought without a start tag.
 
-It does not match a tag between spaces, quotes or punctuation, because prose that mentions a tag looks like that.
+The pattern does not match a tag between spaces, quotes or punctuation, because prose that mentions a tag looks like
+that.
 """
 _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
@@ -86,8 +87,8 @@ def read_turn(text: str, *, closed_only: bool = False, thinking: bool = False) -
     Args:
         text: the text of the turn.
         closed_only: ignore calls without an end tag, see `find_calls`.
-        thinking: the turn begins inside a thought. This is also assumed if the first tag is the end of a thought,
-            because the start tag may be in the prompt.
+        thinking: the turn begins inside a thought. The parser also assumes a turn that begins inside a thought if the
+            first tag is the end of a thought, because the start tag may be in the prompt.
     """
     calls = find_calls(text, closed_only)
     parts: list[Part] = []
@@ -142,7 +143,10 @@ def read_call(text: str) -> WrittenCall:
 
 
 def check_storable(value: object, depth: int = 0) -> None:
-    """Raise ValueError if arguments cannot be written to a file or a reply. Such a call must not end the run."""
+    """Raise ValueError if arguments cannot be written to a file or a reply.
+
+    A call with such arguments must not end the run.
+    """
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, str):
@@ -174,10 +178,11 @@ def after_thought(text: str) -> str:
 
 
 def leading_thought(text: str) -> tuple[str, str] | None:
-    """Returns the thought at the start of a text, and the text after it. None if there is no complete thought.
+    """Returns the thought at the start of a text, and the text after it. Returns None if the text starts with no
+    complete thought.
 
-    The thought may be in the tags of any model. Its start tag may be missing, because a template that opens the thought
-    keeps the tag in the prompt. A tag that prose only mentions does not count.
+    The thought may be in the tags of any model. The start tag of the thought may be missing, because a template that
+    opens the thought keeps the tag in the prompt. A tag that prose only mentions does not count.
     """
     if "</" not in text:
         return None
@@ -191,7 +196,10 @@ def leading_thought(text: str) -> tuple[str, str] | None:
 
 
 def unfinished_thought(text: str) -> tuple[str, str] | None:
-    """Returns the incomplete thought at the start of a text, and an empty string. None if there is no such thought."""
+    """Returns the incomplete thought at the start of a text, and an empty string.
+
+    Returns None if the text starts with no incomplete thought.
+    """
     start = _THOUGHT_START.match(text)
     if start is None or f"</{start[1]}>" in text:
         return None
@@ -289,12 +297,18 @@ def ending_calls(text: str) -> tuple[str, list[WrittenCall]] | None:
 
 
 def begins_object(text: str) -> bool | None:
-    """Whether the text after a `<tool_call>` begins with a JSON object. None if the text is too short to tell."""
+    """Whether the text after a `<tool_call>` begins with a JSON object.
+
+    The result is None if the text is too short to tell.
+    """
     return None if text.strip() in ("", "{") else _BEGINS_OBJECT.match(text) is not None
 
 
 def code_span(call: str, code: str | None) -> tuple[int, int] | None:
-    """Returns the span of the code in the text of a call, as a JSON string or in plain form. None if there is none."""
+    """Returns the span of the code in the text of a call, as a JSON string or in plain form.
+
+    Returns None if the call contains no code.
+    """
     match = _JSON_CODE.search(call)
     if match is not None:
         return match.span(1)
@@ -383,7 +397,10 @@ def answer_text(answer: str) -> str:
 
 
 def end_of_thought(turn_start: str) -> str:
-    """Returns the end tag of the thought that a generation prompt opens. Empty if `turn_start` opens no thought."""
+    """Returns the end tag of the thought that a generation prompt opens.
+
+    The tag is empty if `turn_start` opens no thought.
+    """
     tag = re.fullmatch(r"<(\w+)>\s*", turn_start)
     return f"</{tag[1]}>\n" if tag else ""
 

@@ -27,7 +27,7 @@ class WrittenCall:
     name: str = ""
     arguments: Any = None
     fault: str = ""
-    """Why the call cannot be read. Empty if it can be read."""
+    """Why the call cannot be read. The text is empty if the call can be read."""
     error: str = ""
     """The message of the Python error that this fault causes in the authors' released code."""
 

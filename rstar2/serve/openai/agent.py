@@ -1,8 +1,8 @@
 """The agent's endpoint /v1/chat/completions. The model writes Python and the judge runs it, until the model answers.
 
-The model's thought is in `reasoning_content`, as from other servers of reasoning models. Calls and their results are
-there too, as Markdown. They are not `tool_calls`, because in OpenAI's protocol a client has to run those. The calls are
-also in `executed_tools`, a field that clients may ignore.
+The model's thought is in `reasoning_content`, as from other servers of reasoning models. Calls and their results are in
+`reasoning_content` too, as Markdown. Calls are not in `tool_calls`, because in OpenAI's protocol a client has to run
+the calls in `tool_calls`. The calls are also in `executed_tools`, a field that clients may ignore.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FINISH = {
 
 @dataclass(frozen=True)
 class Context:
-    """The limit of tokens for prompt and answer together. Longer requests are rejected."""
+    """The limit of tokens for prompt and answer together. Requests that exceed this limit are rejected."""
 
     tokens: int
     longest_token: int
@@ -51,7 +51,10 @@ class Context:
         return cls(tokens, max(map(len, tokenizer.get_vocab()), default=1))
 
     def check_text(self, characters: int) -> None:
-        """Raises ApiError if a text is too long even if each token is the longest one. Encoding it would take long."""
+        """Raises ApiError if a text is too long even if each token is the longest one.
+
+        Encoding such a text would take long.
+        """
         if characters > self.tokens * self.longest_token:
             raise self._exceeded(f"the prompt has {characters:,} characters, which need more tokens.")
 
@@ -75,7 +78,7 @@ class Agent:
     limits: Limits
     name: str
     context: Context | None = None
-    """None if the engine does not report its context."""
+    """The context of the engine, or None if the engine does not report its context."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,10 @@ def _configured(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
 
 @functools.lru_cache(maxsize=8)
 def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
-    """Returns a codec with variables of its chat template, given as a JSON object. Cached, because it takes long."""
+    """Returns a codec with variables of its chat template, given as a JSON object.
+
+    The codec is cached, because making it takes long.
+    """
     try:
         return codec.with_variables(json.loads(variables))
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The process of the agent's endpoint. It starts a judge unless its settings name one.
+"""The process of the agent's endpoint. The process starts a judge unless its settings name one.
 
 The model runs in an engine's server. On a machine without vLLM, it runs in this process, with transformers.
 """
@@ -37,7 +37,7 @@ from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
 MAX_BATCH = 64
-"""Turns that a model in this process generates at once. Further turns wait."""
+"""Turns that a model in this process generates at once. Further turns wait until the model has room for them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class OpenedModel:
     root: str
     """The folder or hub id with the model's tokenizer."""
     max_len: int | None
-    """Tokens that prompt and answer may have together. None if the engine does not report it."""
+    """Tokens that prompt and answer may have together. The value is None if the engine does not report its context."""
 
 
 def open_model(settings: AgentServerSettings) -> OpenedModel:

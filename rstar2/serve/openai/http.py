@@ -146,7 +146,8 @@ def require_key(app: FastAPI, key: str | None) -> None:
 
 
 def allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
-    """Let web pages of these origins, such as `http://localhost:3000`, send requests (CORS). `*` means every page.
+    """Let web pages of these origins, such as `http://localhost:3000`, send requests (CORS). The origin `*` stands for
+    every page.
 
     Call this after `require_key`, because a browser's preflight request has no key.
     """

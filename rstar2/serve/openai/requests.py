@@ -153,7 +153,7 @@ class ChatRequest(BaseModel, extra="forbid"):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of the answer. None means no limit except the context."""
+        """Maximum number of tokens of the answer. If the value is None, only the context limits the answer."""
         return self.max_completion_tokens or self.max_tokens
 
 

@@ -1,4 +1,4 @@
-"""The checks, in the order in which they run. Those that need only torch and transformers come first."""
+"""The checks, in the order in which they run. The checks that need only torch and transformers come first."""
 
 from __future__ import annotations
 

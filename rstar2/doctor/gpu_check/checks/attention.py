@@ -20,7 +20,8 @@ SMALL_LENGTHS = (96, 61, 40, 17)
 REFERENCE = "eager"
 WAYS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 UNUSED = "flex_attention"
-"""An implementation that rstar2 does not use. Its errors are reported, but the check does not fail."""
+"""An implementation that rstar2 does not use. Errors of this implementation are reported, but the check does not
+fail."""
 TIMES_WORSE = 3.0
 """The limit of an error is this many times the error of eager attention in bf16, plus `SLACK`."""
 SLACK = 2e-3
@@ -115,7 +116,10 @@ def _model(size: Size, way: str, dtype: Any, device: Any) -> Any:
 
 
 def _unpadded(model: Any, rows: list[Any]) -> list[Any]:
-    """Returns the log-probabilities of each row's tokens except the first, shapes (T - 1,). One pass per row."""
+    """Returns the log-probabilities of each row's tokens except the first, shapes (T - 1,).
+
+    The model makes one pass per row.
+    """
     import torch
 
     with torch.no_grad():
@@ -123,7 +127,7 @@ def _unpadded(model: Any, rows: list[Any]) -> list[Any]:
 
 
 def _padded(model: Any, rows: list[Any]) -> list[Any]:
-    """Returns the same as `_unpadded`, from one pass with all rows. They are padded on the left, as in VERL."""
+    """Returns the same as `_unpadded`, from one pass with all rows. The rows are padded on the left, as in VERL."""
     import torch
 
     longest = max(map(len, rows))

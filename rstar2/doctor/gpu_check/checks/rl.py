@@ -1,6 +1,6 @@
 """Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills it with SIGKILL in the middle of a step.
 
-The check `resume` then continues the same run.
+The check `resume` later continues the killed run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def run_folder(settings: Settings) -> Path:
 
 
 def words_of(settings: Settings) -> list[str]:
-    """Returns the command's arguments. `resume` gets the same ones, even if less memory is free by then."""
+    """Returns the command's arguments.
+
+    The check `resume` gets the same arguments, even if less memory is free by then.
+    """
     from rstar2.data import builtin
     from rstar2.data.parquet import rl_rows, write_parquet
     from rstar2.doctor.gpu_check.tools import training

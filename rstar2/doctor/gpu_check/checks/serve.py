@@ -1,7 +1,7 @@
 """Checks `rstar2 serve` with vLLM: the tokens per second, and a forced tool call.
 
-A random model writes no tool call. vLLM is therefore forced to generate the text of one, so that vLLM's sampler and
-tool parser, rstar2's engine, the agent loop and the judge all handle a real call.
+A random model writes no tool call. vLLM is therefore forced to generate the text of a tool call, so that vLLM's sampler
+and tool parser, rstar2's engine, the agent loop and the judge all handle a real call.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def run(settings: Settings) -> Measured:
 def _wait_until_it_answers(
     settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
 ) -> None:
-    """Wait until the server answers. Raises CheckFailed if it ends first. It gives up by itself after `READY_S`."""
+    """Wait until the server answers.
+
+    Raises CheckFailed if the server ends first. The server gives up by itself after `READY_S`.
+    """
     from rstar2.processes import answers
 
     while not answers(url):

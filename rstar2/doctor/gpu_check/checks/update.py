@@ -99,7 +99,7 @@ def _planned_logits(settings: Settings, logits: int) -> int:
 
 
 def _fitting(settings: Settings, logits: int) -> tuple[Size, int]:
-    """Returns the size and the tokens of an update that fit this device. Raises NotRun if none fits."""
+    """Returns the size and the tokens of an update that fit this device. Raises NotRun if no size fits."""
     if settings.device == "cpu":
         return TINY, CPU_TOKENS
     free = int(SHARE * free_bytes(settings))
@@ -176,7 +176,8 @@ def _sharded(settings: Settings, size: Size, device: Any, in_place: bool) -> Any
 def _loss(logits: Any, ids: Any, in_place: bool) -> Any:
     """The mean cross entropy of logits (B, T, V) and the tokens (B, T) that they are made of.
 
-    As in VERL the logits are not copied to leave out a row's last position; that one is masked afterwards.
+    As in VERL, the logits are not copied to leave out a row's last position; the loss of the last position is masked
+    afterwards.
     """
     import torch
 

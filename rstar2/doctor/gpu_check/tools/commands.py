@@ -1,4 +1,4 @@
-"""Runs commands of rstar2 as a user would. Their output goes to the check's log."""
+"""Runs commands of rstar2 as a user would. The output of the commands goes to the check's log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def log_of(settings: Settings, name: str) -> Path:
 
 
 def run(settings: Settings, name: str, words: Sequence[str]) -> None:
-    """Run `rstar2 WORDS` to its end. Raises CheckFailed if the exit code is not 0. The check's limit bounds it."""
+    """Run `rstar2 WORDS` to its end.
+
+    Raises CheckFailed if the exit code is not 0. The check's time limit also limits the command.
+    """
     with started(settings, name, words) as process:
         code = process.wait()
     if code:

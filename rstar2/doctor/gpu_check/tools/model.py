@@ -31,7 +31,7 @@ BYTES_OF_CHECKPOINT = 12
 
 
 def trained_size(settings: Settings) -> Size:
-    """Returns the largest size that fits this device and the disk. Raises NotRun if none fits."""
+    """Returns the largest size that fits this device and the disk. Raises NotRun if no size fits."""
     if settings.device == "cpu":
         return TINY
     memory, disk = SHARE * free_bytes(settings), shutil.disk_usage(settings.work).free
