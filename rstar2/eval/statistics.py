@@ -153,7 +153,8 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
     expected score if the tie is broken at random.
 
     Args:
-        answers: the answer of each sample, by a name that equal answers share. None means no answer, and no vote.
+        answers: the answer of each sample, by a name that equal answers share. None means that the sample has no answer
+            and casts no vote.
         correct: whether each sample is correct, in the same shape.
 
     Raises:
