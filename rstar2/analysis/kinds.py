@@ -94,8 +94,8 @@ def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
     """Split a text into words and signs.
 
     Returns:
-        The words and signs in lower case, with NUMBER for each number, and an empty text at the end. For each of the C
-        characters, the index of its word in that list, shape (C,). A white-space character has index -1.
+        The words and signs in lower case, with NUMBER for each number, and an empty text at the end; and for each of
+        the C characters the index of its word in that list, shape (C,). A white-space character has index -1.
     """
     names: list[str] = []
     places = np.full(len(text), -1, dtype=np.int32)

@@ -121,8 +121,9 @@ class TokenReader:
         """Decode tokens one by one.
 
         Returns:
-            The text of each token. Special tokens have none. If several tokens spell a character, the first has it.
-            The index of the token that has each token's text: its own, or that of the first token of its character.
+            The text of each token, and for each token the index of the token that has its text: its own index, or the
+                index of the first token of its character. Special tokens have no text. If several tokens spell a
+                character, the first of these tokens has the character as its text.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
@@ -206,7 +207,7 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn with calls that were run, and the reply to them. Places are indices into WrittenTokens."""
+    """A turn with calls that were run, and the reply to them. The places of an event are indices into WrittenTokens."""
 
     call: int
     """Place of the first token of the turn's first call."""

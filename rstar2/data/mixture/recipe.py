@@ -51,9 +51,8 @@ class SourceSettings(Strict):
     """Settings of one source in a mixture."""
 
     count: int | None = Field(None, ge=1)
-    """The number of rows to draw at random from those that the filters leave.
-
-    If fewer rows are left, all of them are taken, and the data card says so. None takes all rows.
+    """The number of rows to draw at random from the rows that the filters leave. If fewer rows are left, all rows that
+    are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
     """The preparation fails if the filters leave fewer rows than this. It is at most `count`. None means no limit."""
