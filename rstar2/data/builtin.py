@@ -51,7 +51,7 @@ class Family:
     ask: str
     """The quantity to find, in words without digits, so that the two numbers are easy to see."""
     expression: str
-    """The Python expression for the quantity. The expression has no digits, as the problem's text has none."""
+    """The Python expression for the quantity. Like `ask`, the expression has no digits."""
     imports: str = ""
     """The import statement that the expression needs."""
 

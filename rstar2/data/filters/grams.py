@@ -141,7 +141,7 @@ class ContainedFilter:
     def _largest_match(self, text: str) -> dict[str, Any] | None:
         """Returns details about the benchmark problem of which the text contains the largest share.
 
-        Returns None if the text contains the required share of no problem.
+        Returns None if no benchmark problem meets the conditions of the filter.
         """
         listed = list(grams_of(text, SHINGLE))
         shingles, words, signs = set(listed), len(words_of(text)), signs_of(text)

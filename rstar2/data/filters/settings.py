@@ -17,7 +17,7 @@ class Huge(Strict):
 class Length(Strict):
     """Limits in characters, because no tokenizer is chosen yet.
 
-    The data card gives the lengths of the written rows in tokens.
+    The data card counts the tokens of the rows.
     """
 
     least: int = Field(1, ge=0)
