@@ -195,7 +195,7 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
     """The distance of each token from the tool reply before its turn, from 0. The distance is -1 if there is no such
     reply.
 
-    Shape (M,).
+    The result has shape (M,).
     """
     follows = np.array(
         [number > 0 and bool(trace.turns[number - 1].calls) for number in range(len(trace.turns))]

@@ -291,7 +291,8 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def outcomes(self) -> list[Row]:
-        """A row per outcome of calls and kind of failure: the entropy of words in the first WINDOW tokens after it."""
+        """A row per outcome of calls and kind of failure: the entropy of words in the first WINDOW tokens after a reply
+        with that outcome."""
         elsewhere, ok = self.sums.estimate("elsewhere words"), self._after("ok", WINDOW)
         rows: list[Row] = []
         kinds = self.failures()[:_MOST_FAILURES]

@@ -38,7 +38,7 @@ _SPLITS = {
     "validation": ("validation", "valid", "val", "dev"),
     "train": ("train", "training"),
 }
-"""The splits, and the words by which a path names them."""
+"""The splits, and the words by which a path names a split."""
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 """Matches the alternatives `{a,b}` in a pattern."""
 _NUMBERED = re.compile(r"^(.*)-\d+-of-(\d+)\.\w+$")

@@ -1,4 +1,5 @@
-"""The class `Source`, which describes a source of training data: where its rows are, their columns, how to read one."""
+"""The class `Source`, which describes a source of training data: where the source's rows are, which columns the rows
+have, and how to read a row."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class FormCounts:
 
     conversations: int = 0
     rewarded_endings: int = 0
-    r"""Conversations that end in the form that RL rewards: with `<answer>` or `\boxed{}`, if the format asks for it."""
+    r"""Conversations that end in the form that RL rewards: with `<answer>` or `\boxed{}`, if the format asks for that
+    form."""
     turns: int = 0
     """Turns of the model from which SFT learns."""
     demanded_turns: int = 0

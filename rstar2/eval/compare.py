@@ -62,7 +62,7 @@ class Incomplete:
     samples: int
     """Number of samples that the run has."""
     missing: int | None
-    """Number of missing samples. None if the run was killed before it had written that number."""
+    """Number of missing samples. None if the run was killed before it had written the number of missing samples."""
     failed: dict[str, int]
     """Number of missing samples that failed, by cause. All other missing samples were never made."""
 
@@ -127,7 +127,7 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
 
     Args:
         a: a run's folder, or the folder of one of its benchmarks.
-        b: the same for the other run.
+        b: the folder of the other run, or of one of its benchmarks.
 
     Raises:
         UserError: a folder is neither, or the runs share no benchmark or no problem of a benchmark.

@@ -82,7 +82,7 @@ class SamplesRefused(Failure):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The problems of a benchmark whose answers are unreadable: no output can be graded correct against them."""
+    """The problems of a benchmark whose answers are unreadable: no output can be graded correct against such answers."""
 
     problems: tuple[dict[str, str], ...] = ()
     """The `id`, `answer` and `why` of each problem, as in results.json."""
@@ -132,7 +132,7 @@ async def evaluate(
         tools: run the model's tool calls.
         grader: grades the answers.
         settings: the settings of all benchmarks.
-        on_progress: see `run_parts`, as for `stop` and `about`.
+        on_progress: `on_progress`, `stop` and `about` are passed to `run_parts`, which describes them.
         record: how each sample is stored.
 
     Raises:

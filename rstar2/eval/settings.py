@@ -1,4 +1,5 @@
-"""The settings of an evaluation: those that decide the result, and those that only decide how it runs."""
+"""The settings of an evaluation: the settings that decide the result, and the settings that only decide how the
+evaluation runs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The average over P problems with n samples each has two intervals. *Run-to-run* 
 the same problems were sampled again. *Clustered by problem* says how far the average would move on other problems like
 the benchmark's. The interval clustered by problem is far wider, and is the interval to compare models with.
 docs/results/evaluation.md has the coverage, width and power of the intervals; benchmarks/eval/intervals.py measures
-them.
+this coverage, width and power.
 
 All functions of this module are pure. Correctness has one row per problem and one entry per sample (bools or 0/1). Rows
 may differ in length, and every problem has the same weight. The functions raise ValueError if there are no problems, or

@@ -3,7 +3,8 @@
 Texts are normalised first, so that markup does not hide copies. There are three rules:
 
 - `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight words in a row. This rule also
-drops problems that share only standard phrases of contests, such as 'm and n are relatively prime positive integers'.
+  drops problems that share only standard phrases of contests, such as 'm and n are relatively prime positive
+  integers'.
 - `distinctive` is the `literal` rule, but ignores runs of words that two or more benchmark problems share.
 - `contained` drops a row that contains a large share of a benchmark problem's runs of three words.
 """

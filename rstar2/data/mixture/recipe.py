@@ -51,8 +51,9 @@ class SourceSettings(Strict):
     """Settings of one source in a mixture."""
 
     count: int | None = Field(None, ge=1)
-    """The number of rows to draw at random from the rows that the filters leave. If fewer rows are left, all rows that
-    are left are taken, and the data card says so. If None, all rows are taken.
+    """The number of rows to draw at random from the rows that the filters leave.
+
+    If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
     """The minimum number of rows that the filters must leave, at most `count`. If fewer rows are left, the preparation

@@ -43,7 +43,7 @@ Source: lmarena/arena-hard-auto.
 _JUDGE_TOKENS = 4096
 _ASK_AGAIN = "continue your judgment and finish by outputting a final verdict label"
 _MOST_UNREADABLE = 5
-"""If the first judgments all lack a verdict, the run ends after this many of them."""
+"""Number of judgments without a verdict after which the run ends, if no judgment before them had a verdict."""
 WIN_RATE = "win rate"
 
 

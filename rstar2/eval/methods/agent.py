@@ -101,7 +101,7 @@ Correct = Callable[[Problem, str], bool]
 class AgentMethod:
     """Runs the agent loop on each problem. The grader, or the benchmark's own function, decides the verdict.
 
-    This is the protocol of the mathematics sets.
+    The mathematics sets are measured with this method.
     """
 
     decides: Mapping[str, Any] = {}

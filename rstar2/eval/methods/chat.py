@@ -1,7 +1,7 @@
 """Gets replies from a model by chat messages, on a server with OpenAI's API or in this process.
 
-Benchmarks with their own prompts use it. Nothing is added to their messages, which go through the model's own chat
-template. The benchmark's scorer receives the reply without its reasoning.
+Benchmarks with their own prompts use this module. Nothing is added to the messages of such a benchmark, which go
+through the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ class Reply:
     message: Message
     """The message in OpenAI's form: `role`, `content`, and perhaps `tool_calls`."""
     finish: str
-    """stop, tool_calls, content_filter, refusal, or length if the budget or the context cut the reply off."""
+    """How the reply ended: stop, tool_calls, content_filter, refusal, or length if the budget or the context cut the
+    reply off."""
     prompt_tokens: int
     tokens: int
     """Number of tokens that the model generated."""
     prompt_ids: list[int] = field(default_factory=list)
-    """Empty if the server does not report token ids."""
+    """Token ids of the prompt. Empty if the server does not report token ids."""
     token_ids: list[int] = field(default_factory=list)
-    """Empty if the server does not report token ids."""
+    """Token ids that the model generated. Empty if the server does not report token ids."""
     written: ParsedTurn = EMPTY
     """The whole reply as a turn. If a server sent a message, the message's calls are written in this package's tags."""
 
