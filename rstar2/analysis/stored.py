@@ -76,8 +76,8 @@ def write_entropies(traces: Path, entropies: TokenEntropies) -> None:
 
 
 def read_entropies(traces: Path) -> TokenEntropies | None:
-    """Read the entropies of a file of traces. The result is None if no entropies are stored, or if the file of traces
-    has another size than when they were stored.
+    """Read the entropies of a file of traces. The result is None if no entropies are stored, or if the size of the file
+    of traces has changed since the entropies were stored.
 
     Raises:
         UserError: the file of entropies is damaged.

@@ -5,7 +5,7 @@ measure(request) ─→ plan_evaluation: servers, problems, model ─→ open_ru
                  ─→ judge, grader, methods ─→ run_parts: samples, verdicts, results.json ─→ view: tables
 ```
 The first Ctrl-C lets the samples in flight finish and starts no more. The second Ctrl-C abandons the samples in flight.
-After either of them every finished sample is kept.
+After the first and after the second Ctrl-C, every finished sample is kept.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class SamplesRefused(Failure):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The problems of a benchmark whose answers are unreadable: no output can be graded correct against such answers."""
+    """The problems with unreadable answers in a benchmark: no output can be graded correct against such an answer."""
 
     problems: tuple[dict[str, str], ...] = ()
     """The `id`, `answer` and `why` of each problem, as in results.json."""

@@ -61,7 +61,7 @@ class EvalSettings(Strict):
     def protocol(self) -> dict[str, Any]:
         """The settings that decide the result.
 
-        A run is not resumed with other settings, since its numbers would then mix measurements.
+        A run is not resumed with other settings, since the run's numbers would then mix measurements.
         """
         return self.model_dump(exclude={*HOW_IT_RUNS})
 

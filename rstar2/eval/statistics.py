@@ -188,10 +188,10 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
     The t-test alone covers rare changes badly. If a share f of all problems flips, then with probability (1 - f)^P none
     of the P measured problems does, and Student's interval is a point. Therefore the interval allows for unseen
     changes: a mean that is farther from zero than the measured one, or on the other side of zero, requires changes of
-    problems that were not observed. The size of each unobserved change is the result of `_unseen_change`, and the
-    square of that size is added to the variance at the supposed mean. The bounds are the means at which the measured
-    mean is just not rejected. If few problems flip, the bounds are close to Tango's score interval. If no problem
-    differs, the bounds are -3/P and +3/P.
+    problems that were not observed. The assumed size of each unobserved change is the result of `_unseen_change`, and
+    the square of that size is added to the variance at the supposed mean. The bounds are the means at which the
+    measured mean is just not rejected. If few problems flip, the bounds are close to Tango's score interval. If no
+    problem differs, the bounds are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.

@@ -40,7 +40,7 @@ class SampleRecord:
     """Another record that is written too, but never read by the run."""
     errors: bool = False
     """Whether a sample that the engine refuses is stored with the verdict `error`, and sampled again by the next start.
-    If False, a refused sample is missing, and the run ends with `rstar2.eval.run.SamplesRefused`."""
+    If False, a refused sample is missing from the file, and the run ends with `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
 

@@ -2,7 +2,7 @@
 
 All harnesses use this server, wherever the model runs. Therefore the token budget, the retries, the counts and the
 record of each conversation are the same for all. The harness receives each reply without its reasoning, which it would
-mistake for the answer. The record includes the reasoning.
+mistake for the answer. The record of a conversation includes the reasoning.
 """
 
 from __future__ import annotations
