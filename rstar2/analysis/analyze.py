@@ -57,16 +57,16 @@ OnProgress = Callable[[str, int], None]
 class EntropySource:
     """The source of entropies.
 
-    With neither `model` nor `url`, the model of each set is used if it is in the set's run. If it is not, the
-    log-probabilities in the traces are used.
+    With neither `model` nor `url`, the model of each set is used if the model is in the set's run. If the run does not
+    contain the model, the log-probabilities in the traces are used.
     """
 
     model: str | None = None
-    """The model that computes entropies, as `find_model` takes it. With `url`, only its tokenizer is used."""
+    """The model that computes entropies, as `find_model` takes it. With `url`, only the model's tokenizer is used."""
     url: str | None = None
     """A vLLM server, which gives bounds of entropies."""
     model_name: str | None = None
-    """Name of the model on the server. None if the server has only one."""
+    """Name of the model on the server. None if the server has only one model."""
     temperature: float = 1.0
     """Temperature of the distributions."""
     key: str | None = None
@@ -218,7 +218,10 @@ class _Entropies:
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
 
     def source_text(self) -> str:
-        """The text in the column "source". It says if the model is another than that of the traces, or not checked."""
+        """The text in the column "source".
+
+        The text says if the model is not the one that generated the traces, or if this was not checked.
+        """
         text = SOURCES[self.about["source"]]
         if self.about["source"] != "model" or self._model_of_traces == self.about["sha256"]:
             return text
@@ -229,12 +232,13 @@ class _Entropies:
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         """Compute the entropies of traces.
 
-        Values are rounded as they are stored, so that a later analysis, which reads them, has the same results. A trace
-        without token ids has no entropies: servers return no ids over a chat API.
+        Entropies are rounded as they are stored, so that a later analysis, which reads them, has the same results. A
+        trace without token ids has no entropies: servers return no ids over a chat API.
 
         Returns:
-            For each trace the entropies, and their upper bounds or None, both of shape (M,) for M generated tokens.
-            None if entropies should come from the traces' log-probabilities and these are missing.
+            For each trace the entropies, and their upper bounds or None, both of shape (M,) for M generated tokens. The
+            result is None if entropies should come from the traces' log-probabilities and a trace has no
+            log-probabilities.
         """
         with_ids = [trace for trace in traces if trace.response_ids]
         on_done(len(traces) - len(with_ids))

@@ -19,7 +19,7 @@ _IMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+({_MODULE}(?:[ \t]*,[ \t]*{_MODULE})*))", re.MULTILINE
 )
 _MOST = 12
-"""Most kinds of failures, and most modules, that a table lists for each set of traces."""
+"""Maximum number of kinds of failures, and of modules, that a table lists for each set of traces."""
 _FAILED_CORRECT = "any failure, in correct traces"
 _PAPER = "in correct traces, the paper has 10 to 15 % of failed calls under plain GRPO, and a falling share under RoC"
 """RoC is Resampling on Correct (arXiv 2508.20722, figure 4)."""
@@ -34,7 +34,10 @@ def failure_kind(call: ToolCall) -> str:
 
 
 def imported(code: str) -> set[str]:
-    """The top-level packages that a program imports. They are read line by line, so it need not be valid Python."""
+    """The top-level packages that a program imports.
+
+    Imports are read line by line, so the program need not be valid Python.
+    """
     modules = (
         part.split()[0] for parts in _IMPORT.findall(code) for part in ",".join(parts).split(",") if part
     )
@@ -208,7 +211,8 @@ def tables(sets: list[Calls]) -> list[Table]:
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
     """A chart for each set with several training steps.
 
-    Its lines are shares of calls: all failures in correct traces, and the commonest kinds of failures in all traces.
+    The lines of a chart are shares of calls: all failures in correct traces, and the commonest kinds of failures in all
+    traces.
     """
     set_charts = []
     for each in sets:

@@ -14,7 +14,8 @@ def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Float
     """The lowest and the highest entropy that are possible with the k largest log-probabilities of each position.
 
     The rest of the probability belongs to the other tokens, none of which is likelier than the k-th. The entropy is
-    lowest if as few tokens as possible share the rest, and highest if all others share it equally.
+    lowest if as few tokens as possible share the rest of the probability, and highest if all other tokens share the
+    rest equally.
 
     Args:
         top_logprobs: shape (N, k), natural logarithms, the k largest of each position in any order.
@@ -37,10 +38,11 @@ def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Float
 
 
 def stored_surprisal(trace: Trace) -> NDArray[np.float32] | None:
-    """The negative log-probability of each generated token, from the trace. None if the trace has none.
+    """The negative log-probability of each generated token, from the trace. None if the trace has no log-probabilities.
 
-    Its expectation is the entropy. So means over many tokens estimate the mean entropy without bias, but a single value
-    says little. Shape (M,) for M tokens with mask 1, in nats.
+    The expectation of a token's negative log-probability is the entropy. Therefore means over many tokens estimate the
+    mean entropy without bias, but a single value says little. The result has shape (M,) for M tokens with mask 1, in
+    nats.
     """
     if trace.logprobs is None:
         return None

@@ -28,11 +28,12 @@ class Estimate:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval with confidence LEVEL. NaN with fewer than two problems, or without variance.
+        """Half the width of the interval with confidence LEVEL. The half width is NaN with fewer than two problems, or
+        without variance.
 
-        It uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques, 3rd
-        edition, section 6.3). The degrees of freedom of a difference are those of the side with fewer problems, because
-        three replies say little, whatever the number of replies on the other side.
+        The interval uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques,
+        3rd edition, section 6.3). The degrees of freedom of a difference are the degrees of freedom of the side with
+        fewer problems, because three replies say little, whatever the number of replies on the other side.
         """
         if self.problems < 2 or not self.influence.any():
             return float("nan")
@@ -75,7 +76,7 @@ def mean(sums: Floats, counts: Floats) -> Estimate:
 
 
 class Sums:
-    """Sums and counts of values by problem, in named cells. A cell has K columns, each with its own mean."""
+    """Sums and counts of values by problem, in named cells. A cell has K columns, and each column has its own mean."""
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}

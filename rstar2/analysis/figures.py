@@ -25,7 +25,10 @@ _AXES = (0.12, 0.15, 0.85, 0.75)
 
 
 def file_names(charts: Sequence[Chart]) -> list[str]:
-    """File names of charts, from their titles: eval-stage3-entropy-after-a-tool-reply.svg. Equal names are numbered."""
+    """File names of charts, from their titles: eval-stage3-entropy-after-a-tool-reply.svg.
+
+    Names that would be equal get a number at their end.
+    """
     names: list[str] = []
     for chart in charts:
         stem = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")

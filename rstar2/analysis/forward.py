@@ -18,14 +18,16 @@ from rstar2.errors import UserError
 from rstar2.loop.trace import Trace
 
 LOGITS = 1 << 25
-"""Most logits in memory: rows × positions × vocabulary. The sequences of a batch are read in pieces of that size."""
+"""Maximum number of logits in memory: rows × positions × vocabulary. The sequences of a batch are read in pieces of
+that size."""
 BATCH_TOKENS = 1 << 15
-"""Most tokens in a batch, including padding."""
+"""Maximum number of tokens in a batch, including padding."""
 SMALL_MODEL = 10_000_000
 """A model with fewer parameters runs in one thread on a CPU. Several threads would mostly wait for each other,
 especially if other programs run too."""
 SMALL_BATCH_TOKENS = 1 << 12
-"""Most tokens in a batch of a small model on a CPU. The activations then fit in the CPU's cache."""
+"""Maximum number of tokens in a batch of a small model on a CPU. The activations of such a batch fit in the CPU's
+cache."""
 
 
 def load_model(folder: Path) -> Any:
@@ -56,8 +58,8 @@ def entropies(
     Args:
         model: the result of `load_model`.
         traces: the traces, of any lengths. Traces of similar length share a batch.
-        temperature: temperature of the distribution; 1 is the model's own. (The entropy that VERL's actor reports is at
-            the temperature of the rollouts.)
+        temperature: temperature of the distribution; 1 is the model's own distribution. (The entropy that VERL's actor
+            reports is at the temperature of the rollouts.)
         on_done: called after each batch with its number of traces.
 
     Returns:
@@ -87,7 +89,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def _batches(lengths: list[int], most: int) -> list[list[int]]:
-    """Indices sorted by length, in batches of at most `most` tokens with padding. A longer sequence is alone."""
+    """Indices sorted by length, in batches of at most `most` tokens with padding.
+
+    A sequence of more than `most` tokens has a batch of its own.
+    """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not batches or (len(batches[-1]) + 1) * lengths[i] > most:
@@ -101,7 +106,7 @@ def _batch_entropies(model: Any, traces: list[Trace], temperature: float) -> lis
     """The entropies of a batch.
 
     Sequences are padded on the right, where a causal model's earlier positions do not see the padding. The last token
-    of each is left out, because no prediction after it is needed.
+    of each sequence is left out, because no prediction after that token is needed.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     sequences = [[*trace.prompt_ids, *trace.response_ids][:-1] for trace in traces]

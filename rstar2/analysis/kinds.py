@@ -40,7 +40,7 @@ def _class(codes: Iterator[int]) -> str:
 _MARKS = _class(code for code in range(0x3000) if unicodedata.category(chr(code)).startswith("M"))
 _FRACTIONS = _class(code for code in range(0x3000) if unicodedata.category(chr(code)) == "No")
 _IDEOGRAPH = r"[\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-"""Characters of scripts without spaces. Each counts as a word."""
+"""Characters of scripts without spaces. Each of these characters counts as a word."""
 _LETTER = rf"[^\W\d_{_FRACTIONS}]"
 _WORD = rf"{_IDEOGRAPH}|{_LETTER}(?:[-'’]?(?!{_IDEOGRAPH})[^\W\d_{_FRACTIONS}{_MARKS}]|[{_MARKS}])*"
 _DIGITS = rf"[\d{_FRACTIONS}]+"
@@ -94,8 +94,8 @@ def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
     """Split a text into words and signs.
 
     Returns:
-        The words and signs in lower case, with NUMBER for each number, and an empty text at the end.
-        For each of the C characters, the index of its word in that list, shape (C,). White space has index -1.
+        The words and signs in lower case, with NUMBER for each number, and an empty text at the end; and for each of
+        the C characters the index of its word in that list, shape (C,). A white-space character has index -1.
     """
     names: list[str] = []
     places = np.full(len(text), -1, dtype=np.int32)

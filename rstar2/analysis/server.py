@@ -19,7 +19,7 @@ TOP = 20
 """Number of log-probabilities requested per position, the most that a vLLM server returns by default."""
 _IN_FLIGHT = 16
 _ANSWER_S = 600.0
-"""Most seconds for one trace."""
+"""Maximum number of seconds for one trace."""
 WAIT_S = 60.0
 """Seconds that a server may be away."""
 
@@ -29,11 +29,14 @@ Bounds = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class BoundsServer:
-    """A vLLM server whose model reads the token ids of traces. Its tokenizer must be that of the traces."""
+    """A vLLM server whose model reads the token ids of traces.
+
+    The server's tokenizer must be the tokenizer of the traces.
+    """
 
     url: str
     model: str | None
-    """Name of the model on the server. None if the server has only one."""
+    """Name of the model on the server. None if the server has only one model."""
     vocabulary: int
     """Number of tokens of the tokenizer."""
     retries: RetryPolicy

@@ -16,22 +16,26 @@ from rstar2.runs import load_config
 
 @dataclass(frozen=True)
 class TraceSet:
-    """Traces that are analysed together: those of one benchmark, or the stored rollouts of one training stage."""
+    """Traces that are analysed together: the traces of one benchmark, or the stored rollouts of one training stage."""
 
     name: str
-    """Path of the traces' folder relative to the run, such as eval/stage3. For a single file, the name of its folder if
-    it is called traces.jsonl, else its own name."""
+    """Path of the traces' folder relative to the run, such as eval/stage3. For a single file called traces.jsonl, the
+    name of the file's folder. For any other single file, the name of that file."""
     arm: str
-    """Distinguishes sets with the same name, which are compared: "plain" for plain GRPO, or the run's name."""
+    """Distinguishes sets of traces that have the same name and are compared with each other: "plain" for plain GRPO, or
+    the run's name."""
     files: tuple[Path, ...]
     model: Path | None
-    """Folder of the model that generated all traces. None if it is not in the run, or differs between traces."""
+    """Folder of the model that generated all traces. None if the model is not in the run, or differs between traces."""
     tokenizer: Path | None
     """A model folder of the run with the traces' tokenizer."""
 
     @property
     def model_sha256(self) -> str | None:
-        """Hash of the model that generated the traces (`rstar2.eval.target.model_hash`). None if it is not stored."""
+        """Hash of the model that generated the traces (`rstar2.eval.target.model_hash`).
+
+        None if the hash is not stored.
+        """
         results = read_json(self.files[0].with_name("results.json")) or {}
         sha256: str | None = (results.get("model") or {}).get("sha256")
         return sha256
@@ -42,7 +46,8 @@ class TraceSet:
 
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
-    """Find the sets of traces in files and runs. With several paths, the arm begins with the part that differs.
+    """Find the sets of traces in files and runs. With several paths, the arm of each set begins with the part of its
+    path that differs.
 
     Raises:
         UserError: a path is neither a run nor a file of traces, is named twice, or has no traces.
@@ -66,7 +71,10 @@ def file_sizes(sets: list[TraceSet]) -> dict[Path, int]:
 
 
 def recorded(folder: Path, paths: list[Path], sizes: dict[Path, int]) -> dict[str, Any]:
-    """A JSON-able record of the traces that an analysis read. Paths are relative to its folder, which may be moved."""
+    """A JSON-able record of the traces that an analysis read.
+
+    The record's paths are relative to `folder`, so that the analysis can be moved together with the traces.
+    """
     return {
         "paths": [os.path.relpath(path, folder) for path in paths],
         "bytes": {os.path.relpath(path, folder): size for path, size in sizes.items()},
@@ -74,7 +82,10 @@ def recorded(folder: Path, paths: list[Path], sizes: dict[Path, int]) -> dict[st
 
 
 def has_changed(folder: Path, about: dict[str, Any]) -> bool:
-    """Whether the traces have changed since an analysis. `about` is its record, made by `recorded` for its folder."""
+    """Whether the traces have changed since an analysis.
+
+    `about` is the analysis's record, made by `recorded` for `folder`.
+    """
     paths = [folder / path for path in about["paths"]]
     try:
         return recorded(folder, paths, file_sizes(find_sets(paths))) != about
@@ -83,7 +94,7 @@ def has_changed(folder: Path, about: dict[str, Any]) -> bool:
 
 
 def _differing_parts(paths: list[Path]) -> list[str]:
-    """Each path without the folders with which all paths begin or end. Empty for a single path."""
+    """Each path without the folders with which all paths begin or end. A single path gets an empty text."""
     split = [path.resolve().parts for path in paths]
     for path, parts in zip(paths, split, strict=True):
         if split.count(parts) > 1:

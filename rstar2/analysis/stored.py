@@ -1,7 +1,8 @@
-"""Stores the per-token entropies of a file of traces beside it: those of `traces.jsonl` in `traces.entropy.npz`.
+"""Stores the per-token entropies of a file of traces beside it: the entropies of `traces.jsonl` are in
+`traces.entropy.npz`.
 
-Entropies are stored as 16-bit multiples of STEP nats, so they are exact to half a step. The file is compressed. The
-report page reads the entropies, and the number of characters that each token has in its turn's text.
+Entropies are stored as 16-bit multiples of STEP nats, so they are exact to half a step. The file of entropies is
+compressed. The report page reads the entropies, and the number of characters that each token has in its turn's text.
 """
 
 from __future__ import annotations
@@ -22,25 +23,29 @@ from rstar2.files import whole_path
 STEP = 2e-4
 """Resolution in nats. The largest value, 65,535 steps, is the entropy of half a million equally likely tokens."""
 FORKING, REFLECTION = 1, 2
-"""Marks of uncertain words: REFLECTION within k tokens after a tool reply, FORKING elsewhere. Other tokens have 0."""
+"""Marks of uncertain words: REFLECTION within k tokens after a tool reply, FORKING elsewhere. All other tokens have the
+mark 0."""
 
 
 @dataclass
 class TokenEntropies:
-    """The entropies of one file with N traces and M generated tokens in all. Failed samples are left out."""
+    """The entropies of one file with N traces and M generated tokens in all.
+
+    Failed samples have no entropies and do not count among the N traces.
+    """
 
     about: dict[str, Any]
     """The source of the entropies: `source`, `model`, `temperature`, and `bytes`, the size of the file of traces."""
     sizes: NDArray[np.int64]
     """Shape (N,): number of generated tokens of each trace."""
     entropy: NDArray[np.float32]
-    """Shape (M,), in nats. These are lower bounds if there is an `upper`."""
+    """Shape (M,), in nats. The entropy of each token. The values are lower bounds if `upper` is not None."""
     upper: NDArray[np.float32] | None
-    """Shape (M,), in nats: upper bounds. None if `entropy` is exact or sampled."""
+    """Shape (M,), in nats: upper bounds of the entropies. None if `entropy` is exact or sampled."""
     characters: NDArray[np.uint16]
     """Shape (M,): number of characters of the turn's text that each token has."""
     marks: NDArray[np.uint8]
-    """Shape (M,): FORKING, REFLECTION or 0."""
+    """Shape (M,): the mark of each token: FORKING, REFLECTION or 0."""
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Split an array of shape (M,) into one array per trace."""
@@ -56,7 +61,7 @@ def concatenated(rows: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 
 def write_entropies(traces: Path, entropies: TokenEntropies) -> None:
-    """Write entropies beside a file of traces, atomically. Raises OSError if that fails."""
+    """Write entropies beside a file of traces, atomically. Raises OSError if the file cannot be written."""
     arrays = {
         "about": np.frombuffer(json.dumps(entropies.about).encode(), dtype=np.uint8),
         "sizes": entropies.sizes,
@@ -71,7 +76,8 @@ def write_entropies(traces: Path, entropies: TokenEntropies) -> None:
 
 
 def read_entropies(traces: Path) -> TokenEntropies | None:
-    """Read the entropies of a file of traces. None if there are none, or if the size of the file has changed since.
+    """Read the entropies of a file of traces. The result is None if no entropies are stored, or if the size of the file
+    of traces has changed since the entropies were stored.
 
     Raises:
         UserError: the file of entropies is damaged.

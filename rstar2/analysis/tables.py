@@ -16,10 +16,11 @@ from rstar2.files import whole_file
 from rstar2.terminal import percent
 
 Value = str | int | float | None
-"""A cell of a table. None is printed as a dash, and means that there was nothing to compute it from."""
+"""A cell of a table. None is printed as a dash, and means that the cell's number could not be computed because its data
+is missing."""
 Row = tuple[Value, ...]
 Chart = dict[str, Any]
-"""A `rstar2.report.collect.Chart` with two more keys: `table`, the name of the table that it is drawn from, and
+"""A `rstar2.report.collect.Chart` with two more keys: `table`, the name of the table that the chart is drawn from, and
 optionally `usual`, a text about usual values."""
 
 
@@ -53,7 +54,7 @@ def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
 
 
 def number(value: float) -> float | None:
-    """A value with six digits. None for NaN."""
+    """A value with six digits. The result is None if the value is NaN."""
     return None if math.isnan(value) else float(f"{value:.6g}")
 
 
@@ -73,7 +74,7 @@ def text_of(column: str, value: Value) -> str:
 
 
 def write_csv(folder: Path, tables: Iterable[Table]) -> None:
-    """Write NAME.csv for each table, atomically. None is an empty field."""
+    """Write NAME.csv for each table, atomically. A cell that is None becomes an empty field."""
     for table in tables:
         with whole_file(folder / f"{table.name}.csv") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -84,13 +85,14 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
 def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, list[list[Value]]]]) -> Chart:
     """Make a chart with a line per series.
 
-    An interval is left out if its upper end is more than twice the chart's largest value; the table has it.
+    An interval is left out if its upper end is more than twice the chart's largest value; the table still contains such
+    an interval.
 
     Args:
         table: the table that the values come from.
         title: title of the chart.
         x: label of the x axis.
-        y: label of the y axis. If it ends in `share`, values are drawn in percent.
+        y: label of the y axis. If the label ends in `share`, values are drawn in percent.
         series: the name and the points of each line. Points are [x, y] or [x, y, low, high], and not negative.
     """
     tallest = max((float(point[1] or 0) for _, points in series for point in points), default=0.0)

@@ -1,6 +1,7 @@
 """A tokenizer that reads only a model folder's tokenizer.json.
 
-It loads in milliseconds. A tokenizer of transformers takes seconds, because transformers imports torch.
+Such a tokenizer loads in milliseconds. A tokenizer of transformers takes seconds to load, because transformers imports
+torch.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from rstar2.loop.turns.choose import no_tokenizer
 _PLAIN_CLASS = "TokenizersBackend"
 """The class of transformers that uses tokenizer.json without changes."""
 _SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
-"""Keys of tokenizer_config.json that list special tokens. Keys such as eos_token name a single one."""
+"""Keys of tokenizer_config.json that list special tokens. Keys such as eos_token name a single special token."""
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizer.json. It has the methods of transformers' tokenizers that `TokenReader` uses."""
+    """The tokenizer of a tokenizer.json.
+
+    `FileTokenizer` has the methods of transformers' tokenizers that `TokenReader` uses.
+    """
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -43,7 +47,7 @@ class FileTokenizer:
 def file_tokenizer(folder: Path) -> FileTokenizer | None:
     """The tokenizer of a model folder. None if transformers would treat tokens differently than tokenizer.json says.
 
-    It works for models that transformers 5 saved with its generic class, such as the demo's.
+    A tokenizer is returned for models that transformers 5 saved with its generic class, such as the demo's.
 
     Raises:
         UserError: a file is damaged.

@@ -20,14 +20,15 @@ REACH = 64
 _REPLACED = "\ufffd"
 """The text that a tokenizer returns for a part of a character."""
 _LONGEST_CHARACTER = 6
-"""Most tokens that spell one character, or several joined ones."""
+"""Maximum number of tokens that spell one character, or several joined characters."""
 _MAY_DIFFER = 2
-"""Number of turns whose decoded text may differ from the trace. With more than 20 turns, a tenth of them may."""
+"""Number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded text of a
+tenth of the turns may differ."""
 
 
 @dataclass(frozen=True)
 class WrittenTokens:
-    """The M generated tokens of one trace, in order. They are those with mask 1."""
+    """The M generated tokens of one trace, in order. The generated tokens are the tokens with mask 1."""
 
     turn: NDArray[np.int32]
     """Shape (M,): the number of the token's turn, from 0."""
@@ -36,7 +37,7 @@ class WrittenTokens:
     kind: NDArray[np.uint8]
     """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
-    """Shape (M,): the number of characters of the turn's text that the token has; 0 for special tokens.
+    """Shape (M,): the number of characters of the turn's text that the token has. A special token has 0 characters.
 
     The count of a turn's first token includes text at the beginning of the turn that the chat template wrote.
     """
@@ -45,7 +46,7 @@ class WrittenTokens:
 
 
 class TokenReader:
-    """Reads the tokens of traces. The tokenizer must be the one that generated them."""
+    """Reads the tokens of traces. The tokenizer must be the tokenizer of the model that generated the traces."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -120,8 +121,9 @@ class TokenReader:
         """Decode tokens one by one.
 
         Returns:
-            The text of each token. Special tokens have none. If several tokens spell a character, the first has it.
-            The index of the token that has each token's text: its own, or that of the first token of its character.
+            The text of each token, and for each token the index of the token that has its text: its own index, or the
+                index of the first token of its character. Special tokens have no text. If several tokens spell a
+                character, the first of these tokens has the character as its text.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
@@ -178,7 +180,8 @@ class TokenReader:
 
 
 def outcome(turn: Turn) -> str:
-    """The outcome of a turn's calls: `ok`, `lost`, or the `failure_kind` of the first failure. Empty without calls.
+    """The outcome of a turn's calls: `ok`, `lost`, or the `failure_kind` of the first failure. The outcome is empty for
+    a turn without calls.
 
     If the judge lost one of the calls, the whole turn counts as lost, because nothing is known about the model's code.
     """
@@ -189,9 +192,10 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """The distance of each token from the tool reply before its turn, from 0. It is -1 if there is no such reply.
+    """The distance of each token from the tool reply before its turn, from 0. The distance is -1 if there is no such
+    reply.
 
-    Shape (M,).
+    The result has shape (M,).
     """
     follows = np.array(
         [number > 0 and bool(trace.turns[number - 1].calls) for number in range(len(trace.turns))]
@@ -203,7 +207,7 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn with calls that were run, and the reply to them. Places are indices into WrittenTokens."""
+    """A turn with calls that were run, and the reply to them. The places of an event are indices into WrittenTokens."""
 
     call: int
     """Place of the first token of the turn's first call."""

@@ -35,7 +35,7 @@ _FEW = 10
 """Fewest replies of a group with its own k, and fewest tokens of a point in a chart."""
 _MOST_WORDS = 20
 _MOST_FAILURES = 8
-"""Most kinds of failures that a table lists for each set of traces."""
+"""Maximum number of kinds of failures that a table lists for each set of traces."""
 _DRAWN_FAILURES = 3
 _RARE = 5
 """Fewest uncertain tokens of a word in the lists of words."""
@@ -54,7 +54,7 @@ Numbers = NDArray[np.float32]
 
 
 class Uncertainty:
-    """Collects the traces of a set, one at a time. Its tables are valid once all traces have been added."""
+    """Collects the traces of a set, one at a time. The tables are valid once all traces of the set have been added."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -64,7 +64,8 @@ class Uncertainty:
         self._steps: list[int | None] = []
         """The training step of each trace."""
         self._top: list[NDArray[np.int16]] = []
-        """For each trace an array of shape (M,): the place (`_places`) of uncertain tokens, _NOT_TOP for others."""
+        """For each trace an array of shape (M,): the place (`_places`) of uncertain tokens, _NOT_TOP for all other
+        tokens."""
         self._kinds: list[NDArray[np.uint8]] = []
         """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
@@ -163,12 +164,13 @@ class Uncertainty:
 
     @cached_property
     def windows(self) -> dict[Group, int]:
-        """k by group: the number of tokens after a reply in which words are more uncertain than elsewhere. May be 0.
+        """k by group: the number of tokens after a reply in which words are more uncertain than elsewhere. A group's k
+        may be 0.
 
         The excess of a place is the sum over its words of their entropy minus the mean of words elsewhere. k is the
         number of first tokens with the largest total excess. The search ends at the first WINDOW tokens whose excess
-        sums to 0 or less, because reflection follows the reply directly. It also ends where fewer than one reply in ten
-        has a token. A group with fewer than _FEW replies has the k of all replies together.
+        sums to 0 or less, because reflection follows the reply directly. The search also ends where fewer than one
+        reply in ten has a token. A group with fewer than _FEW replies has the k of all replies together.
         """
         return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
 
@@ -217,7 +219,10 @@ class Uncertainty:
         ]
 
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
-        """The shares of uncertain tokens by kind, and for words also by class. `step` selects a training step."""
+        """The shares of uncertain tokens by kind, and for words also by class.
+
+        If `step` is given, only traces of that training step count.
+        """
         sums = Sums()
         traces = zip(self._groups, self._steps, self.marks, self._top, self._kinds, strict=True)
         for group, of_step, marks, top, all_kinds in traces:
@@ -266,7 +271,8 @@ class Uncertainty:
     def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
         """The differences of mean entropy after tool replies and elsewhere.
 
-        Keys are the name of the contrast and the number of first tokens after a reply that it is over.
+        The keys are the name of the contrast and the number of first tokens after a reply over which the contrast is
+        computed.
         """
         compared: dict[tuple[str, int | None], Estimate] = {}
         for of, what in _COMPARED.items():
@@ -285,7 +291,8 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def outcomes(self) -> list[Row]:
-        """A row per outcome of calls and kind of failure: the entropy of words in the first WINDOW tokens after it."""
+        """A row per outcome of calls and kind of failure: the entropy of words in the first WINDOW tokens after a reply
+        with that outcome."""
         elsewhere, ok = self.sums.estimate("elsewhere words"), self._after("ok", WINDOW)
         rows: list[Row] = []
         kinds = self.failures()[:_MOST_FAILURES]
@@ -327,8 +334,9 @@ class Uncertainty:
     def words(self, prose: bool) -> list[Row]:
         """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
 
-        Only lifts above 1 are listed. With `prose`, it lists words of the prose, each with the class of most of its
-        uncertain tokens. Without, it lists everything else: numbers, signs, and words of code, answers and markup.
+        Only lifts above 1 are listed. With `prose`, words of the prose are listed, each with the class of most of its
+        uncertain tokens. Without `prose`, everything else is listed: numbers, signs, and words of code, answers and
+        markup.
         """
         word_kind = KINDS.index("word")
         keys = [key for key in self._words if (key[1] == word_kind) == prose]
@@ -352,7 +360,7 @@ class Uncertainty:
 def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> NDArray[np.int16]:
     """The place of each token after a tool reply, at most REACH. _AFTER_FAILURE is added if the call failed.
 
-    It is _NO_REPLY for a token after no reply, or after a call that the judge lost. Shape (M,).
+    The place is _NO_REPLY for a token after no reply, or after a call that the judge lost. The result has shape (M,).
     """
     before = ["", *(outcome(turn) for turn in trace.turns)]
     added = np.array([0 if each in ("", "ok", "lost") else _AFTER_FAILURE for each in before])

@@ -84,13 +84,17 @@ class Question:
     end: int
     """Index after the last message that belongs to the question."""
     answered: bool
-    """Whether the question ends with a reply. Otherwise it ends with a call, which is the conversation's last turn."""
+    """Whether the question ends with a reply. If False, the question ends with a call, which is the conversation's last
+    turn."""
     value: str | None
-    """The definite value that answers the question. None if there is none."""
+    """The definite value that answers the question. None if no definite value answers the question."""
 
 
 def split_thought(message: Message) -> tuple[str | None, str]:
-    """Returns the thought of a turn and its other text, in which calls in tags stay. The thought may be None."""
+    """Returns the thought of a turn and its other text, in which calls in tags stay.
+
+    The thought is None if the turn has no thought.
+    """
     text = message.get("content") or ""
     thought = message.get(THOUGHT) or None
     if (in_tags := tags.leading_thought(text)) is not None:
@@ -114,7 +118,8 @@ def plain_turn(message: Message) -> Message:
 
 
 def questions(messages: Sequence[Message], solves: bool = False) -> list[Question] | None:
-    """Returns the questions of a conversation, or None if it cannot be taught in the form that RL rewards.
+    """Returns the questions of a conversation, or None if the conversation cannot be taught in the form that RL
+    rewards.
 
     A conversation cannot be taught in this form in three cases: it has its own system text, its texts contain rstar2's
     tags, or it has turns before the first question.
@@ -165,7 +170,7 @@ def _arguments(turns: Sequence[Message]) -> list[str]:
 
 
 def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) -> str | None:
-    r"""Returns the value that answers a question. None if there is any doubt about it.
+    r"""Returns the value that answers a question. Returns None if there is any doubt about the value.
 
     A box in the reply is the value if it is the only box, it is closed, it ends the reply, and it is not an example of
     LaTeX.
@@ -208,7 +213,10 @@ def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) ->
 
 
 def _boxed(reply: str, stated: Sequence[str]) -> str | None:
-    """Returns the content of the reply's box, if it is the answer. Otherwise returns None."""
+    """Returns the content of the reply's box, if the content is the answer.
+
+    Returns None if the box is not the answer.
+    """
     boxes = list(_BOX.finditer(reply))
     if len(boxes) != 1 or "\\fbox" in reply or any(_ABOUT_LATEX.search(text) for text in [reply, *stated]):
         return None

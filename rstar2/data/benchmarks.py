@@ -40,11 +40,11 @@ class Source:
     answer: str = "answer"
     """The name of the column with the gold answer."""
     id: str | None = None
-    """The name of the column with the id. If it is None, rows are numbered."""
+    """The name of the column with the id. If None, the number of a row is its id."""
     configs: tuple[str | None, ...] = (None,)
     """The configs of the data set, in the order in which they are read."""
     make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
-    """Converts a row to (problem, answer). None if the two columns contain exactly these."""
+    """Converts a row to (problem, answer). None if the two columns contain exactly the problem and the answer."""
     more_columns: tuple[str, ...] = ()
     """Further columns that `make` reads."""
     gated: bool = False
@@ -62,7 +62,10 @@ def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
 
 
 def _gpqa(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
-    """Read a row of GPQA. The order of its four choices is derived from the texts, so it is the same in every run."""
+    """Read a row of GPQA.
+
+    The order of the four choices is derived from the texts, so the order is the same in every run.
+    """
     choices = [row[source.answer], *(row[column] for column in source.more_columns)]
     question = str(row[source.problem]).strip()
     order = sorted(

@@ -1,6 +1,7 @@
-"""Generates arithmetic problems that are easier with Python, and tool-use conversations that solve them.
+"""Generates arithmetic problems that are easier with Python, and tool-use conversations that solve such problems.
 
-Held-out problems never appear in training, for any seed, because a hash of the text decides whether one is held out.
+Held-out problems never appear in training, for any seed, because a hash of the text decides whether a problem is held
+out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ OPERANDS = range(10, 100)
 """The range of the two numbers in a problem."""
 
 ANSWER_DIGITS = 4
-"""Number of digits in every answer. It is fixed, so that a tiny model can copy digits over a fixed distance."""
+"""Number of digits in every answer. This number is fixed, so that a tiny model can copy digits over a fixed
+distance."""
 
 FORMAT = read_format("demo")
 
@@ -49,7 +51,7 @@ class Family:
     ask: str
     """The quantity to find, in words without digits, so that the two numbers are easy to see."""
     expression: str
-    """The Python expression for the quantity. It has no digits either."""
+    """The Python expression for the quantity. Like `ask`, the expression has no digits."""
     imports: str = ""
     """The import statement that the expression needs."""
 
@@ -96,7 +98,7 @@ def training(seed: int, count: int, skip: int = 0) -> list[Problem]:
 
 
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
-    """Yields synthetic tool-use conversations for SFT. Some of them are flawed on purpose.
+    """Yields synthetic tool-use conversations for SFT. Some of the conversations are flawed on purpose.
 
     `flaws` has the share of each kind of flaw: `repaired` (a failed call, then one that works), `guessed` (a number
     without a call), `wrong` (a number that differs from the tool's output), `missing` (no answer block) and `repeated`
@@ -109,7 +111,10 @@ def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict
 
 
 def run_trusted(code: str) -> tuple[str, bool]:
-    """Runs a program that this module wrote, without a judge. Returns its output, and whether it failed."""
+    """Runs a program that this module wrote, without a judge.
+
+    Returns the program's output, and whether the program failed.
+    """
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out):

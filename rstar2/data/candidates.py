@@ -1,8 +1,9 @@
-"""The candidates of a preparation: rows that were read and not yet dropped. They are on disk, and have numbers.
+"""The candidates of a preparation: rows that were read and not yet dropped. Candidates are stored on disk, and each has
+a number.
 
-The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. This takes a third
-of the time of parquet, and each process can write and read batches independently. Memory holds one byte per row, and
-eight more while a filter needs keys.
+The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. Reading and writing
+such streams takes a third of the time of parquet, and each process can write and read batches independently. Memory
+holds one byte per row, and eight more while a filter needs keys.
 """
 
 from __future__ import annotations

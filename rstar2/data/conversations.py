@@ -1,7 +1,7 @@
 """Converts the tools, calls and turns of a source to messages in the form of OpenAI's API, and checks every call.
 
-Sources write types as `dict`, `float` or `list of strings`. These are converted to JSON Schema. A row is refused if a
-call does not match the schema of its tool.
+Sources write types as `dict`, `float` or `list of strings`. Such type names are converted to JSON Schema. A row is
+refused if a call does not match the schema of its tool.
 """
 
 from __future__ import annotations
@@ -189,14 +189,14 @@ def _subschema(value: Any) -> Any:
 
 
 def _type(name: Any) -> str | None:
-    """Returns the JSON type for a source's word. None if the word means any type."""
+    """Returns the JSON type for a source's word. Returns None if the word means any type."""
     word = str(name).lower()
     word = _TYPES.get(word, word)
     return word if word in _JSON_TYPES else None
 
 
 def call(name: Any, arguments: Any) -> dict[str, Any]:
-    """Returns a tool call. `conversation_row` later checks its arguments and writes them as text.
+    """Returns a tool call. `conversation_row` later checks the call's arguments and writes the arguments as text.
 
     Raises:
         Refused: `arguments` is neither an object nor the JSON text of an object, or the name is not text.
@@ -260,7 +260,10 @@ def prose_message(content: Any, tools: Tools) -> Message:
 
 
 def _call_in(text: str, tools: Tools) -> str:
-    """Returns the start of a text that looks like a call of one of the tools. Empty if there is none."""
+    """Returns the start of a text that looks like a call of one of the tools.
+
+    Returns an empty text if the text contains no such call.
+    """
     plain = text.translate(_ASCII_BRACKETS)
     if marked := _MARKED_CALL.search(plain):
         return text[marked.start() :][:80]
@@ -274,7 +277,8 @@ def _call_in(text: str, tools: Tools) -> str:
 
 
 def refuse_unread_tools(system: str, rest: str) -> None:
-    """Raise Refused if a system text without readable tools mentions tools. 'There are no tools' does not count.
+    """Raise Refused if a system text without readable tools mentions tools. A sentence such as 'There are no tools'
+    does not count as a mention.
 
     The error quotes `rest`, which is a part of the text.
     """
@@ -311,9 +315,9 @@ def tool_reply(content: Any) -> Message:
 def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     """Returns the columns `messages` and `tools` of a conversation.
 
-    A reply may name its call: its `tool_call_id` is then the `id` of the call. Replies without it are in the order of
-    the calls. The returned replies are always in this order. Messages after the assistant's last message are left out,
-    because SFT learns nothing from them.
+    A reply may name its call: its `tool_call_id` is then the `id` of the call. Replies without `tool_call_id` are in
+    the order of the calls. The returned replies are always in the order of the calls. Messages after the assistant's
+    last message are left out, because SFT learns nothing from them.
 
     Raises:
         Refused: no message of the assistant answers a user, the first message is the assistant's, a call does not match

@@ -38,7 +38,7 @@ _SPLITS = {
     "validation": ("validation", "valid", "val", "dev"),
     "train": ("train", "training"),
 }
-"""The splits, and the words by which a path names them."""
+"""The splits, and the words by which a path names a split."""
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 """Matches the alternatives `{a,b}` in a pattern."""
 _NUMBERED = re.compile(r"^(.*)-\d+-of-(\d+)\.\w+$")
@@ -80,7 +80,7 @@ class HubFile:
     """The path of the file in the repository of the data set."""
     size: int
     local: Path | None
-    """The path of the file in the hub's cache. None if it is not in the cache."""
+    """The path of the file in the hub's cache. None if the file is not in the cache."""
 
     def __str__(self) -> str:
         return f"{self.hub_id}/{self.name}"
@@ -95,7 +95,7 @@ class HubFile:
         return self.local is None and self.suffix != ".parquet"
 
     def path(self) -> Path:
-        """Returns the path of the file in the hub's cache. The file is downloaded if it is not there."""
+        """Returns the path of the file in the hub's cache. The file is downloaded if it is not in the cache."""
         from huggingface_hub import hf_hub_download
 
         if self.local is not None:
@@ -131,7 +131,7 @@ class HubFiles:
 
 
 def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
-    """Find the files of a split of a data set. The files are not read.
+    """Find the files of a split of a data set. The contents of the files are not read.
 
     Args:
         name: the name of the source, for messages.
@@ -235,7 +235,7 @@ def _located(name: str, part: HubSet) -> HubFiles:
 
 
 def _in_cache(name: str, part: HubSet) -> HubFiles:
-    """Returns the files of the split in the hub's cache. Raises UserError if there are none."""
+    """Returns the files of the split in the hub's cache. Raises UserError if the cache has no files of the split."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -303,7 +303,10 @@ def _may_be_data(path: str) -> bool:
 
 
 def _splits_of(listed: Any, folder: str) -> dict[str, list[str]]:
-    """Returns the file patterns of each split, from the key `data_files` of a card. They are relative to `folder`."""
+    """Returns the file patterns of each split, from the key `data_files` of a card.
+
+    The patterns on the card are relative to `folder`.
+    """
     if isinstance(listed, dict) and "path" not in listed:
         listed = [{"split": split, "path": path} for split, path in listed.items()]
     splits: dict[str, list[str]] = {}
@@ -323,7 +326,7 @@ def _named_splits(paths: list[str], folder: str) -> dict[str, list[str]]:
 
 
 def _split_in(path: str) -> str | None:
-    """Returns the split that a path names. None if it names none."""
+    """Returns the split that a path names. Returns None if the path names no split."""
     words = re.split(r"[^a-z]+", path.lower())
     return next((split for split, names in _SPLITS.items() if any(name in words for name in names)), None)
 
@@ -350,7 +353,10 @@ def _changed(name: str, message: str) -> UserError:
 
 
 def _complete(part: HubSet, revision: str, files: Sequence[tuple[str, int, Path | None]]) -> HubFiles:
-    """Returns the files, after a check that no file of a numbered series is missing. Raises UserError if one is."""
+    """Returns the files, after a check that no file of a numbered series is missing.
+
+    Raises UserError if a file of a series is missing.
+    """
     series = Counter(match.groups() for name, _, _ in files if (match := _NUMBERED.match(name)))
     for (_, total), count in series.items():
         if count != int(total):

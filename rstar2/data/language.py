@@ -1,9 +1,9 @@
 """Detects whether a text was rewritten in another language.
 
-The test compares the scripts of two texts, and in Latin script also their function words. It is simple, and reports
-only clear cases. It does not distinguish languages with the same script other than Latin (Russian and Ukrainian, Arabic
-and Persian), languages that are not in `_FUNCTION_WORDS`, and texts with few function words. Code, formulas and web
-addresses are ignored.
+The test compares the scripts of two texts, and in Latin script also their function words. This test is simple, and
+reports only clear cases. The test does not distinguish languages with the same script other than Latin (Russian and
+Ukrainian, Arabic and Persian), languages that are not in `_FUNCTION_WORDS`, and texts with few function words. Code,
+formulas and web addresses are ignored.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _LANGUAGES: dict[str, frozenset[str]] = {
     name: frozenset(words.split()) for name, words in _FUNCTION_WORDS.items()
 }
 _LEAST_WORDS = 3
-"""Minimum number of different function words of a language that a text must contain to count for it."""
+"""Minimum number of different function words of a language that a text must contain to count as a text in that
+language."""
 _LEAST_SHARE = 0.08
 """Minimum share of function words of one language among a text's words."""
 _TIMES_THE_OTHER = 2.0
@@ -69,7 +70,7 @@ _TIMES_THE_OTHER = 2.0
 
 
 def in_another_language(old: str, new: str) -> bool:
-    """Whether the new text is clearly in another language or script than the old one."""
+    """Whether the new text is clearly in another language or script than the old text."""
     before, after = _shares(old), _shares(new)
     if before and after:
         # Latin is left out, because names and terms in Latin letters occur in texts of every script.
@@ -90,7 +91,10 @@ def in_another_language(old: str, new: str) -> bool:
 
 
 def _function_words(text: str) -> Counter[str]:
-    """Returns the number of function words of each language in a text. Empty if the text has too few of them."""
+    """Returns the number of function words of each language in a text.
+
+    The result is empty if the text has too few function words.
+    """
     words = Counter(run[0].lower() for run in _RUN.finditer(_prose(text)) if run.lastgroup == "Latin")
     counts = {
         name: sum(words[word] for word in known)

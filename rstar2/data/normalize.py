@@ -1,4 +1,4 @@
-r"""The normal form of texts. Copies of a problem have the same normal form, even if they are typed differently.
+r"""The normal form of texts. Copies of a problem have the same normal form, even if the copies are typed differently.
 
 The filters for duplicates, near duplicates, contradictions and benchmark problems compare normal forms. `\dfrac12`,
 `\frac{1}{2}`, `½` and `1/2` have the same normal form, and so have `\left(` and `(`, `$x$` and `\(x\)`, `<i>x</i>` and
@@ -6,7 +6,7 @@ The filters for duplicates, near duplicates, contradictions and benchmark proble
 set.
 
 `plain_text` removes only markup that changes the look of a text, and keeps formulas and lines. The filters on content
-search this form. `normalized` also gives formulas one spelling.
+search the result of `plain_text`. `normalized` also gives formulas one spelling.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ _OF_N = (
 _ESCAPE = re.compile(
     rf"\\(?:(\\)|(n)(?!(?:{_OF_N})(?![A-Za-z]))|([rt])(?![A-Za-z])|(\")|u([0-9a-fA-F]{{4}}))"
 )
-"""Matches an escape of JSON. Few LaTeX commands begin like one."""
+"""Matches an escape of JSON. Few LaTeX commands begin like an escape of JSON."""
 _MAYBE_ESCAPED = ("\\\\", "\\n", '\\"', "\\u")
 _FONTS = r"text[a-z]*|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr)|Bbb|operatorname\*?|mbox|emph|boldsymbol|bm|pmb"
 _FONT = re.compile(
@@ -160,7 +160,8 @@ _SCRIPT = re.compile(r"([_^])\s*\{\s*(\w+|\\[A-Za-z]+|')\s*\}")
 _SCRIPT_DIGIT = re.compile(r"[_^]\d(?=[A-Za-z])")
 """Matches a superscript or subscript digit before a letter, as in x^2y."""
 _MAX_NESTING = 6
-"""Maximum depth of nested fractions and nested fonts. Deeper ones stay as they are typed."""
+"""Maximum depth of nested fractions and nested fonts. Fractions and fonts that are nested deeper stay as they are
+typed."""
 
 _LABEL = re.compile(
     r"[\s\[(*#]*(?:problem|example|exercise|question|task|puzzle|q|ex)(?![a-z])\.?\s*(?:n?o\.?\s*|#\s*)?\d[\d.]*[a-z]?"
@@ -232,7 +233,10 @@ def plain_text(text: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Returns a text with escapes of JSON replaced. If it was escaped twice, doubled backslashes become single ones."""
+    """Returns a text with escapes of JSON replaced.
+
+    If the text was escaped twice, doubled backslashes become single backslashes.
+    """
     backslashes = "\\" if _DOUBLED.search(text) else "\\\\"
 
     def sign(escape: re.Match[str]) -> str:
@@ -263,7 +267,10 @@ def _without_fonts(text: str) -> str:
 
 
 def html_in(text: str) -> str | None:
-    """Returns the first tag or entity of HTML in a text. None if there is none. `a<b>c` is not a tag."""
+    """Returns the first tag or entity of HTML in a text, or None if the text has none of them.
+
+    `a<b>c` contains no tag.
+    """
     if "<" in text:
         for expression in (_RAISED, _INLINE_TAG, _PAIRED_TAG, _BLOCK_TAG):
             if tag := expression.search(text):
@@ -358,7 +365,7 @@ def signs_of(text: str) -> str:
 
 
 def meant_of(text: str) -> str:
-    """Returns the words and signs of a normalised text. They are equal for copies of a problem.
+    """Returns the words and signs of a normalised text. Copies of a problem have equal words and signs.
 
     The words distinguish 3 5 from 35. The signs distinguish 3 + 5 from 3 - 5.
     """

@@ -70,7 +70,7 @@ def _read_conversation(row: Row) -> dict[str, Any]:
 def _read_sampled(row: Row) -> dict[str, Any]:
     """Read a row of a file with token ids (`rstar2.train.rejection`).
 
-    The messages of a row with token ids stay unchanged. A row without them is read like any other conversation.
+    The messages of a row with token ids stay unchanged. A row without token ids is read like any other conversation.
     """
     tokens = row.get("tokens")
     if tokens is None:
@@ -111,8 +111,8 @@ def _message(message: Any) -> Message:
 def _with_calls_apart(message: dict[str, Any]) -> dict[str, Any]:
     """Returns an assistant message in the common form.
 
-    Calls in tags at the end of its text are moved to `tool_calls`. A thought in `reasoning_content` is moved into the
-    text.
+    Calls in tags at the end of the message's text are moved to `tool_calls`. A thought in `reasoning_content` is moved
+    into the text.
     """
     content, thought = message.get("content"), message.get("reasoning_content")
     if not message.get("tool_calls") and isinstance(content, str) and (calls := tags.ending_calls(content)):
@@ -125,7 +125,7 @@ def _with_calls_apart(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _id(value: dict[str, Any], key: str) -> str | None:
-    """Returns the id that connects a reply with its call. None if there is none."""
+    """Returns the id that connects a reply with its call. Returns None if there is no such id."""
     return text_of(value, key) if value.get(key) is not None else None
 
 

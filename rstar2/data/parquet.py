@@ -24,12 +24,12 @@ HOW_TO_PREPARE = "`rstar2 data prepare` writes training data: problems for `trai
 def rl_rows(problems: Iterable[Problem], rollouts: int, source: str) -> list[dict[str, Any]]:
     """Returns one row per problem in the form of VERL's RL data set.
 
-    A training stage later replaces the prompt by one in the format of its model.
+    A training stage later replaces the prompt of each row by a prompt in the format of the stage's model.
 
     Args:
         problems: the problems.
-        rollouts: the number of rollouts per problem, 2G. VERL reads it from each row, so that `rollout.n` can be G,
-            which is the number of rollouts that it trains on.
+        rollouts: the number of rollouts per problem, 2G. VERL reads this number from each row, so that `rollout.n` can
+            be G, the number of rollouts per problem that VERL trains on.
         source: the name of the source, by which VERL groups its metrics.
     """
     return [_rl_row(at, problem, rollouts, source) for at, problem in enumerate(problems)]
@@ -56,7 +56,7 @@ def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
     """Returns the rows on which a stage of RL trains, from prepared problems or from a file in VERL's form.
 
     Verdicts, the draws of Resampling on Correct (RoC) and the seeds of rollouts depend on ids. A row without an id
-    therefore gets one that is made from its text.
+    therefore gets an id that is made from its text.
 
     Raises:
         UserError: the file cannot be read (see `read_rows`), it contains conversations, or a row has no problem, no
@@ -112,7 +112,7 @@ def _texts(file: Path, column: str, values: list[Any]) -> list[str]:
 
 
 def _ids(file: Path, ids: list[Any], texts: list[str]) -> list[str]:
-    """Returns an id for each row. A row without an id gets one that is made from its text.
+    """Returns an id for each row. A row without an id gets an id that is made from its text.
 
     Raises UserError if an id is not text, or if two rows have the same id.
     """
@@ -145,7 +145,10 @@ def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
 
 
 def iter_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a parquet file. A few thousand are in memory at a time. Raises as `iter_batches` does."""
+    """Yields the rows of a parquet file.
+
+    A few thousand rows are in memory at a time. Raises UserError as `iter_batches` does.
+    """
     for batch in iter_batches(path, _BATCH_ROWS, column):
         yield from batch.to_pylist()
 

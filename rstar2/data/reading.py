@@ -1,7 +1,7 @@
 """Reads the rows of a source from files or the hub, piece by piece, into one file of candidates.
 
 The formats are JSON Lines, JSON files that contain a list, and parquet. If a file lacks a column, an error ends the
-preparation. If a row cannot be used, it is counted with the reason, and reading continues.
+preparation. If a row cannot be used, the row is counted with the reason, and reading continues.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SEPARATOR = re.compile(r"[ \t\n\r]*([\[,\]])[ \t\n\r]*")
 """Matches the bracket or comma before, between and after the elements of a JSON list."""
 
 OnRows = Callable[[int], None]
-"""Called after each piece with the number of rows in it."""
+"""Called after each piece of a source with the number of rows in the piece."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def _texts_in_list(text: str) -> Iterator[bytes]:
     """Yields the JSON text of each element of a list, for lists that only the standard library can read.
 
     An example is a list with NaN in a row. The elements stay JSON text, so that the fast decoder can still read most of
-    them.
+    the elements.
 
     Raises:
         ValueError: the text is not a list in JSON.
@@ -421,7 +421,7 @@ def _columns(name: str, source: Source, place: str, columns: list[str]) -> list[
 
 @dataclass(frozen=True)
 class _Convert:
-    """Converts the rows of a piece to candidates. It is sent to the process that runs it."""
+    """Converts the rows of a piece to candidates. A `_Convert` is sent to the process that runs the conversion."""
 
     name: str
     source: Source

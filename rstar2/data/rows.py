@@ -1,6 +1,7 @@
 """The row schema of prepared data. All sources of problems for RL, and of conversations for SFT, use the same columns.
 
-Rows do not contain the prompt's instructions, rollouts or token ids. A training stage adds them when it starts.
+Rows do not contain the prompt's instructions, rollouts or token ids. A training stage adds the instructions, rollouts
+and token ids when the stage starts.
 
 | column | problems and conversations |
 |---|---|
@@ -25,8 +26,8 @@ Conversations also have these columns:
 | `tools` | the JSON text of the list of the tools' schemas |
 | `answer_form` | whether SFT teaches the conversation in the form that RL rewards, see `rstar2.data.taught` |
 
-Conversations from a model's own rollouts also have the column `TOKENS`. Their turns are the unchanged text of the
-model, with its calls in the text.
+Conversations from a model's own rollouts also have the column `TOKENS`. The turns of such conversations are the
+unchanged text of the model, with the model's calls in the text.
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ TOKENS = pa.field(
         ]
     ),
 )
-"""The column of token ids in conversations from a model's own rollouts. `loss_mask` is 1 for tokens that it wrote.
+"""The column of token ids in conversations from a model's own rollouts. `loss_mask` is 1 for tokens that the model
+wrote.
 
-SFT uses the token ids if its codec has the digest `codec`. Otherwise it encodes the messages.
+SFT uses the token ids if its codec has the digest `codec`. If the codec has another digest, SFT encodes the messages.
 """
 
 _SPEAKERS = ("user", "assistant")
@@ -129,8 +131,8 @@ class Refused(Exception):
 def parsed(text: str | bytes) -> Any:
     """Parse JSON. Strings may contain line breaks. Raises ValueError if the text is not JSON.
 
-    msgspec is used first, because it is faster. If it fails, for example because of NaN or a lone surrogate, the
-    standard library decides.
+    msgspec is used first, because it is faster. If msgspec fails, for example because of NaN or a lone surrogate, the
+    standard library decides whether the text is JSON.
     """
     try:
         return msgspec.json.decode(text)
@@ -217,7 +219,7 @@ def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[
 def integer_answer(text: str) -> str | None:
     r"""Returns the plain digits of an answer that the grader reads as a whole number, such as 1,000, 2.0 or 12^\circ.
 
-    Returns None for other answers.
+    Returns None if the grader does not read the answer as a whole number.
     """
     bare = (
         _AROUND_INTEGER.sub("", text).replace("\\,", ",").replace("−", "-").strip().removesuffix(".").strip()

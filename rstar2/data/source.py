@@ -1,4 +1,5 @@
-"""The class `Source`, which describes a source of training data: where its rows are, their columns, how to read one."""
+"""The class `Source`, which describes a source of training data: where the source's rows are, which columns the rows
+have, and how to read a row."""
 
 from __future__ import annotations
 
@@ -42,23 +43,24 @@ class Source:
     cannot be used.
     """
     rows: str = ""
-    """The number of rows, as text. `rstar2 data list` prints it."""
+    """The number of rows, as text. `rstar2 data list` prints this text."""
     download: str = ""
-    """The amount of data that is downloaded, as text. The text says if it is an estimate."""
+    """The amount of data that is downloaded, as text. The text says if the amount is an estimate."""
     disk: str = ""
     """The disk space that a preparation needs for the hub's cache and the rows, as text."""
     hub: tuple[HubSet, ...] = ()
     """The data sets on the hub, in the order in which they are read. Empty if the user must name a file."""
     more: tuple[str, ...] = ()
-    """Optional columns, which are read if the source has them."""
+    """Optional columns, which are read if the source has such columns."""
     gated: bool = False
     """Whether the user must first accept the source's terms on the hub."""
     rewritten: Literal["answers", "prompts"] | None = None
-    """The part of the conversations that a model rewrote in the paper. None if nothing was rewritten."""
+    """The part of the conversations that a model rewrote in the paper. None if no part of the conversations was
+    rewritten."""
     paper: str = ""
     """The part of the source that the paper uses, as text."""
     left_out: str = ""
-    """The part of a row's text that is left out on purpose, as text. The data card contains it."""
+    """The part of a row's text that is left out on purpose, as text. The data card contains this text."""
     token_ids: bool = False
     """Whether its rows have the column `rstar2.data.rows.TOKENS`."""
     missing: str = ""

@@ -1,11 +1,12 @@
 """Converts conversations to the form in which SFT teaches them: the system text, and turns in the format's form.
 
 A conversation without a system text gets the format's system text only if its turns have the form that this text asks
-for. Otherwise the model would learn to ignore the system text, which RL shows before every problem. Two kinds of rows
-are converted to the form that RL rewards (see `rstar2.data.answer_form`): rows with `answer_form`, and rows from a
-model's own rollouts.
+for. With other turns, the model would learn to ignore the system text, which RL shows before every problem. Two kinds
+of rows are converted to the form that RL rewards (see `rstar2.data.answer_form`): rows with `answer_form`, and rows
+from a model's own rollouts.
 
-The thought of a turn may be in the tags of any model or in `reasoning_content`. It becomes a thought in the format.
+The thought of a turn may be in the tags of any model or in `reasoning_content`. The thought becomes a thought in the
+tags of the format.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Taught:
 
     messages: list[Message]
     tools: list[Message] | None
-    """The tools that the template lists. None lists the format's tools, if the conversation has calls."""
+    """The tools that the template lists. If None, the template lists the format's tools, if the conversation has
+    calls."""
     keeps_form: bool
-    """Whether all turns have the form that the format's system text asks for. Then this text precedes them."""
+    """Whether all turns have the form that the format's system text asks for. If True, the format's system text
+    precedes the turns."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class FormCounts:
 
     conversations: int = 0
     rewarded_endings: int = 0
-    r"""Conversations that end in the form that RL rewards: with `<answer>` or `\boxed{}`, if the format asks for it."""
+    r"""Conversations that end in the form that RL rewards: with `<answer>` or `\boxed{}`, if the format asks for that
+    form."""
     turns: int = 0
     """Turns of the model from which SFT learns."""
     demanded_turns: int = 0
@@ -58,8 +62,8 @@ class FormCounts:
     lost_thoughts: int = 0
     """Turns whose thought is left out, because turns of the format cannot contain a thought."""
     mixed: int = 0
-    """Conversations in which only some turns have the form that the format's system text asks for. They are taught
-    without this text."""
+    """Conversations in which only some turns have the form that the format's system text asks for. Such conversations
+    are taught without the format's system text."""
 
     def __add__(self, other: FormCounts) -> FormCounts:
         sums = [getattr(self, each.name) + getattr(other, each.name) for each in fields(self)]
@@ -67,7 +71,7 @@ class FormCounts:
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Message] | None:
-    """Returns the tools of a row, which are a list or JSON text in the row. None if the row has no tools."""
+    """Returns the tools of a row, which are a list or JSON text in the row. Returns None if the row has no tools."""
     tools = row.get("tools")
     listed: list[Message] | None = json.loads(tools) if isinstance(tools, str) else tools
     return listed
@@ -95,8 +99,8 @@ def in_answer_form(
     """Returns a conversation in the form that RL rewards.
 
     A question whose reply has a definite value, or that ends with a call, is inserted into the format's user text. In
-    its turns, the text becomes the thought, and the value becomes the answer. Any other reply becomes the answer
-    unchanged.
+    the turns of such a question, the text becomes the thought, and the value becomes the answer. Any other reply
+    becomes the answer unchanged.
 
     If `solves` is set, a model wrote the conversation to solve a problem, and the box in it is the answer.
 
@@ -166,7 +170,10 @@ def _with_thought(message: Message, start: str, thought: str) -> Message:
 
 
 def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
-    """Returns the tag of the thought that the conversation's texts ask for. Empty if they ask for no thought."""
+    """Returns the tag of the thought that the conversation's texts ask for.
+
+    Returns an empty text if the conversation's texts ask for no thought.
+    """
     contents = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
     return demands_of("\n".join(contents)).thought or texts.opening.thought
 
@@ -174,8 +181,8 @@ def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
 def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Message]:
     """Splits turns with more than `most` calls, because a rollout runs only this many calls of a turn.
 
-    Each of the new turns is followed by the replies to its calls. A turn stays unchanged if its calls and replies do
-    not correspond. If the turn is the last message, it keeps its first `most` calls.
+    Each of the new turns is followed by the replies to the calls of that turn. A turn stays unchanged if its calls and
+    replies do not correspond. A turn that is the last message keeps its first `most` calls.
     """
     allowed: list[Message] = []
     at = 0
@@ -243,7 +250,7 @@ def _with_listed_tools(
 ) -> tuple[list[Message], list[Message] | None]:
     """The same as `_with_system_text`, for a format whose system text lists the tools.
 
-    This system text precedes every conversation with tools.
+    The system text that lists the tools precedes every conversation with tools.
     """
     fmt = texts.format
     assert fmt.system is not None

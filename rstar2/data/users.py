@@ -51,7 +51,10 @@ def load_source(reference: str, folders: Sequence[Path] = ()) -> Source:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads rows with a user's function. If the function raises an exception, a Failure names the function and it."""
+    """Reads rows with a user's function.
+
+    If the function raises an exception, a Failure names the function and the exception.
+    """
 
     reference: str
     read: Callable[[Row], dict[str, Any]]

@@ -59,10 +59,10 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 
 
 def start_server() -> None:
-    """Start the fork server, if it is not running. It imports modules in the background.
+    """Start the fork server, if it is not running. The fork server imports modules in the background.
 
     The fork server and the processes that it starts block SIGINT. Ctrl-C therefore reaches only this process, which
-    then ends the others.
+    then ends the fork server and the processes that it started.
     """
     forkserver.set_forkserver_preload(_PRELOADED)
     # The resource tracker starts first, because its start unblocks the signal.
@@ -96,7 +96,7 @@ def _set_function(function: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent process was killed. Otherwise it would wait for work forever."""
+    """End this process when its parent process was killed. Without this, the process would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -1,8 +1,9 @@
-"""Records how requests were adapted to a model's server: fields that it refused, and its cap on the tokens of a reply.
+"""Records how requests were adapted to a model's server: request fields that the server refused, and the server's cap
+on the tokens of a reply.
 
-Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and it becomes
-an entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even killed ones, made
-samples under these adaptations.
+Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and each
+adaptation becomes an entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even
+killed ones, made samples under these adaptations.
 """
 
 from __future__ import annotations

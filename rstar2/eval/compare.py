@@ -55,14 +55,14 @@ class Incomplete:
     """A run that lacks samples.
 
     Samples are not missing at random: a long sample fails, or is in flight when the run stops, more often than a short
-    one. So a difference between the runs may come from the missing samples.
+    one. A difference between the runs may therefore come from the missing samples.
     """
 
     run: Literal["A", "B"]
     samples: int
     """Number of samples that the run has."""
     missing: int | None
-    """Number of missing samples. None if the run was killed before it had written that number."""
+    """Number of missing samples. None if the run was killed before it had written the number of missing samples."""
     failed: dict[str, int]
     """Number of missing samples that failed, by cause. All other missing samples were never made."""
 
@@ -81,7 +81,8 @@ class Comparison:
     interval: tuple[float, float]
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
-    """The true difference that 80 % of comparisons like this one would find. None if they would find none."""
+    """The true difference that 80 % of comparisons like this one would find. None if such comparisons would find no
+    true difference, however large, that often."""
     pairs: list[Pair]
     unpaired: int
     """Number of problems that only one run has. A problem whose gold answers differ counts once for each run."""
@@ -126,7 +127,7 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
 
     Args:
         a: a run's folder, or the folder of one of its benchmarks.
-        b: the same for the other run.
+        b: the folder of the other run, or of one of its benchmarks.
 
     Raises:
         UserError: a folder is neither, or the runs share no benchmark or no problem of a benchmark.
@@ -197,7 +198,7 @@ def _incomplete(run: Literal["A", "B"], results: dict[str, Any]) -> list[Incompl
 
 
 def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDifference]:
-    """The differences of the scores, and of those that the benchmark computes from them.
+    """The differences of the scores, and of the scores that the benchmark computes from them.
 
     Entry i of `a` and of `b` is the same problem.
     """
@@ -232,8 +233,8 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
 def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str, Any]]:
     """The rows of problems by (id, gold answer), or by (id, "") if `by_id`.
 
-    An id may be a mere line number, so the gold answers must agree too. They are ignored (`by_id`) if both runs have
-    the same set of problems: a killed run has only the gold answers of its traces, which in GPQA are letters.
+    An id may be a mere line number, so the gold answers must agree too. Gold answers are ignored (`by_id`) if both runs
+    have the same set of problems: a killed run has only the gold answers of its traces, which in GPQA are letters.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

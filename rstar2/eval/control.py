@@ -37,7 +37,7 @@ class SampleCancelled(EngineError):
 
 
 class Control:
-    """Limits how many samples run at once, and can cancel one of them.
+    """Limits how many samples run at once, and can cancel a running sample.
 
     Args:
         in_flight: samples at once, at the start.
@@ -50,7 +50,7 @@ class Control:
         self._on_change = on_change
         self._slots = asyncio.Semaphore(in_flight)
         self._open_slots = in_flight
-        """Number of slots; 0 while paused."""
+        """Number of open slots, which is 0 while the run is paused."""
         self._closing = 0
         """Number of occupied slots that close as soon as their samples have ended."""
         self._sampling: dict[str, tuple[asyncio.Timeout, float]] = {}
@@ -67,7 +67,10 @@ class Control:
 
     @contextlib.asynccontextmanager
     async def sampling(self, benchmark: str, problem_id: str, sample: int) -> AsyncIterator[None]:
-        """Register a sample during the block, so that a person can cancel it. The block then raises SampleCancelled."""
+        """Register a sample during the block, so that a person can cancel it.
+
+        The block of a cancelled sample raises SampleCancelled.
+        """
         name = f"{benchmark}/{problem_id}/{sample + 1}"
         never = asyncio.timeout(None)
         try:
@@ -86,7 +89,8 @@ class Control:
         await self._resize(self.in_flight)
 
     async def apply(self, action: Action, value: str) -> dict[str, Any]:
-        """Carry out a request. Returns the state after it: `paused`, `in_flight`, and `sampling` (seconds by sample).
+        """Carry out a request. Returns the run's state after the request: `paused`, `in_flight`, and `sampling`
+        (seconds by sample).
 
         Raises:
             UserError: no sample of that name is running, or `value` is not a number of samples.
@@ -172,10 +176,10 @@ def _requests(folder: Path) -> list[Path]:
 
 
 def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
-    """Send a request to a running evaluation. Returns the state after it, as `Control.apply` does.
+    """Send a request to a running evaluation. Returns the run's state after the request, as `Control.apply` does.
 
     Raises:
-        UserError: `run` is no running evaluation, or it refuses the request.
+        UserError: `run` is no running evaluation, or the evaluation refuses the request.
         Failure: the run is still starting, or does not answer.
     """
     if action not in get_args(Action):

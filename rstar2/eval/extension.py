@@ -25,12 +25,12 @@ def extended_config(
 
     Args:
         folder: the run's folder, which need not exist.
-        kind: kind of this start, as in config.json. If the run has another kind, `open_run` refuses it.
+        kind: kind of this start, as in config.json. If the stored run has another kind, `open_run` refuses this start.
         config: `rstar2.eval.plan.EvalPlan.config` of this start.
         problems: the problems of this start, by benchmark.
 
     Returns:
-        The new config.json: `config` with the benchmarks of earlier starts. And a function that returns the part of a
+        The new config.json: `config` with the benchmarks of earlier starts, and a function that returns the part of a
         config that must not change, for `compared` of `rstar2.runs.open_run`.
     """
     stored_kind, stored = load_config(folder) if (folder / "config.json").exists() else ("", {})
@@ -69,8 +69,8 @@ def extended_config(
 def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -> None:
     """Write a benchmark's settings.json, or compare the settings with those that an earlier start wrote.
 
-    If this start adds samples or problems, results.json is first marked as incomplete, so that it is correct even if
-    this start is killed.
+    If this start adds samples or problems, results.json is first marked as incomplete, so that results.json is correct
+    even if this start is killed.
 
     Args:
         folder: the benchmark's folder.
@@ -93,6 +93,6 @@ def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -
 
 
 def _without_additions(before: Config, now: Config, adds_problems: bool) -> Config:
-    """`now`, but with the samples and the fingerprint of problems of `before` if `now` only adds to them."""
+    """`now`, but with the samples and problems' fingerprint of `before` if `now` only adds samples or problems."""
     samples = before["samples"] if now["samples"] >= before["samples"] else now["samples"]
     return {**now, "samples": samples, "problems": before["problems"] if adds_problems else now["problems"]}

@@ -28,7 +28,7 @@ def final_text(trace: Trace) -> tuple[str, bool]:
 
 
 def part_to_grade(trace: Trace, rule: ReadingRule) -> str:
-    """The part of a trace that holds its answer under a rule; empty if the rule finds none."""
+    """The part of a trace that holds its answer under a rule. The part is empty if the rule finds no answer."""
     text, finished = final_text(trace)
     return reading_rules.part_to_grade(text, rule, finished)
 

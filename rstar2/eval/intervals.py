@@ -1,4 +1,7 @@
-"""The confidence interval type, and the interval of a share. It needs no numpy, which the extra `grade` lacks."""
+"""The confidence interval type, and the interval of a share.
+
+This module needs no numpy, which the extra `grade` lacks.
+"""
 
 from __future__ import annotations
 

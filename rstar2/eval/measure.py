@@ -4,8 +4,8 @@
 measure(request) ─→ plan_evaluation: servers, problems, model ─→ open_run: the run's folder
                  ─→ judge, grader, methods ─→ run_parts: samples, verdicts, results.json ─→ view: tables
 ```
-The first Ctrl-C lets the samples in flight finish and starts no more. The second abandons them. Either way every
-finished sample is kept.
+The first Ctrl-C lets the samples in flight finish and starts no more. The second Ctrl-C abandons the samples in flight.
+After the first and after the second Ctrl-C, every finished sample is kept.
 """
 
 from __future__ import annotations

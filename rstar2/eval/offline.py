@@ -41,14 +41,14 @@ class OfflineRow:
     place: str
     """Place in the file, such as "line 3", or "row 3" if rows are not lines."""
     id: dict[str, Any]
-    """Keys that identify the row in the output: its `id` if it has one and, if it has a fault, the number of its line
-    or row."""
+    """Keys that identify the row in the output: the row's `id` if it has one and, if the row has a fault, the number of
+    its line or row."""
     gold: AnswerValue = None
     pred: AnswerValue = None
     finished: bool = True
     """Whether the model ended the output itself, with an answer."""
     fault: str = ""
-    """Why the row cannot be graded; empty if it can."""
+    """Why the row cannot be graded. Empty if the row can be graded."""
 
     @property
     def gradable(self) -> bool:
@@ -66,10 +66,12 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
         path: the file.
         gold_key: key of the gold answer in a row.
         pred_key: key of the output in a row.
-        strict: raise at the first row that cannot be graded. Otherwise such a row is returned with its fault.
+        strict: raise at the first row that cannot be graded. If False, a row that cannot be graded is returned with its
+            `fault` set.
 
     Raises:
-        UserError: the file cannot be read, or none of its rows can be graded. If `strict`: some row cannot be graded.
+        UserError: the file cannot be read, or none of its rows can be graded. With `strict`, also raised if a single
+            row cannot be graded.
     """
     rows: list[OfflineRow] = []
     unit, read = _reader(path)
@@ -153,7 +155,7 @@ def _parquet_rows(path: Path, on_fault: _OnFault) -> Iterator[tuple[int, dict[st
 
 
 def _trace(value: dict[str, Any]) -> Trace | None:
-    """Parse a row as a trace. Returns None if it is no valid trace; the row's faults are then reported."""
+    """Parse a row as a trace. Returns None if the row is no valid trace; the row's faults are then reported."""
     try:
         return Trace.model_validate(value)
     except ValidationError:
@@ -210,12 +212,12 @@ def writer(path: Path | None, source: Path) -> Iterator[Callable[[dict[str, Any]
     """Open an output for JSON Lines. Yields a function that writes one object.
 
     Args:
-        path: the file to write, which appears whole at the end. None writes to standard output.
+        path: the file to write, which appears whole at the end. If None, the objects are written to standard output.
         source: the file that the rows were read from.
 
     Raises:
-        UserError: `path` is the `source`, or `output_file` raises it.
-        Failure: `output_file` raises it.
+        UserError: `path` is the `source`, or `output_file` raises a UserError.
+        Failure: `output_file` raises a Failure.
     """
     if path is None:
         yield lambda row: _write(sys.stdout, row)

@@ -44,11 +44,11 @@ class EvalRequest:
     """Files and options of the benchmarks. With `files.data`, the request may have only one benchmark."""
     judge_model: JudgeModel | None = None
     limit: int | None = None
-    """Use only this many problems of each benchmark, the first ones. None means all."""
+    """Number of problems to use of each benchmark, from its first. If None, all problems are used."""
     record: SampleRecord = TRACES
     """How each sample is stored."""
     folder: Path | None = None
-    """The run's folder. None means a folder that is named after the settings."""
+    """The run's folder. If None, the folder is named after the settings."""
     kind: str = "eval"
     """The kind of run, as in its config.json."""
 
@@ -73,7 +73,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """A request with its problems loaded and its model open. It holds everything that decides the result."""
+    """A request with its problems loaded and its model open. The plan holds everything that decides the result."""
 
     request: EvalRequest
     opened: Opened
@@ -82,7 +82,7 @@ class EvalPlan:
     judge_model: JudgeModel | None
     """The request's judge model, with the name that its server reported."""
     judge_report: JudgeReport | None = None
-    """Result of the check of the user's judge. None if the run starts its own judge or needs none."""
+    """Result of the check of the user's judge. None if the run starts its own judge or needs no judge."""
     notes: tuple[str, ...] = ()
     """Notes about the problems, to print before sampling."""
 
@@ -113,7 +113,7 @@ class EvalPlan:
 
 
 def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
-    """Check the servers, load the problems and open the model. Cheap checks come first.
+    """Check the servers, load the problems and open the model. Cheap checks run before expensive ones.
 
     Raises:
         UserError: the server, the judge or the judge model does not answer; a harness is not set up; or a benchmark,
@@ -174,7 +174,8 @@ def _readable(
     its numbers are over the whole set.
 
     Returns:
-        The problems to sample, the unreadable problems, and a note about the latter (empty if none).
+        The problems to sample, the unreadable problems, and a note about the unreadable problems (empty if all are
+        readable).
 
     Raises:
         UserError: all problems are unreadable.
@@ -221,8 +222,8 @@ def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> N
 def _folder_names(benchmarks: list[str]) -> list[str]:
     """The names of benchmarks in results and folders.
 
-    A file is named after its stem. A user's `module:object` is named after the module, followed by the object's name
-    unless that is BENCHMARK. A name that is reserved gets the prefix `own-`.
+    A benchmark that is a file is named after the file's stem. A user's `module:object` is named after the module,
+    followed by the object's name unless that is BENCHMARK. A name that is reserved gets the prefix `own-`.
 
     Raises:
         UserError: two benchmarks have the same name, so they would share a folder.

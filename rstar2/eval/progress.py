@@ -44,13 +44,13 @@ class Progress:
     calls_per_s: float
     """Mean over the last 20 seconds."""
     accuracy: float | None
-    """Average over the problems sampled so far. None before the first sample."""
+    """Average share of correct samples over the problems sampled so far. None until the first sample has finished."""
     interval: tuple[float, float] | None
     """95 % interval of `accuracy`, clustered by problem."""
     eta_s: float | None
     trouble: str | None
-    """Why the run waits: the engine, the judge or the judge model does not answer, or the disk is full. None if it does
-    not wait."""
+    """Why the run waits: the engine, the judge or the judge model does not answer, or the disk is full. None if the run
+    does not wait."""
     outages: list[Outages]
     """How long each service was away during this start, and why."""
 

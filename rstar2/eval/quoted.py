@@ -30,11 +30,14 @@ class BesidePaper:
     paper: float
     """The paper's number, a share in 0..1."""
     run: Quoted | None
-    """This run's number. None if the run lacks the score."""
+    """This run's number. None if the run lacks the score that is compared."""
 
     @property
     def difference(self) -> tuple[float, float, float] | None:
-        """This run minus the paper, with the lower and the upper end of its interval. None without `run`."""
+        """This run minus the paper, with the lower and the upper end of the difference's interval.
+
+        None if `run` is None.
+        """
         if self.run is None:
             return None
         low, high = self.run.interval
@@ -42,7 +45,7 @@ class BesidePaper:
 
 
 def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
-    """Returns the number to quote from a benchmark's summary. None if the summary lacks it."""
+    """Returns the number to quote from a benchmark's summary. None if the summary lacks this number."""
     if not summary["samples"]:
         return None
     label = find(name).headline if name in NAMES else ""

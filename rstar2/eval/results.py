@@ -34,12 +34,12 @@ class Row:
     lost_calls: int
     read_by: str
     paper_correct: bool | None
-    """Whether the answer is correct under the paper's reading rule. None if that rule does not apply, as in benchmarks
-    that a harness scores."""
+    """Whether the answer is correct under the paper's reading rule. None if the paper's reading rule does not apply, as
+    in benchmarks that a harness scores."""
     scores: dict[str, list[float]] | None
     """The benchmark's own scores: entries by name."""
     ballot: str | None = None
-    """The answer that this sample votes for in maj@n. None means `extracted`."""
+    """The answer that this sample votes for in maj@n. If None, the sample votes for `extracted`."""
     rule: str = ""
     """The grader's rule that decided the verdict."""
     failed_turns: int = 0
@@ -74,7 +74,7 @@ class Row:
 
     @property
     def missed(self) -> Missed | None:
-        """Why the answer is not correct; None if it is."""
+        """Why the answer is not correct. None if the answer is correct."""
         return missed(self)
 
     @property
@@ -98,8 +98,9 @@ def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """Compute the summary of a benchmark from the rows of its problems.
 
-    A number is None if there is nothing to compute it from, such as a ratio of failed calls without calls. `samples` is
-    the number of traces, and `n` the smallest number of samples of a problem.
+    A number of the summary is None if the rows have nothing to compute the number from: without calls, for example, the
+    share of failed calls is None. `samples` is the number of traces, and `n` the smallest number of samples of a
+    problem.
     """
     groups = {name: group for name, group in groups.items() if group}
     rows = [row for group in groups.values() for row in group]
@@ -168,7 +169,10 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
 
 
 def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
-    """The key `scores`: the mean of each score, with its interval clustered by problem. Empty without scores."""
+    """The key `scores`: the mean of each score, with its interval clustered by problem.
+
+    The result is an empty dict if the rows have no scores.
+    """
     by_score: dict[str, list[list[float]]] = {}
     for group in groups.values():
         for name, values in _scores_of(group).items():

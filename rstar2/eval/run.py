@@ -4,8 +4,8 @@
 jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
 ```
 `rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all sample here.
-They differ in the method (how a sample is made and graded), the engines (one or a pool) and the record (what is
-stored).
+These four kinds of runs differ in the method (how a sample is made and graded), the engines (one or a pool) and the
+record (what is stored).
 
 The number of slots limits the samples in flight, so a slow rollout occupies one slot and delays no other. The queue has
 a limit too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
@@ -50,7 +50,8 @@ _RETRY_HINT = "The results cover the other samples. To retry the failed ones, st
 _DISK_FULL_HINT = "Every sample written so far is kept; free disk space and start the same command again."
 _UNGRADED = "ungraded.jsonl"
 _STATUSES_OF_ONE_REQUEST = frozenset({400, 413, 422})
-"""HTTP statuses that the content of one request may cause. Others concern the account, the model or the address."""
+"""HTTP statuses that the content of one request may cause. All other HTTP error statuses concern the account, the model
+or the address."""
 _MOST_EQUAL_REFUSALS = 5
 """A run ends after this many refusals if all have the same HTTP status and no request was answered."""
 
@@ -81,12 +82,12 @@ class SamplesRefused(Failure):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The problems of a benchmark whose answers are unreadable: no output can be graded correct against them."""
+    """The problems with unreadable answers in a benchmark: no output can be graded correct against such an answer."""
 
     problems: tuple[dict[str, str], ...] = ()
     """The `id`, `answer` and `why` of each problem, as in results.json."""
     left_out: bool = True
-    """Whether the problems are left out. If not, they are sampled and count as wrong."""
+    """Whether the problems are left out. If False, the unreadable problems are sampled and count as wrong."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,15 @@ class Part:
     """The folder to write to."""
     method: Method
     combined: Combined | None = None
-    """Computes more scores from those of the traces."""
+    """Computes more scores from the scores of the traces."""
     record: SampleRecord = TRACES
     """How each sample is stored."""
     as_published: bool = False
     """Whether the result may be compared with the paper's number once it is complete."""
     unreadable: Unreadable = field(default_factory=Unreadable)
     identity: Mapping[str, Any] | None = None
-    """Content of settings.json, which every later start must repeat. None means the settings and the problems, which a
-    later start may extend (`rstar2.eval.extension.keep_settings`)."""
+    """Content of settings.json, which every later start must repeat. If None, settings.json contains the settings and
+    the problems, which a later start may extend (`rstar2.eval.extension.keep_settings`)."""
 
 
 async def evaluate(
@@ -131,7 +132,7 @@ async def evaluate(
         tools: run the model's tool calls.
         grader: grades the answers.
         settings: the settings of all benchmarks.
-        on_progress: see `run_parts`, as for `stop` and `about`.
+        on_progress: `on_progress`, `stop` and `about` are passed to `run_parts`, which describes them.
         record: how each sample is stored.
 
     Raises:
@@ -165,13 +166,14 @@ async def run_parts(
         in_flight: samples at once.
         services: the services whose counters tell the progress.
         on_progress: called about twice a second (more rarely with a very large number of samples), and at the end.
-        stop: when set, no new sample is started, and those in flight finish.
+        stop: when set, no new sample is started, and the samples in flight finish.
         about: further entries of results.json, such as the model and the versions.
-        control: limits the samples at once, instead of `in_flight`. A person can change its limit during the run.
+        control: limits the samples at once, instead of `in_flight`. A person can change the limit of `control` during
+            the run.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
-        Failure: the engine or judge stayed away, or the disk is full. Finished samples are stored.
+        Failure: the engine or judge stayed away, or the disk is full. All finished samples are stored.
         SamplesRefused: a server refused some samples. The error has the results of the other samples.
     """
     shared = _Shared(control or Control(in_flight), in_flight, stop or asyncio.Event())
@@ -205,7 +207,10 @@ class _Refusals:
         self._count = 0
 
     def final(self, error: EngineError) -> AccessRefused | None:
-        """Returns the refusal that every other request will meet too. None if `error` is no sign of one."""
+        """Returns the refusal that every other request will meet too.
+
+        None if `error` is no sign of a refusal of all requests.
+        """
         if (refusal := access_refusal(error)) is not None:
             return refusal
         refused = error if isinstance(error, Refused) else error.__cause__
@@ -229,7 +234,7 @@ class _Shared:
     in_flight: int
     """Samples at once, at the start."""
     stop: asyncio.Event
-    """When set, no new sample is started, and those in flight finish."""
+    """When set, no new sample is started, and the samples in flight finish."""
     sampling: _Refusals = field(default_factory=_Refusals)
     """Refusals of the model's server."""
     grading: _Refusals = field(default_factory=_Refusals)
@@ -302,7 +307,7 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Add the samples that earlier starts wrote to `groups`. Yields their keys."""
+        """Add the samples that earlier starts wrote to `groups`. Yields the key (problem id, sample number) of each."""
         if not self._stored.exists():
             return
         seen: set[tuple[str, int]] = set()
@@ -340,7 +345,7 @@ class _Benchmark:
             self.failure = self.failure or error
 
     def _append_ungraded(self, trace: Trace) -> None:
-        """Write a sample that could not be graded. It is written at once, because the run may be killed."""
+        """Write a sample that could not be graded. The sample is written at once, because the run may be killed."""
         key = (trace.problem_id, trace.sample)
         if key not in self._on_disk:
             with writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:
@@ -395,9 +400,10 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Wait for a slot, start a task that waits to make the following sample, and make this one.
+        """Wait for a slot, start a task that waits to make the following sample, and make the next sample of `jobs`.
 
-        If no sample is left, no task waits. So a paused run, which has no free slot, ends with its last sample.
+        If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, ends with its
+        last sample.
         """
         if (job := next(jobs, None)) is None:
             return
@@ -452,7 +458,7 @@ class _Benchmark:
             self.groups[trace.problem_id].append(self._record.row(graded))
 
     def conclude(self, about: Mapping[str, Any], wall_s: float, outages: list[Outages]) -> EvalResult:
-        """Write results.json, if the record has one."""
+        """Write results.json, if the record stores results, and return the benchmark's result."""
         groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
         golds = {problem.id: problem.answer for problem in self._problems.values()}
         samples = sum(map(len, groups.values()))

@@ -1,4 +1,5 @@
-"""The settings of an evaluation: those that decide the result, and those that only decide how it runs."""
+"""The settings of an evaluation: the settings that decide the result, and the settings that only decide how the
+evaluation runs."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ class JudgeChoice:
     """The judge that runs the model's programs: the judge at `url`, or one that is started for the run."""
 
     url: str | None = None
-    """URL of a running judge. None starts one for the run, to which `workers`, `isolation` and `preload` apply."""
+    """URL of a running judge. If None, a judge is started for the run, and `workers`, `isolation` and `preload` apply
+    to that judge."""
     token: str | None = None
     """Token of the judge at `url`."""
     workers: int = 2
     """Number of programs that run at once."""
     isolation: Isolation | None = None
-    """Isolation of programs. None means the best that works on this machine."""
+    """Isolation of programs. If None, the best isolation that works on this machine is used."""
     preload: bool = True
     """Whether packages such as numpy are loaded before a program imports them."""
 
@@ -38,29 +40,36 @@ class EvalSettings(Strict):
     samples: int = Field(default=16, ge=1)
     """Rollouts per problem: n in avg@n."""
     temperature: float = Field(default=0.6, ge=0, le=2)
-    """0 is greedy."""
+    """Sampling temperature. 0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """0 is off."""
+    """Number of most probable tokens to sample from. 0 means all tokens."""
     max_tokens: int = Field(default=30_000, ge=1)
-    """Most tokens of a rollout after the prompt, including tool output."""
+    """Maximum number of tokens of a rollout after the prompt, including tool output."""
     max_turns: int = Field(default=30, ge=1)
-    """Most model turns in a rollout."""
+    """Maximum number of model turns in a rollout."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the run. The seed of each sample derives from it, the problem's id and the sample's number."""
+    """Seed of the run. The seed of each sample derives from the run's seed, the problem's id and the sample's
+    number."""
     in_flight: int = Field(default=64, ge=1)
     """Number of rollouts that run at once over all benchmarks, and of gradings at once for each benchmark."""
     wait_s: float = Field(default=300.0, ge=0)
     """Seconds that an engine or judge may be away before the run stops."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)
-    """Most seconds for one turn."""
+    """Maximum number of seconds for one turn."""
 
     def protocol(self) -> dict[str, Any]:
-        """The settings that decide the result. A run is not resumed with others, since that would mix measurements."""
+        """The settings that decide the result.
+
+        A run is not resumed with other settings, since the run's numbers would then mix measurements.
+        """
         return self.model_dump(exclude={*HOW_IT_RUNS})
 
 
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
-    """The seed of one rollout, in 0..2^31-1. It depends on the arguments alone, so it is the same on every start."""
+    """The seed of one rollout, in 0..2^31-1.
+
+    The seed depends on the arguments alone, so the seed is the same on every start.
+    """
     digest = hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

@@ -1,13 +1,14 @@
 """Computes averages, pass@k and maj@n of a benchmark's samples, with confidence intervals.
 
 The average over P problems with n samples each has two intervals. *Run-to-run* says how far the average would move if
-the same problems were sampled again. *Clustered by problem* says how far it would move on other problems like these.
-The second is far wider, and is the one to compare models with. docs/results/evaluation.md has the coverage, width and
-power of the intervals; benchmarks/eval/intervals.py measures them.
+the same problems were sampled again. *Clustered by problem* says how far the average would move on other problems like
+the benchmark's. The interval clustered by problem is far wider, and is the interval to compare models with.
+docs/results/evaluation.md has the coverage, width and power of the intervals; benchmarks/eval/intervals.py measures
+this coverage, width and power.
 
-All functions are pure. Correctness has one row per problem and one entry per sample (bools or 0/1). Rows may differ in
-length, and every problem has the same weight. The functions raise ValueError if there are no problems, or if a problem
-has no samples.
+All functions of this module are pure. Correctness has one row per problem and one entry per sample (bools or 0/1). Rows
+may differ in length, and every problem has the same weight. The functions raise ValueError if there are no problems, or
+if a problem has no samples.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ DOUBT = 0.8
 """Weight that each observed difference leaves to the possibility that an unseen change is a whole flip.
 
 A whole flip is a change from never right to always right. If d of P problems differ, the weight of a whole flip is
-DOUBT^(d²/P). So if all problems differ, ten small differences leave a weight of a tenth. If few of them differ, they
-say less about the others. A larger value covers more flips, and makes intervals wider.
+DOUBT^(d²/P). Therefore, if all problems differ, ten small differences leave a weight of a tenth. If few problems
+differ, the differences say less about the other problems. A larger DOUBT covers more flips, and makes intervals wider.
 """
 POWER = 0.8
 """The share of comparisons that find a difference of the detectable size."""
@@ -48,9 +49,10 @@ class AvgAtN:
 
     mean: float
     run_to_run: Interval
-    """Interval for the mean over repeated runs on the same problems. It covers sampling noise alone."""
+    """Interval for the mean over repeated runs on the same problems. This interval covers sampling noise alone."""
     by_problem: Interval
-    """Interval for the mean over all problems like these. It covers sampling noise and the choice of problems."""
+    """Interval for the mean over all problems like the benchmark's. This interval covers sampling noise and the choice
+    of problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The true difference that a share `POWER` of such comparisons would find. None if there is none up to 1."""
+    """The true difference that a share `POWER` of such comparisons would find. None if no true difference up to 1 would
+    be found that often."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -76,8 +79,8 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 
     The run-to-run interval is Student's t with the sum of the unbiased variances within problems, plus z²/N² for N
     samples in all. If all samples agree, that term gives the width of Wilson's interval, so no interval has zero width.
-    A problem with a single sample has no variance of its own. It gets the binomial variance of the overall mean, which
-    on average is an upper bound.
+    A problem with a single sample has no variance of its own. Such a problem gets the binomial variance of the overall
+    mean, which on average is an upper bound.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
@@ -87,8 +90,8 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 def clustered_interval(rates: NDArray[np.float64]) -> Interval:
     """The interval, clustered by problem, of the mean of the problems' rates: shape (P,), each in 0..1.
 
-    It is Student's t over the rates and two pseudo-problems, one at 0 and one at 1 (after Agresti and Coull). The
-    pseudo-problems keep the coverage if a benchmark is small, or if most rates are near 0 or 1. Differences rarely
+    The interval is Student's t over the rates and two pseudo-problems, one at 0 and one at 1 (after Agresti and Coull).
+    The pseudo-problems keep the coverage if a benchmark is small, or if most rates are near 0 or 1. Differences rarely
     reach their ends -1 and 1, so `paired_mean` allows for unseen changes in another way.
     """
     padded = np.append(rates, (0.0, 1.0))
@@ -100,7 +103,8 @@ def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
     """The mean of scores in 0..1 over all entries, one row per problem, with an interval clustered by problem.
 
     The interval is Student's t over the rows' linearised residuals (the ratio estimator of cluster samples) and two
-    pseudo-problems of mean size at 0 and 1. If all rows have the same length, it equals the interval of `avg_at_n`.
+    pseudo-problems of mean size at 0 and 1. If all rows have the same length, the interval equals the `by_problem`
+    interval of `avg_at_n`.
 
     Raises:
         ValueError: there are no entries.
@@ -113,7 +117,7 @@ def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
     """The mean over B's entries minus the mean over A's. Row i of both is the same problem.
 
     The interval is computed as in `paired_mean`, from the linearised residuals of both (the ratio estimator of cluster
-    samples). If all rows have the same length, it equals the interval of `paired_difference`.
+    samples). If all rows have the same length, the interval equals the interval of `paired_difference`.
 
     Raises:
         ValueError: the numbers of problems differ, or one of the two has no entries.
@@ -128,8 +132,8 @@ def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
     """For each problem, the unbiased estimate of the chance that at least one of k samples is correct.
 
-    It is 1 - C(n-c,k)/C(n,k) for c correct samples of n (Chen et al., arXiv 2107.03374, equation 1). Returns None if a
-    problem has fewer than k samples.
+    The estimate is 1 - C(n-c,k)/C(n,k) for c correct samples of n (Chen et al., arXiv 2107.03374, equation 1). Returns
+    None if a problem has fewer than k samples.
 
     Raises:
         ValueError: k < 1.
@@ -145,11 +149,12 @@ def pass_at_k(correct: Samples, k: int) -> list[float] | None:
 def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
     """For each problem, whether its most frequent answer is correct (1.0 or 0.0).
 
-    If several answers are equally frequent, the problem scores the share of them that is correct. That is the expected
-    score if the tie is broken at random.
+    If several answers are equally frequent, the problem scores the correct share of these answers, which is the
+    expected score if the tie is broken at random.
 
     Args:
-        answers: the answer of each sample, by a name that equal answers share. None means no answer, and no vote.
+        answers: the answer of each sample, by a name that equal answers share. None means that the sample has no answer
+            and casts no vote.
         correct: whether each sample is correct, in the same shape.
 
     Raises:
@@ -176,15 +181,17 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
     """The mean of the problems' differences, with an interval clustered by problem.
 
-    The interval excludes zero if the paired t-test finds a difference. In small sets it is more careful: p must be
-    below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems it never excludes zero.
+    The interval excludes zero if the paired t-test finds a difference. In small sets the interval is more careful than
+    the t-test: p must be below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems the
+    interval never excludes zero.
 
     The t-test alone covers rare changes badly. If a share f of all problems flips, then with probability (1 - f)^P none
-    of the P measured problems does, and Student's interval is a point. So the interval allows for unseen changes: a
-    mean that is farther from zero than the measured one, or on the other side of zero, requires changes of problems
-    that were not observed. The size of each is that of `_unseen_change`, and its square is added to the variance at
-    that mean. The bounds are the means at which the measured mean is just not rejected. If few problems flip, they are
-    close to Tango's score interval. If no problem differs, they are -3/P and +3/P.
+    of the P measured problems does, and Student's interval is a point. Therefore the interval allows for unseen
+    changes: a mean that is farther from zero than the measured one, or on the other side of zero, requires changes of
+    problems that were not observed. The assumed size of each unobserved change is the result of `_unseen_change`, and
+    the square of that size is added to the variance at the supposed mean. The bounds are the means at which the
+    measured mean is just not rejected. If few problems flip, the bounds are close to Tango's score interval. If no
+    problem differs, the bounds are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
@@ -254,9 +261,9 @@ def _paired(
 
 
 def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
-    """The assumed size of an unseen change: 1 if no problem differs, else between their root mean square and 1.
+    """The assumed size of an unseen change: 1 if no problem differs, else between the changes' root mean square and 1.
 
-    The more problems differ, the nearer it is to the root mean square of their changes.
+    The more problems differ, the nearer the assumed size is to the root mean square of their changes.
     """
     nonzero = changes[changes != 0]
     if not len(nonzero):
@@ -268,13 +275,14 @@ def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
 
 
 def _detectable(problems: int, noise: float, change: float) -> float | None:
-    """The true difference, equal on all problems, that a share `POWER` of comparisons finds. None if there is none.
+    """The true difference, equal on all problems, that a share `POWER` of comparisons finds. None if there is no such
+    difference.
 
-    The difference must stand out from the noise, by the noncentral t. Also, enough problems must change: if no other
-    problem differs, four equal changes are found and three are not (out of five problems, all must change).
+    The difference must stand out from the noise, by the noncentral t. In addition, enough problems must change: if no
+    other problem differs, four equal changes are found and three are not (out of five problems, all must change).
 
     Args:
-        problems: at least two.
+        problems: number of problems, at least two.
         noise: the standard error of the difference.
         change: the size of one changed problem.
     """
@@ -316,7 +324,10 @@ def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) 
 
 
 def _around(mean: float, padded_mean: float, residuals: NDArray[np.float64]) -> Interval:
-    """The interval of a padded mean by its residuals. It is widened if it would exclude the mean without padding."""
+    """The interval of a padded mean by its residuals.
+
+    The interval is widened if it would exclude the mean without padding.
+    """
     problems = len(residuals)
     error = float(np.sqrt((residuals**2).sum() * problems / (problems - 1)))
     half = float(special.stdtrit(problems - 1, 0.5 + LEVEL / 2)) * error

@@ -28,7 +28,8 @@ class SampleRecord:
     line: Callable[[Trace], str]
     """Returns the line of a sample, without its end."""
     row: Callable[[Trace], Row]
-    """Returns the row of a sample that is kept in memory. It equals the row that `read` returns for the line."""
+    """Returns the row of a sample that is kept in memory. The returned row equals the row that `read` returns for the
+    sample's line."""
     read: Callable[[Path], Iterator[Row]]
     """Reads the rows of a file. A torn last line is ignored. Raises UserError if another line is damaged."""
     summary: Callable[[Groups], dict[str, Any]]
@@ -39,7 +40,7 @@ class SampleRecord:
     """Another record that is written too, but never read by the run."""
     errors: bool = False
     """Whether a sample that the engine refuses is stored with the verdict `error`, and sampled again by the next start.
-    If not, it is missing, and the run ends with `rstar2.eval.run.SamplesRefused`."""
+    If False, a refused sample is missing from the file, and the run ends with `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
 
@@ -80,7 +81,8 @@ VERDICTS = SampleRecord(
     _agreement,
     _agreement_by_problem,
 )
-"""Stores the problem's id, the sample's number and the verdict. Its table says how often each problem was solved."""
+"""Stores the problem's id, the sample's number and the verdict. The per-problem table of this record says how often
+each problem was solved."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,15 @@ class Measurement:
     """One measured benchmark."""
 
     name: str
-    """Path of the benchmark's folder relative to the run's folder. If both are the same, the name of that folder."""
+    """Path of the benchmark's folder relative to the run's folder. If both folders are the same, `name` is the name of
+    that folder."""
     traces: Path
     """The file of traces."""
     results: dict[str, Any]
-    """Content of results.json. If the benchmark is not complete, its numbers are computed again from the traces."""
+    """Content of results.json. If the benchmark is not complete, the numbers are computed again from the traces."""
     problems: str | None = None
-    """Digest of all problems of the benchmark (`rstar2.data.benchmarks.fingerprint`). None if it was not stored."""
+    """Digest of all problems of the benchmark (`rstar2.data.benchmarks.fingerprint`). None if the digest was not
+    stored."""
 
 
 def measurements(run: Path) -> list[Measurement]:
@@ -118,7 +122,10 @@ def _measurement(traces: Path, run: Path) -> Measurement:
 
 
 def _from_traces(traces: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    """Compute the numbers of an incomplete benchmark. `stored` is its results.json, which may be empty."""
+    """Compute the numbers of an incomplete benchmark.
+
+    `stored` is the content of the benchmark's results.json, which may be empty.
+    """
     # The gold answers in results.json are the problems' own. Those of GPQA's traces are letters.
     golds = {row["id"]: row["gold"] for row in stored.get("per_problem", ())}
     rows = []

@@ -89,19 +89,22 @@ class Opened:
     """A target, ready to generate."""
 
     engine: Engine | None
-    """None for a server that is used by chat messages alone."""
+    """The engine of the model. None for a server that is used by chat messages alone."""
     codec: ChatCodec | None
-    """None if `engine` is None."""
+    """The chat codec of the model. None if `engine` is None."""
     identity: dict[str, Any]
     """The entry `model` of results.json. A run is not resumed with another identity."""
     server: ServedChat | None = None
-    """The model's server, if it is on one."""
+    """The model's server. None if the model is on no server."""
     folder: Path | None = None
-    """The model's folder, if it is on this machine."""
+    """The model's folder. None if the model is not on this machine."""
 
     @property
     def left_to_server(self) -> str:
-        """A sentence about sampling values that are not sent, because the server may refuse them. Empty if all are."""
+        """A sentence about sampling values that are not sent, because the server may refuse them.
+
+        Empty if all sampling values are sent.
+        """
         return _LEFT_TO_SERVER if self.server is not None and not self.server.takes_all else ""
 
     @property
@@ -113,7 +116,10 @@ class Opened:
         return f"{self.server.model} at {self.server.url}"
 
     def chat(self, retries: RetryPolicy, turn_timeout_s: float) -> EngineChat | ServerChat:
-        """Use the model by chat messages. A server applies its chat template; a local model's own template is used."""
+        """Use the model by chat messages.
+
+        A server applies its own chat template. For a local model, the model's own template is applied here.
+        """
         if self.server is not None:
             return ServerChat(
                 self.server.url,
@@ -136,7 +142,10 @@ class Opened:
         folder: Path | None = None,
         **identity: Any,
     ) -> Opened:
-        """Create an opened model. The format is added to its identity, since it decides the result too."""
+        """Create an opened model.
+
+        The codec's format is added to the model's identity, since the format decides the result too.
+        """
         full = {**identity, "format": codec.source, "format_sha256": codec.format.digest}
         return cls(engine, codec, full, server, folder)
 
@@ -188,7 +197,7 @@ def reach_judge_model(url: str, name: str | None, retries: RetryPolicy, key: str
     """Wait for the judge model's server to answer. Returns the model's name.
 
     Raises:
-        UserError: no server answers in time, or it has several models and `name` is None.
+        UserError: no server answers in time, or the server has several models and `name` is None.
     """
 
     async def reach() -> str:

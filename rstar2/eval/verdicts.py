@@ -1,6 +1,6 @@
 """The file of verdicts: one JSON line per sample, such as `{"id": "60", "sample": 0, "verdict": "correct"}`.
 
-`rstar2 data agree` and the filter before a stage store it instead of traces.
+`rstar2 data agree` and the filter before a stage store a file of verdicts instead of traces.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Tally:
 
     @classmethod
     def of(cls, path: Path) -> Tally:
-        """Read the verdicts of a file. A missing file is empty."""
+        """Read the verdicts of a file. A missing file counts as a file without verdicts."""
         tally = cls()
         if path.exists():
             for problem, sample, verdict in read_verdicts(path):

@@ -26,7 +26,8 @@ _CURVES = (
 )
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60
-"""Most traces of a stage on the page: traces of its steps, and traces of rollouts that the engine could not finish."""
+"""Maximum number of traces of a stage on the page: traces of its steps, and traces of rollouts that the engine could
+not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
 """Keys of the demo's model, with their names on the page."""
 
@@ -47,7 +48,7 @@ class StageTraces:
     def selected(self) -> Iterator[tuple[Trace, Shading | None]]:
         """The traces for the page, with their shading: the first few of each step, then some of failed rollouts.
 
-        There are at most 660. If there are more than 600 steps, some steps are skipped.
+        At most 660 traces are selected. If there are more than 600 steps, some steps are skipped.
 
         Raises:
             UserError: a file is damaged.
@@ -74,14 +75,15 @@ class RunPage:
     config: dict[str, Any]
     """`config` of config.json."""
     models: list[str]
-    """The measured models. For a training run, the model that it started from."""
+    """The measured models. For a training run, the model that the training started from."""
     sections: list[Measurement]
-    """One per folder with a traces.jsonl, named after its path in the run's folder. They are in the order in which the
-    user named the benchmarks."""
+    """One measurement per folder with a traces.jsonl, named after the folder's path in the run's folder. The
+    measurements are in the order in which the user named the benchmarks."""
     stage_traces: list[StageTraces]
-    """One per stage of training that stored traces."""
+    """The stored traces of each training stage that stored traces."""
     summary: dict[str, Any] | None
-    """Content of summary.json, with the numbers of each phase under `phases`. None if the run has only one stage."""
+    """Content of summary.json, with the numbers of each phase under `phases`. `summary` is None if the run has only one
+    stage."""
     charts: list[Chart]
     training: dict[str, Any] | None
     """The steps of training: `charts`, `alarms` and `decisions` (texts), and `columns` and `rows` of all
@@ -92,7 +94,7 @@ class RunPage:
     card: dict[str, Any] | None = None
     """Content of card.json of prepared data."""
     chosen: str = ""
-    """A sentence about the step whose model SFT returned. Empty before that."""
+    """A sentence about the step whose model SFT returned. Empty until SFT has returned a model."""
 
 
 def collect(run: Path) -> RunPage:
@@ -169,10 +171,11 @@ def _analysis(folder: Path) -> dict[str, Any] | None:
 
 
 def _training_charts(run: Path) -> list[Chart]:
-    """Charts of the metrics of training steps, averaged over several steps. Empty without metrics.
+    """Charts of the metrics of training steps, averaged over several steps. The list is empty if the run has no
+    metrics.
 
-    They are those of figure 4 of the rStar2-Agent paper (arXiv 2508.20722). If the run also trained with plain GRPO,
-    each chart has a second line.
+    The charts show the metrics of figure 4 of the rStar2-Agent paper (arXiv 2508.20722). If the run also trained with
+    plain GRPO, each chart has a second line.
     """
     from rstar2.train.recipe import STAGES
     from rstar2.train.records.curves import curve
@@ -204,7 +207,10 @@ def _training_charts(run: Path) -> list[Chart]:
 
 
 def _sft_charts(run: Path) -> list[Chart]:
-    """Charts of an SFT's loss and of its other measurements, by step. The chosen step is marked."""
+    """Charts of an SFT's loss and of its other measurements, by step.
+
+    The step whose model SFT chose is marked in each chart.
+    """
     from rstar2.train.choose import measured_curves, measurements, read_choice
     from rstar2.train.records.steps import SFT_METRIC, sft_metrics
 
@@ -235,7 +241,7 @@ def _chosen(run: Path) -> str:
 
 
 def _training(run: Path) -> dict[str, Any] | None:
-    """Every measurement of the steps of a run, as in `rstar2 watch`. None without a step."""
+    """Every measurement of the steps of a run, as in `rstar2 watch`. The result is None if the run has no step yet."""
     from rstar2.train.decision import read_decision
     from rstar2.train.records.alarms import read_alarms
     from rstar2.train.records.panels import PANELS

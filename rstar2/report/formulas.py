@@ -1,15 +1,15 @@
-"""Finds the LaTeX in problems and traces. The page converts it to MathML when the reader opens a trace."""
+"""Finds the LaTeX in problems and traces. The report page converts LaTeX to MathML when the reader opens a trace."""
 
 from __future__ import annotations
 
 from rstar2.loop.turns.formulas import FORMULA
 
 RichText = str | list[str | list[str]]
-"""A JSON-able text. If it has formulas, it is a list whose elements are texts and formulas. A formula is a list with
-one text, its LaTeX with delimiters."""
+"""A JSON-able text. A text with formulas is a list whose elements are texts and formulas. A formula is a list with one
+text: the formula's LaTeX with delimiters."""
 
 _LONGEST = 2000
-"""Most characters of a formula. A longer one stays text."""
+"""Maximum number of characters of a formula. A longer formula stays text."""
 
 
 def with_formulas(text: str) -> RichText:

@@ -30,7 +30,8 @@ from rstar2.report.shading import Shading, shaded_traces
 _ASSETS = files("rstar2.report").joinpath("assets")
 _CHUNK_CHARACTERS = 1 << 19
 _END_OF_TITLE = " · rstar2</title>"
-"""Text from page.html that is in the first `_HEAD` bytes of every page. It identifies a file as a report page."""
+"""Text from page.html that is in the first `_HEAD` bytes of every page. This text identifies a file as a report
+page."""
 _HEAD = 4096
 _STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
@@ -71,17 +72,17 @@ def write_report(run: Path, output: Path | None = None, on_traces: OnTraces = la
     """Write the report page of a run or of prepared data.
 
     Args:
-        run: the run's folder, or one that `rstar2 data prepare` made.
+        run: the run's folder, or a folder that `rstar2 data prepare` made.
         output: the page's file; `run/report.html` by default.
         on_traces: called from time to time with the number of traces written so far.
 
     Returns:
-        The page's file.
+        The path of the page's file.
 
     Raises:
-        UserError: `run` is neither, its data is damaged, `output` is a file that is no report page, or `output_file`
-            raises it.
-        Failure: `output_file` raises it.
+        UserError: `run` is neither a run nor prepared data, its data is damaged, `output` is a file that is no report
+            page, or `output_file` raises a UserError.
+        Failure: `output_file` raises a Failure.
     """
     page = collect(run)
     output = output or run / "report.html"
@@ -155,7 +156,10 @@ def script() -> str:
 
 
 def _quoted(section: Measurement) -> dict[str, Any] | None:
-    """The number to quote for a section: `label`, `value` and `interval`. None if there is none."""
+    """The number to quote for a section:
+
+    `label`, `value` and `interval`. The result is None if the section has no such number.
+    """
     number = quoted(section.name, section.results["summary"])
     return None if number is None else asdict(number)
 
@@ -186,8 +190,8 @@ class _TraceIndex:
             place: place of the details in the chunk.
 
         Returns:
-            Whether the trace has the same problem text and gold answer as the first trace of its problem. In GPQA they
-            differ, because each sample has its choices in another order.
+            Whether the trace has the same problem text and gold answer as the first trace of its problem. In GPQA the
+            texts and gold answers differ, because each sample has its choices in another order.
         """
         problem = self._problem_numbers.setdefault((section, trace.problem_id), len(self._problem_texts))
         version = (trace.problem, trace.gold)
@@ -279,7 +283,10 @@ def _json(value: object) -> str:
 
 
 def _data_element(name: str, value: str) -> str:
-    """A script element of type text/plain, which browsers do not run. It has JSON as gzip in base64."""
+    """A script element of type text/plain, which browsers do not run.
+
+    The element contains JSON, compressed with gzip and encoded in base64.
+    """
     packed = base64.b64encode(gzip.compress(value.encode(errors="replace"), 6, mtime=0)).decode()
     return f'<script type="text/plain" id="{name}">{packed}</script>\n'
 

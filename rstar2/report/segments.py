@@ -8,15 +8,15 @@ from rstar2.loop.trace import ToolCall, Turn
 from rstar2.report.formulas import with_formulas
 
 Part = dict[str, Any]
-"""A JSON-able part of a turn. Its `kind` is thought, text or answer, with `text` (a RichText). Or its `kind` is call,
-with `code`, `input` (standard input), `status`, `output` and, if it ran, `wall_s` in seconds."""
+"""A JSON-able part of a turn. A part whose `kind` is thought, text or answer has `text` (a RichText). A part whose
+`kind` is call has `code`, `input` (standard input), `status`, `output` and, if the call ran, `wall_s` in seconds."""
 
 
 def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
     """The parts of one turn, in order.
 
     In traces of earlier versions, text before the first tag counts as thought. In a server's `chat` reply, which may
-    have no thought, it does so only if the first tag ends a thought.
+    have no thought, text before the first tag counts as thought only if that tag ends a thought.
     """
     parts: list[Part] = []
     calls = iter(turn.calls)

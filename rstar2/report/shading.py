@@ -1,4 +1,4 @@
-"""Data with which the report page shades a trace by the entropy of its tokens. `rstar2 analyze` computes it."""
+"""Data with which the report page shades a trace by the entropy of its tokens. `rstar2 analyze` computes this data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rstar2.loop.trace import Trace, read_traces
 Shading = dict[str, Any]
 """The JSON-able shading of a trace: `source` (model, server or kept), and three lists with a value for each generated
 token. `entropy` is in hundredths of a nat, `characters` is the number of characters of the turn's text that the token
-has, and `marks` are those of `rstar2.analysis.stored`."""
+has, and `marks` are the marks of `rstar2.analysis.stored`."""
 
 
 def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
-    """The traces of a file, each with its shading if there is one.
+    """The traces of a file, each with its shading, or None if the trace has no shading.
 
     Raises:
         UserError: the file of traces, or the file of entropies beside it, is damaged.
@@ -29,7 +29,7 @@ def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
 
 
 def _shadings(entropies: TokenEntropies | None) -> Iterator[Shading | None]:
-    """Yields the shading of each trace. None for a trace without token ids."""
+    """Yields the shading of each trace. The shading of a trace without token ids is None."""
     if entropies is None:
         return
     hundredths = np.rint(100 * entropies.entropy).astype(int)

@@ -1,9 +1,9 @@
 """Counts the starts of a training command that made no progress, so that a script knows when to give up.
 
-A script runs `python -m rstar2.watch.attempts RUN CALLER MOST` before each start of the run's command. It prints the
-number of the attempt: 1 if the run has progressed since the last attempt, else one more than before. If the number
-exceeds MOST, it prints a message and exits with code 1. CALLER identifies the script's job, such as a Slurm job id.
-Another caller starts again from 1. The scripts are in `examples/cluster/`.
+A script runs `python -m rstar2.watch.attempts RUN CALLER MOST` before each start of the run's command. The command
+prints the number of the attempt: 1 if the run has progressed since the last attempt, else one more than before. If the
+number exceeds MOST, the command prints a message and exits with code 1. CALLER identifies the script's job, such as a
+Slurm job id. For another CALLER, the number starts again from 1. The scripts are in `examples/cluster/`.
 """
 
 from __future__ import annotations

@@ -39,13 +39,13 @@ class Snapshot:
     """The folder of the run, or of one of its stages."""
     kind: str
     state: str
-    """running, finished, failed, stopped or killed; unknown without status.json."""
+    """The run's state: running, finished, failed, stopped or killed. The state is unknown without status.json."""
     phase: str
-    """SFT, stage 1, filter before stage 3, and so on. Empty before the first phase."""
+    """SFT, stage 1, filter before stage 3, and so on. The text is empty before the first phase."""
     step: int
     """Number of finished steps of the phase."""
     of: int | None
-    """Number of steps that the phase will have. None if the run's config does not say it."""
+    """Number of steps that the phase will have. None if the run's config does not say how many steps the phase has."""
     samples: SamplesDone | None
     """Progress of the filter, if the phase is a filter."""
     rollouts: RolloutProgress | None
@@ -59,16 +59,19 @@ class Snapshot:
     measured: list[Measurement]
     """Measurements of SFT's steps, if the phase is SFT."""
     chosen: str
-    """A text about the step whose model SFT returned. Empty before that, and in other phases."""
+    """A text about the step whose model SFT returned. Empty until SFT has returned a model, and in all other phases."""
     alarms: list[dict[str, Any]]
     """The alarms in order, each with `stage`, `step`, `sign` and `text`."""
     decisions: list[dict[str, Any]]
     """The decisions of rules, each with `stage`, the fields of `rstar2.train.decision.Decision`, and `text`."""
     cause: str
-    """Why the run failed. Empty if it did not."""
+    """Why the run failed. Empty if the run did not fail."""
 
     def record(self) -> dict[str, Any]:
-        """The status as a JSON-able object. A measurement is null if it is not a finite number or was not made."""
+        """The status as a JSON-able object.
+
+        A measurement is null if it is not a finite number, or if it was not made.
+        """
         latest = self.steps[-1].values if self.steps else {}
         return {
             "run": str(self.run),
@@ -113,7 +116,7 @@ def snapshot(folder: Path) -> Snapshot:
     """Read the folder of a run, or of one of its stages.
 
     The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage is
-    finished once it has its model.
+    finished once its folder contains the trained model.
 
     Raises:
         UserError: the folder belongs to no training run.
@@ -158,7 +161,8 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
-    """The run of a stage's folder, the folder of the stage's arm, and the stage's name. None for any other folder.
+    """The run of a stage's folder, the folder of the stage's arm, and the stage's name. The result is None if `folder`
+    is not the folder of a stage.
 
     The stages of the demo's second arm are in the folder `plain` of the run.
     """
@@ -229,7 +233,10 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
 
 
 def _sft_measures(folder: Path | None) -> tuple[list[Measurement], str]:
-    """The measurements of an SFT's steps, and a text about the chosen step. Both are empty without a folder."""
+    """The measurements of an SFT's steps, and a text about the chosen step.
+
+    The list and the text are empty if `folder` is None.
+    """
     choice = read_choice(folder) if folder is not None else None
     return measurements(folder) if folder is not None else [], choice.text if choice else ""
 

@@ -17,7 +17,7 @@ from rstar2.watch.snapshot import Snapshot
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 20
-"""Most characters of a course, which is a line of bars."""
+"""Maximum number of characters of a course, which is a line of bars."""
 _LEVEL = 1e-9
 """Values count as equal if they differ by less than this share of themselves, since means have rounding errors."""
 _STATE_STYLES = {

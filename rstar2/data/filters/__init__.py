@@ -1,4 +1,4 @@
-"""Filters by name. A mixture runs them in the recipe's order, and each records why it drops a row."""
+"""Filters by name. A mixture runs its filters in the recipe's order, and each filter records why it drops a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rstar2.data.problem import Problem
 
 
 class RowFilter(Protocol):
-    """A filter that judges each row by itself. It runs in the process that reads the rows."""
+    """A filter that judges each row by itself. A row filter runs in the process that reads the rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ class RowFilter(Protocol):
 
 
 SetFilter = Callable[[Candidates, Path], Iterable[Drop]]
-"""A filter that compares rows with each other. It may write to a scratch file at the path."""
+"""A filter that compares rows with each other. A set filter may write to a scratch file at the path."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Inputs:
     rates: Mapping[str, measured.Rates]
     """The pass rates of each run that the settings name."""
     answer_fault: Callable[[str], str | None] | None = None
-    """Returns why the grader can accept no output for an answer, or None if it can. Other processes import it by
-    name."""
+    """Returns why the grader can accept no output for an answer, or None if the grader can accept an output. Other
+    processes import this function by name."""
 
 
 def _unreadable(inputs: Inputs) -> RowFilter:

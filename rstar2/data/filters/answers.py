@@ -1,7 +1,7 @@
-"""Filters that judge a problem by its answer. The paper cleans its data in this way (arXiv 2508.20722).
+"""Filters that judge a problem by its answer. The paper cleans its data with such filters (arXiv 2508.20722).
 
-Examples: 'The limit does not exist' cannot be verified, 'Perimeter=54cm, Area=180cm²' is compound, and 6.5e27330467 is
-huge.
+Examples of what these filters find: 'The limit does not exist' cannot be verified, 'Perimeter=54cm, Area=180cm²' is
+compound, and 6.5e27330467 is huge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Filters that judge a problem by its text. They read problems, not conversations.
+r"""Filters that judge a problem by its text. The filters on content read problems, not conversations.
 
 | filter | drops a problem that |
 |---|---|
@@ -70,15 +70,18 @@ _FIGURE_STEMS = (
     *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
     *("image", "photo", "graph", "chart", "grid", "map", "scale"),
 )
-"""Every text that refers to a figure contains one of these. Searching for them first takes a tenth of the time."""
+"""Every text that refers to a figure contains one of these words. A search for these words first takes a tenth of the
+time."""
 _THEN_TEXT = re.compile(
     r"[^\\$|]{0,80}?(?:\\\[|\$\$)|.*?(?:\\begin\{(?:array|tabular|[bpv]?matrix)|^[^|\n]*\|[^|\n]*\|)",
     re.DOTALL | re.MULTILINE,
 )
-"""Matches a formula or a table after 'shown below'. The words then refer to it, and not to a figure."""
+"""Matches a formula or a table after 'shown below'. In such a text, 'shown below' refers to the formula or table, and
+not to a figure."""
 
 _GAP = r"\s{1,4}"
-"""White space between words. It is limited to four characters, so that long runs do not make the search slow."""
+"""White space between words. The expression matches at most four characters, so that long runs do not make the search
+slow."""
 _STARTS = (
     rf"(?:\A\W{{0,9}}|[.!?:;\n]\s{{0,4}}|[$)\]*]{_GAP}|,{_GAP}|\b(?:then|and|please|hence|also|or|to){_GAP})"
 )
@@ -89,7 +92,7 @@ _ASKS_PROOF = re.compile(
     re.IGNORECASE,
 )
 _PROOF_WORD = re.compile(r"(?:[Pp]ro[vo]|[Ss]how|[Dd]emonstr|[Vv]erif|[Ee]stabl|[Dd]educ|[Jj]ustif)")
-"""Matches the stems of the verbs above. Searching for them first is fast."""
+"""Matches the stems of the verbs above. A search for these stems first is fast."""
 _NOT_AN_ORDER = re.compile(
     r"\b(?:can|could|may|must|should|will|would|needs?|wants?|wish(?:es)?|tr(?:y|ies|ied|ying)|able|has|have|had|used|"
     r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she)(?: to)?\Z",
@@ -152,7 +155,7 @@ _MAX_SMALL_OPTION_CHARS = 80
 _WIDE_SIGNS = str.maketrans({"、": ".", "（": " ("})
 """Replaces wide signs around labels, as in A、 and 1（B）.
 
-Plain text would turn them into a comma and into text that looks like a function call.
+`plain_text` would turn such signs into a comma and into text that looks like a function call.
 """
 _SPACES = re.compile(r"[ \t]{2,}")
 _LINK = re.compile(r"(?:\bhttps?://|\bwww\.)[^\s\])}>\"']+", re.IGNORECASE)
@@ -163,11 +166,11 @@ _ANNOUNCED = re.compile(
     r"\s{0,4}\*{0,2}\s{0,4}(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d{1,20})?)\s{0,4}\*{0,2}(?=[.;)\n]|\Z)",
     re.IGNORECASE,
 )
-"""Matches an answer that the text announces. If words follow the value, they are part of the match, which then equals
-no answer."""
+"""Matches an answer that the text announces. If words follow the value, the words are part of the match, and such a
+match equals no answer."""
 _TAGGED = re.compile(r"<answer>([^<>]{1,200})</answer>", re.IGNORECASE)
 _ANSWER_SIGNS = ("answer", "ans", "result", "####", "boxed", "fbox", "solution")
-"""Every text that states an answer contains one of these."""
+"""Every text that states an answer contains one of these words or signs."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{((?:[^{}]|\{(?:[^{}]|\{[^{}]{0,80}+\}){0,80}+\}){0,80}+)\}")
 _SOLUTION = re.compile(
     r"^[ \t#*]{0,8}(?:solution|answer)\b[^\n\w]{0,5}(?:\n|:|\.\s)", re.IGNORECASE | re.MULTILINE
@@ -227,7 +230,10 @@ class Figures:
 
 
 def proof(text: str) -> str | None:
-    """Returns the words with which a problem asks for a proof. None if it asks for something else or for no proof."""
+    """Returns the words with which a problem asks for a proof.
+
+    Returns None if the problem asks for something else too, or for no proof.
+    """
     words = searched(text)
     if not _PROOF_WORD.search(words):
         return None
@@ -239,7 +245,10 @@ def proof(text: str) -> str | None:
 
 
 def questions(text: str) -> str | None:
-    """Returns the first two labelled parts of a problem that ask a question. None if there are fewer than two."""
+    """Returns the first two labelled parts of a problem that ask a question.
+
+    Returns None if fewer than two parts ask a question.
+    """
     words = searched(text)
     for parts in _parts_of_each_kind(words):
         asking = [part for part in parts if _PART_ASKS.search(part)]
@@ -261,7 +270,10 @@ def _parts_of_each_kind(words: str) -> Iterator[list[str]]:
 
 
 def choices(text: str) -> str | None:
-    """Returns the options that a problem lists, or the words that refer to options. None if there are none."""
+    """Returns the options that a problem lists, or the words that refer to options.
+
+    Returns None if the problem has no options.
+    """
     words = searched(text)
     for expression, least in ((_IN_PARENTHESES, 3), (_WITH_POINT, 4), (_IN_BRACKETS, 4)):
         options = _parts(words, expression, _LETTERS)
@@ -287,7 +299,7 @@ def _shortened(options: Sequence[str]) -> str:
 
 
 def link(text: str) -> str | None:
-    """Returns the first web address in a text. None if there is none."""
+    """Returns the first web address in a text. Returns None if the text has no web address."""
     lower = text.lower()
     if "http" not in lower and "www." not in lower:
         return None
@@ -296,7 +308,7 @@ def link(text: str) -> str | None:
 
 
 def markup(text: str) -> str | None:
-    """Returns the first tag or entity of HTML in a text. None if there is none."""
+    """Returns the first tag or entity of HTML in a text. Returns None if the text has no tag and no entity."""
     return html_in(without_drawings(text))
 
 
@@ -330,7 +342,10 @@ def _contains(text: str, answer: str) -> bool:
 
 @lru_cache(maxsize=1 << 13)
 def searched(text: str) -> str:
-    """Returns the text to search, without drawings and markup. It is cached, because several filters use it."""
+    """Returns the text to search, without drawings and markup.
+
+    The result is cached, because several filters use the same text.
+    """
     words = without_drawings(text)
     return _SPACES.sub(" ", plain_text(words if words.isascii() else words.translate(_WIDE_SIGNS)))
 

@@ -2,9 +2,10 @@
 
 Texts are normalised first, so that markup does not hide copies. There are three rules:
 
-- `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight words in a row. It also drops
-  problems that share only standard phrases of contests, such as 'm and n are relatively prime positive integers'.
-- `distinctive` is the same, but ignores runs of words that two or more benchmark problems share.
+- `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight words in a row. This rule also
+  drops problems that share only standard phrases of contests, such as 'm and n are relatively prime positive
+  integers'.
+- `distinctive` is the `literal` rule, but ignores runs of words that two or more benchmark problems share.
 - `contained` drops a row that contains a large share of a benchmark problem's runs of three words.
 """
 
@@ -41,7 +42,7 @@ _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
 """Masks that keep the first `count` bytes of a little-endian number, by count."""
 _END = ord("\n")
-"""Separator after each text. No word contains it."""
+"""Separator after each text. No word contains this separator."""
 
 
 def benchmark_grams(
@@ -50,7 +51,7 @@ def benchmark_grams(
     """Returns the grams of the benchmarks, each with the benchmark and the id of the first problem that contains it.
 
     A problem with fewer than `words` words is a single gram. With `distinctive`, grams that another problem also
-    contains are left out. Two problems that share half of their grams count as the same problem there.
+    contains are left out. For `distinctive`, two problems that share half of their grams count as the same problem.
     """
     place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()
@@ -91,8 +92,8 @@ def rarest_shingles(
     """Returns an index of the benchmark problems by their rarest shingles.
 
     A text may lack `missing` shingles of a problem and still contain the required share. Each problem is therefore
-    listed under its `missing + 1` rarest shingles: a text without all of these cannot contain the share. The rarest
-    shingles are used, because few texts contain them.
+    listed under its `missing + 1` rarest shingles: a text that contains none of these shingles cannot contain the
+    required share. The rarest shingles are used, because few texts contain rare shingles.
     """
     problems = [
         _contained(name, problem, normalized_problem(problem.problem))
@@ -139,7 +140,10 @@ class ContainedFilter:
                 yield row, detail
 
     def _largest_match(self, text: str) -> dict[str, Any] | None:
-        """Returns details about the benchmark problem of which the text contains the largest share. None if none."""
+        """Returns details about the benchmark problem of which the text contains the largest share.
+
+        Returns None if no benchmark problem meets the conditions of the filter.
+        """
         listed = list(grams_of(text, SHINGLE))
         shingles, words, signs = set(listed), len(words_of(text)), signs_of(text)
         suspects = {

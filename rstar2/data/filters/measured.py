@@ -15,7 +15,8 @@ Rates = Mapping[str, tuple[int, int]]
 
 
 def rates_of_run(run: Path) -> Rates:
-    """Returns the pass rates that an evaluation run measured. They are read from all its results.json files.
+    """Returns the pass rates that an evaluation run measured. The rates are read from all results.json files of the
+    run.
 
     Raises:
         UserError: there is no such file, a file is damaged, or samples are missing, because problems without samples
@@ -55,7 +56,7 @@ class AgreementFilter:
     least: float
     sources: tuple[str, ...] | None
     rates: Rates | None
-    """Measured rates. If it is None, the column `pass_rate` of the rows is used."""
+    """Measured rates. If None, the column `pass_rate` of the rows is used."""
     columns: tuple[str, ...] = ("id", "source", "pass_rate")
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -72,7 +73,10 @@ class AgreementFilter:
 
 @dataclass(frozen=True)
 class PassRateFilter:
-    """Drops problems whose measured pass rate is not between `least` and `most`. Unmeasured problems stay."""
+    """Drops problems whose measured pass rate is not between `least` and `most`.
+
+    Problems without a measured pass rate stay.
+    """
 
     least: float
     most: float

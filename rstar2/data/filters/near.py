@@ -1,12 +1,13 @@
-"""Drops near duplicates of earlier rows. MinHash finds candidate pairs, and their shingles decide.
+"""Drops near duplicates of earlier rows. MinHash finds candidate pairs, and the shingles of a pair decide whether the
+later row is dropped.
 
 Two normalised texts are near duplicates if the Jaccard similarity of their shingles is high *and* they have the same
 numbers in the same order. Problems must also have the same operators, and answers that the grader finds equal.
 Therefore 'the remainder of 2^10 by 7' and 'the remainder of 2^11 by 7' are different problems.
 
-A shingle is three words in a row by default. One changed word changes three such shingles, which are many in a short
-problem. With shingles of one word, the filter therefore drops more short problems. Signatures come from rensa
-(R-MinHash). Rows that share one of `BANDS` bands of a signature are compared.
+A shingle is three words in a row by default. One changed word changes three such shingles, and three shingles are many
+in a short problem. With shingles of one word, the filter therefore drops more short problems. Signatures come from
+rensa (R-MinHash). Rows that share one of `BANDS` bands of a signature are compared.
 """
 
 from __future__ import annotations
@@ -132,7 +133,10 @@ def _rows_of_a_band(similarity: float) -> int:
 
 
 def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Drop]:
-    """Yields each row that is a near duplicate of an earlier row that stays. `scratch` is a temporary file."""
+    """Yields each row that is a near duplicate of an earlier row that stays.
+
+    `scratch` is the path of a temporary file.
+    """
     live = rows.live_numbers()
     if not len(live):
         return
@@ -151,7 +155,8 @@ def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Dro
 def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Returns the pairs (earlier, later) of row indices that share a band, shape (P, 2), sorted by the later row.
 
-    In each band, a row is paired with the first row that has the same key, and with the previous row that has it.
+    In each band, a row is paired with the first row that has the same key, and with the previous row that has the same
+    key.
     """
     pairs = np.empty((0, 2), dtype=np.int64)
     for band in bands:

@@ -1,8 +1,8 @@
 """Filters that a recipe defines as regular expressions.
 
-The expressions are searched with RE2, which is part of pyarrow. Its search takes time proportional to the length of the
-text, for every expression. In return, RE2 has no look-around and no back-references, and rejects expressions that need
-too much memory.
+The expressions are searched with RE2, which is part of pyarrow. A search with RE2 takes time proportional to the length
+of the text, for every expression. In return, RE2 has no look-around and no back-references, and rejects expressions
+that need too much memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _BEFORE, _LENGTH = 20, 120
 class PatternFilter:
     """Drops rows with a match in one of the fields. If `fields` is None, the default fields of the kind are searched.
 
-    Each message and the arguments of each call are searched separately, so that `^` and `$` match at their ends.
+    Each message and the arguments of each call are searched separately, so that `^` and `$` match at the ends of each
+    message and of each call's arguments.
     """
 
     regex: str
@@ -65,7 +66,7 @@ class PatternFilter:
 
 
 def check_regex(key: str, regex: str) -> None:
-    """Raise UserError if RE2 cannot compile a regular expression, or needs too much memory for it."""
+    """Raise UserError if RE2 cannot compile a regular expression, or needs too much memory for the expression."""
     try:
         pc.find_substring_regex(pa.array([""]), regex)
     except pa.ArrowInvalid as error:

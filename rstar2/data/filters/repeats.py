@@ -43,9 +43,9 @@ def contradicted(rows: Candidates) -> Iterator[Drop]:
 def are_equal(answers: Iterable[str]) -> bool:
     r"""Whether the grader finds all answers equal, as for 42, 42.0 and 42\text{ cm}.
 
-    Equality is not transitive for answers with words such as units: 42 equals 42\text{ cm} and 42\text{ m}, which
-    are unequal. Answers with the same words are therefore compared only with the first of them, and these first answers
-    are compared with each other.
+    Equality is not transitive for answers with words such as units: 42 equals 42\text{ cm} and 42\text{ m}, which are
+    unequal. Answers with the same words are therefore compared only with the first answer that has these words, and all
+    such first answers are compared with each other.
     """
     by_words: dict[tuple[str, ...], str] = {}
     for answer in sorted(answers):

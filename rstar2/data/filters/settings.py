@@ -11,11 +11,14 @@ from rstar2.config import Strict
 
 class Huge(Strict):
     digits: int = Field(12, ge=1)
-    """A whole number with more digits is huge. The paper states no limit."""
+    """A whole number with more digits is huge. The paper states no limit for whole numbers."""
 
 
 class Length(Strict):
-    """Limits in characters, because no tokenizer is chosen yet. The data card counts tokens."""
+    """Limits in characters, because no tokenizer is chosen yet.
+
+    The data card counts the tokens of the rows.
+    """
 
     least: int = Field(1, ge=0)
     most: int = Field(60_000, ge=1)
@@ -28,7 +31,7 @@ class Language(Strict):
 
 class Near(Strict):
     similarity: float = Field(0.8, gt=0, le=1)
-    """Two texts are near duplicates if the Jaccard similarity of their shingles is at least this."""
+    """Two texts are near duplicates if the Jaccard similarity of their shingles is at least `similarity`."""
     words: int = Field(3, ge=1)
     """Number of words in a shingle. With 1, the filter also finds short problems that differ in one word."""
 
@@ -48,11 +51,12 @@ class Grams(Strict):
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """The column `pass_rate` of the rows, or the folder of an `rstar2 eval` or `data agree` run over them."""
+    """The column `pass_rate` of the rows, or the folder of an `rstar2 eval` or `rstar2 data agree` run over the
+    rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None
-    """The sources to which the filter applies. None means all."""
+    """The sources to which the filter applies. If None, the filter applies to all sources."""
 
 
 class Measured(Strict):
@@ -72,12 +76,13 @@ PatternField = Literal["problem", "answer", "system", "user", "assistant", "tool
 
 
 class Pattern(Strict):
-    """A filter of the user. It drops a row if the expression matches anywhere in one of the fields."""
+    """A filter of the user. The filter drops a row if the expression matches anywhere in one of the fields."""
 
     regex: str = Field(min_length=1)
     """A regular expression of RE2, which has no look-around and no back-references."""
     fields: tuple[PatternField, ...] | None = None
-    """The fields to search. None means the problem, or the messages of user and assistant in a conversation."""
+    """The fields to search. If None, the searched fields are the problem, or the messages of user and assistant in a
+    conversation."""
 
 
 class FilterSettings(Strict):
@@ -98,7 +103,7 @@ class FilterSettings(Strict):
     """Filters of the user, by the names that `filters` uses for them."""
 
     def unset_keys(self) -> set[str]:
-        """Returns unset keys that a card leaves out, because cards of earlier versions do not have them."""
+        """Returns unset keys that a card leaves out, because cards of earlier versions do not have these keys."""
         unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
         return {key for key, is_unset in unset.items() if is_unset}
 

@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Taken:
-    """The number of a source's rows that the filters left, and the number that was drawn from them."""
+    """The number of a source's rows that the filters left, and the number of rows that was drawn from these."""
 
     left: int
     taken: int

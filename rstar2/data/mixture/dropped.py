@@ -19,7 +19,7 @@ from rstar2.data.mixture.card import Step
 from rstar2.data.rows import as_json
 
 MOST_GRAMS = 50
-"""Maximum number of shared grams in the card. dropped.jsonl contains all of them."""
+"""Maximum number of shared grams in the card. dropped.jsonl contains all shared grams."""
 _EXAMPLES = 3
 _BATCH = 8192
 _SCHEMA = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", pa.string())])

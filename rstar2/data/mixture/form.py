@@ -82,7 +82,8 @@ class AnswerForm:
     def card(self, source: str) -> dict[str, int | float]:
         """Returns the entry of a source for the card.
 
-        It contains the `share`, the numbers of `suitable` and `marked` conversations, and the counts of `FormCounts`.
+        The entry contains the `share`, the numbers of `suitable` and `marked` conversations, and the counts of
+        `FormCounts`.
         """
         return {
             "share": self._shares[source],

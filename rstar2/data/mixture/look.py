@@ -116,7 +116,7 @@ def _step(prepared: Prepared) -> int:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two sets. Rows are matched by their ids."""
+    """The difference of two sets. Rows of the two sets are matched by their ids."""
 
     only_first: Counter[str]
     """Number of rows that only the first set has, by source."""
@@ -130,7 +130,10 @@ class Difference:
 
 
 def difference(first: Path, second: Path) -> Difference:
-    """Compare two prepared sets. Raises UserError if one is not a prepared set, or if they are of two kinds."""
+    """Compare two prepared sets.
+
+    Raises UserError if one of the two is not a prepared set, or if the sets are of two kinds.
+    """
     one, other = open_prepared(first), open_prepared(second)
     if one.kind != other.kind:
         raise UserError(

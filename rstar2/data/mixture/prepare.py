@@ -9,7 +9,7 @@ OUTPUT/
 ```
 The name of a step's file is a digest of everything that determines its content, and the file is written atomically.
 Therefore a killed preparation continues after its last finished step. If a setting changed, steps that do not depend on
-it are reused.
+that setting are reused.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
 
 
 def _with_tokens(card: Card, output: Path, progress: Progress, count_tokens: CountTokens | None) -> Card:
-    """Count the tokens of the written set if `count_tokens` is set, and write the card. Returns the card."""
+    """Count the tokens of the written set if `count_tokens` is set, and write the card.
+
+    Returns the card that was written.
+    """
     if count_tokens is not None:
         progress.start("count tokens")
         card = replace(card, tokens=count_tokens(output / PREPARED, card.kind))
@@ -232,7 +235,10 @@ class _Preparation:
         return self._digest.hexdigest()[:16]
 
     def _candidates_file(self, origin: Origin) -> Path:
-        """Returns the file of a source's candidates. Files with its counts and its refused rows are beside it."""
+        """Returns the file of a source's candidates.
+
+        Files with the source's counts and its refused rows are beside the file of candidates.
+        """
         parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
         return self._work / f"read-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}.arrow"
 
@@ -252,7 +258,7 @@ class _Preparation:
         self._progress.finish(f"to read: {listed}")
 
     def _read(self, origin: Origin) -> tuple[Path, ReadCounts]:
-        """Read a source. Returns the file of its candidates, and its counts."""
+        """Read a source. Returns the file of the source's candidates, and the counts of its rows."""
         file = self._candidates_file(origin)
         self._digest.update(file.stem.removeprefix("read-").encode())
         record = file.with_suffix(".json")
@@ -320,7 +326,10 @@ class _Preparation:
         return texts, rewritten
 
     def _answer_shares(self) -> dict[str, float]:
-        """Returns the share of each source to mark for the answer form. It is 0 for rows with a model's token ids."""
+        """Returns the share of each source to mark for the answer form.
+
+        The share is 0 for a source whose rows have a model's token ids.
+        """
         shares = self._plan.recipe.answer_shares()
         return shares | {each.name: 0.0 for each in self._plan.origins if each.source.token_ids}
 
@@ -389,7 +398,10 @@ def _shared(steps: Sequence[DroppedRows]) -> list[dict[str, Any]]:
 
 
 def _together(filters: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the filters of each step. Consecutive row filters run in one step, and each set filter in its own."""
+    """Yields the filters of each step.
+
+    Consecutive row filters run in one step, and each set filter runs in a step of its own.
+    """
     for by_row, group in groupby(filters, lambda name: name not in SET_FILTERS):
         names = list(group)
         yield from [names] if by_row else [[name] for name in names]
@@ -397,7 +409,10 @@ def _together(filters: Sequence[str]) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class _RowPass:
-    """Applies row filters to a record batch, in the process that reads it. The first matching filter drops a row."""
+    """Applies row filters to a record batch, in the process that reads the batch.
+
+    The first matching filter drops a row.
+    """
 
     judges: Sequence[RowFilter]
     text: str

@@ -51,16 +51,18 @@ class SourceSettings(Strict):
     """Settings of one source in a mixture."""
 
     count: int | None = Field(None, ge=1)
-    """The number of rows to draw at random from those that the filters leave.
+    """The number of rows to draw at random from the rows that the filters leave.
 
-    If fewer rows are left, all of them are taken, and the data card says so. None takes all rows.
+    If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
-    """The preparation fails if the filters leave fewer rows than this. It is at most `count`. None means no limit."""
+    """The minimum number of rows that the filters must leave, at most `count`. If fewer rows are left, the preparation
+    fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share of conversations that SFT teaches in the form that RL rewards. None uses the share of the mixture."""
+    """The share of conversations that SFT teaches in the form that RL rewards. If None, the share of the mixture is
+    used."""
     object: str | None = None
-    """`module:object` of a source in a user's module. None for a shipped source or a file."""
+    """`module:object` of a source in a user's module. None if the source is shipped with rstar2 or is a file."""
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class MixtureRecipe(FilterSettings):
     """Seed for drawing rows from a source with more than `count` rows, and for drawing rows for the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """The share of conversations that SFT teaches in the form that RL rewards, among those that can be taught in this
-    form. None teaches none of them in this form."""
+    form. If None, no conversation is taught in this form."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites the answers or prompts of some sources."""
 
@@ -109,7 +111,10 @@ class MixturePlan:
     """The URL of the server whose model rewrites texts. Empty if nothing is rewritten."""
 
     def config(self) -> dict[str, Any]:
-        """Returns the resolved recipe and the digests of all inputs, for the card. Equal configs make equal sets."""
+        """Returns the resolved recipe and the digests of all inputs, for the card.
+
+        Mixtures with equal configs make equal sets.
+        """
         with ThreadPoolExecutor() as pool:
             inputs = list(pool.map(lambda origin: origin.identity(), self.origins))
         return {
@@ -135,7 +140,7 @@ class MixtureRequest:
     files: list[str] = field(default_factory=list)
     """`NAME=FILE` for each source or benchmark that is read from a file, not from the hub."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Values that replace those of the recipe. Tables are merged."""
+    """Values that replace the recipe's values. A table among these values is merged with the recipe's table."""
     filters: list[str] = field(default_factory=list)
     """Filters to append if the recipe does not contain them."""
     overrides: list[str] = field(default_factory=list)
@@ -154,7 +159,8 @@ def plan_mixture(
     Args:
         request: the mixture that the user wants.
         offline: leave out benchmarks on the hub, because the plan is only printed.
-        answer_fault: see `Inputs`. If it is set, problems for which the grader can accept no output are dropped last.
+        answer_fault: see `Inputs`. If `answer_fault` is set, problems for which the grader can accept no output are
+            dropped last.
 
     Raises:
         UserError: a name or key is unknown, a file cannot be read, the sources are of two kinds, or a filter does not
@@ -195,7 +201,7 @@ def plan_mixture(
 def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
     """Returns the problems of a benchmark, or of the files that replace it.
 
-    If there are several files, ids begin with the name of their file.
+    If there are several files, the id of each problem begins with the name of its file.
     """
     option = f"--from {name}=FILE.jsonl"
     if len(files) < 2:
@@ -413,7 +419,10 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
 
 
 def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
-    """Returns the rates of each run that a filter uses. Raises UserError if a run did not measure these sources."""
+    """Returns the rates of each run that a filter uses.
+
+    Raises UserError if a run did not measure the sources to which the filter applies.
+    """
     agreement, run = recipe.agreement, recipe.measured.run
     rates: dict[str, Rates] = {}
     if "agreement" in recipe.filters and agreement.by != "pass_rate":

@@ -1,13 +1,15 @@
-"""Lets a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini. Off by default.
+"""Lets a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini. By default,
+nothing is rewritten.
 
 The last message of the assistant or of the user in each conversation is rewritten. A new text is rejected in these
 cases: it is cut off, it is much shorter or longer, it equals the old text, it is in another language, it begins with
-words about the rewriting, or it contains tags of a chat format. The row then keeps its old text, and is counted.
+words about the rewriting, or it contains tags of a chat format. The row of a rejected text keeps its old text, and the
+card counts such rows.
 
 Each text is stored as soon as it arrives, so that a preparation that continues does not request it again. If nearly all
 of the first texts are rejected, the preparation stops.
 
-Requests switch thinking off. A thought before the new text is removed.
+Requests switch the model's thinking off. If a reply still has a thought before the new text, the thought is removed.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ _PREFACE = re.compile(
     r"|\[(?:assistant|user)\]",
     re.IGNORECASE,
 )
-"""Matches words before a new text that are not part of it: a preface, a thought without tags, or a label."""
+"""Matches words before a new text that are not part of the new text: a preface, a thought without tags, or a label."""
 _EXAMPLE_CHARS = 300
 _NOTHING_TO_REWRITE = "nothing to rewrite"
 _REFUSED = "refused by the server"
@@ -87,17 +89,18 @@ class Rewrite(Strict):
     """The model that rewrites texts, and the conditions under which its texts are accepted."""
 
     model: str = ""
-    """The name of the model. If it is empty, nothing is rewritten."""
+    """The name of the model. If the name is empty, nothing is rewritten."""
     shortest: float = Field(0.3, ge=0)
     """A text is rejected if its length in characters is less than this share of the old text's length."""
     longest: float = Field(3.0, gt=0)
     """A text is rejected if its length in characters is more than this multiple of the old text's length."""
     accepted: float = Field(0.1, ge=0, le=1)
-    """Minimum share of accepted texts. The preparation stops if the first 50 texts of a source do not reach it."""
+    """Minimum share of accepted texts. The preparation stops if the first 50 texts of a source do not reach this
+    share."""
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `accepted` if it is not set, because cards of earlier versions do not have it."""
+        """Leave out `accepted` if its value is the default, because cards of earlier versions do not have this key."""
         values: dict[str, Any] = serialize(self)
         return {key: value for key, value in values.items() if key != "accepted" or self.accepted != 0.1}
 
@@ -150,7 +153,7 @@ class _Answer:
     text: str
     finish: str | None = None
     fault: str = ""
-    """Why the answer contains no new text. Empty if it contains one."""
+    """Why the answer contains no new text. Empty if the answer contains a new text."""
 
 
 class TooFewAccepted(UserError):
@@ -160,7 +163,7 @@ class TooFewAccepted(UserError):
 class Texts:
     """The new texts of rows, stored in a JSON Lines file with `number`, `text` and `fault`.
 
-    `fault` is the reason for which a text was rejected. It is empty if the text was accepted.
+    `fault` is the reason for which a text was rejected. `fault` is empty if the text was accepted.
     """
 
     def __init__(self, file: Path) -> None:
@@ -178,7 +181,7 @@ class Texts:
             self.faults[fault] += 1
 
     def add(self, number: int, text: str, fault: str) -> None:
-        """Store a text, or the reason why there is none."""
+        """Store a text, or the reason why there is no new text."""
         self._remember(number, text, fault)
         with LineWriter(self._file) as lines:
             lines.write(_line(number, text, fault))
@@ -214,7 +217,7 @@ def _line(number: int, text: str, fault: str) -> str:
 
 
 def _place(what: What, messages: list[dict[str, Any]]) -> int:
-    """Returns the index of the message to rewrite. Returns -1 if there is none."""
+    """Returns the index of the message to rewrite. Returns -1 if the conversation has no such message."""
     of_role = (at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == _ROLES[what])
     return next((at for at in of_role if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
 
@@ -232,7 +235,8 @@ class Rewriter:
     def rewrite(
         self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
     ) -> None:
-        """Request the new texts of the rows `numbers`, which are all of one source, unless `texts` already has them.
+        """Request the new texts of the rows `numbers`, which are all of one source, unless `texts` already has these
+        new texts.
 
         Raises:
             UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. The next
@@ -308,7 +312,7 @@ class Rewriter:
         return answer.text, answer.fault or fault_of(old, answer.text, answer.finish, self._settings)
 
     async def _answer(self, server: OpenAIServer, body: dict[str, Any]) -> _Answer:
-        """Returns the server's answer, without a thought before it."""
+        """Returns the server's answer, without a thought before the text."""
         choices: list[Choice] = []
 
         async def attempt() -> str:
@@ -346,7 +350,7 @@ def _as_text(messages: list[dict[str, Any]]) -> str:
 
 
 def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
-    """Returns why a new text is rejected. Empty if it is accepted."""
+    """Returns why a new text is rejected. Returns an empty text if the new text is accepted."""
     if finish not in (None, "stop"):
         return "cut off"
     if not new:

@@ -1,4 +1,4 @@
-"""Glaive's function calls, version 2, in the ShareGPT form. It has 101K rows, which is the number in the paper."""
+"""Glaive's function calls, version 2, in the ShareGPT form. The set has 101K rows, which is the number in the paper."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Magicoder's programming tasks in Python. The code of a solution becomes a call of the Python tool.
 
-Text after the code is left out, because nothing can follow a call in its message.
+Text after the code is left out, because no text can follow a call in the call's message.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _read(row: Row) -> dict[str, Any]:
 
 
 def _only_block(text: str) -> _Block:
-    """Returns the block of code in a text. Raises Refused if there is none, more than one, or an unclosed one."""
+    """Returns the block of code in a text.
+
+    Raises Refused if the text has no block of code, more than one block, or an unclosed block.
+    """
     blocks = list(_blocks(text))
     if not blocks:
         raise Refused("no code", "the solution has no block of code on lines of its own")
@@ -79,7 +82,7 @@ def _only_block(text: str) -> _Block:
 def _blocks(text: str) -> Iterator[_Block]:
     """Yields the fenced blocks of a text by the rules of CommonMark.
 
-    If a fence is indented, its indentation is removed from the lines of the block.
+    If a fence is indented, the fence's indentation is removed from the lines of the block.
     """
     opened: re.Match[str] | None = None
     before, code, at = "", [""], 0
@@ -121,7 +124,10 @@ def _check_runs(code: str) -> None:
 
 
 def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
-    """Returns where and how a program reads standard input. Empty if it does not."""
+    """Returns where and how a program reads standard input.
+
+    Returns an empty text if the program does not read standard input.
+    """
     origins = _imported(tree)
     uses_builtin = _uses_global(scopes, _BUILTIN_READERS)
     for node in ast.walk(tree):
@@ -131,7 +137,10 @@ def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
 
 
 def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
-    """Returns the reader of standard input that an expression names or calls. Empty if there is none."""
+    """Returns the reader of standard input that an expression names or calls.
+
+    Returns an empty text if the expression names and calls no such reader.
+    """
     if isinstance(node, ast.Name | ast.Attribute):
         name = _dotted(node, origins)
         return name if name in _READERS or (uses_builtin and name in _BUILTIN_READERS) else ""
@@ -166,7 +175,10 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
-    """Returns the full name of the object that an expression names, such as `sys.stdin`. Empty if it is not a name."""
+    """Returns the full name of the object that an expression names, such as `sys.stdin`.
+
+    Returns an empty text if the expression is not a name.
+    """
     if isinstance(node, ast.Name):
         return origins.get(node.id, node.id)
     if isinstance(node, ast.Attribute) and (of := _dotted(node.value, origins)):

@@ -1,7 +1,7 @@
 """The benchmarks other than the mathematics sets, one file each. A file is named after its benchmark.
 
-Each file defines `BENCHMARK`. There is no list of them: a new file is a new benchmark of `rstar2 eval`. A user's own
-module defines `BENCHMARK` too, and `rstar2 eval my_module:BENCHMARK` measures it.
+Each file defines `BENCHMARK`. There is no list of benchmarks: a new file is a new benchmark of `rstar2 eval`. A user's
+own module defines `BENCHMARK` too, and `rstar2 eval my_module:BENCHMARK` measures it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class BenchmarkFiles:
     """A user's files and options for a benchmark."""
 
     data: Path | None = None
-    """A file with the problems; None loads them from the hub."""
+    """A file with the problems. If None, the problems are loaded from the hub."""
     baseline: Path | None = None
-    """A file with the answers that a judge model compares with. None loads them from the hub."""
+    """A file with the answers that a judge model compares with. If None, these answers are loaded from the hub."""
     native_calls: bool = False
-    """Whether functions go into the request's `tools`. If not, they go into the prompt."""
+    """Whether functions go into the request's `tools`. If False, the functions go into the prompt."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class JudgeModel:
 
     url: str
     name: str | None = None
-    """The model's name; None if the server has only one."""
+    """The judge model's name. None if the server has only one model."""
     key: str | None = None
-    """The API key of this server, which is sent to no other."""
+    """The API key of the judge model's server, which is sent to no other server."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The objects that the benchmarks of one run share. One is None if no benchmark needs it."""
+    """The objects that the benchmarks of one run share. An object is None if no benchmark of the run needs it."""
 
     chat: Chat | None
     agent: Agent | None
@@ -93,22 +93,22 @@ class Benchmark:
     """A benchmark: how its problems are loaded, sampled and graded.
 
     `Benchmark(load=…)` is enough for problems with answers that the grader compares: the model works on each problem
-    with the agent loop and its tools. `Benchmark(load=…, correct=…)` grades by a function of its own.
+    with the agent loop and its tools. `Benchmark(load=…, correct=…)` grades each answer with the function `correct`.
     """
 
     load: Load
-    """Returns the problems. Raises UserError if they cannot be read."""
+    """Returns the problems. Raises UserError if the problems cannot be read."""
     open: Open | None = None
-    """Opens the benchmark's method for the length of a block. None means the agent loop on each problem."""
+    """Opens the benchmark's method for the length of a block. If None, the agent loop runs on each problem."""
     correct: Correct | None = None
-    """Returns whether an answer is correct. It gets the problem, and the answer from the model's final turn. None means
-    that the grader compares the answer with the problem's `answer`."""
+    """Returns whether an answer is correct. The function gets the problem, and the answer from the model's final turn.
+    If None, the grader compares the answer with the problem's `answer`."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the benchmark that differ from those of the mathematics sets."""
     harness: Harness | None = None
-    """The benchmark's own program. None if it has none."""
+    """The benchmark's own program. None if the benchmark has no program of its own."""
     chat: bool = False
-    """Whether the model gets plain chat messages. If not, the agent loop runs, with tools."""
+    """Whether the model gets plain chat messages. If False, the agent loop runs, with tools."""
     judged: bool = False
     """Whether a judge model grades."""
     headline: str = ""
@@ -222,7 +222,10 @@ def _loaded(name: str) -> Benchmark:
 
 
 def with_combined(name: str, scores: dict[str, Score]) -> dict[str, Score]:
-    """The scores, and those that the benchmark of this name computes from them. An unknown benchmark adds none."""
+    """The scores, and the scores that the benchmark of this name computes from them.
+
+    An unknown benchmark adds no scores.
+    """
     combined = _loaded(name).combined if name in NAMES else None
     return scores if combined is None else scores | combined(scores)
 
@@ -250,7 +253,7 @@ def harnesses_of(names: list[str]) -> list[Harness]:
 
 
 def harness_of(name: str) -> Harness:
-    """The harness of a benchmark. Raises UserError if it has none."""
+    """The harness of a benchmark. Raises UserError if the benchmark needs no harness."""
     harness = _loaded(name).harness if name in NAMES else None
     if harness is None:
         known = ", ".join(each for each in NAMES if _loaded(each).harness)

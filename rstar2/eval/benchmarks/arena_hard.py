@@ -43,7 +43,7 @@ Source: lmarena/arena-hard-auto.
 _JUDGE_TOKENS = 4096
 _ASK_AGAIN = "continue your judgment and finish by outputting a final verdict label"
 _MOST_UNREADABLE = 5
-"""If the first judgments all lack a verdict, the run ends after this many of them."""
+"""Number of judgments without a verdict after which the run ends, if no judgment before them had a verdict."""
 WIN_RATE = "win rate"
 
 
@@ -148,7 +148,10 @@ class ArenaMethod(ChatMethod):
         )
 
     async def _verdict(self, question: str, answer_1: str, answer_2: str) -> str | None:
-        """The judge's label for a game. If its reply has none, it is asked once more, as the benchmark does."""
+        """The judge's label for a game.
+
+        If the judge's reply has no label, the judge is asked once more, as the benchmark does.
+        """
         prompt = self._words["template"].format(question=question, answer_1=answer_1, answer_2=answer_2)
         messages: list[Message] = [
             {"role": "system", "content": self._words["system"]},
@@ -177,7 +180,7 @@ class ArenaMethod(ChatMethod):
         return None
 
     def _count_unreadable(self, last: str) -> None:
-        """Count a judgment without a verdict. Raises Failure if the first judgments all lack one."""
+        """Count a judgment without a verdict. Raises Failure if the first judgments all lack a verdict."""
         self._unreadable += 1
         if not self._readable and self._unreadable >= _MOST_UNREADABLE:
             raise Failure(

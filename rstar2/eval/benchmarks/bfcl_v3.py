@@ -36,7 +36,7 @@ MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param"
 
 
 class BFCLMethod:
-    """The harness runs and checks each conversation. It uses the model through a gateway."""
+    """The harness runs and checks each conversation. The harness reaches the model through a gateway."""
 
     def __init__(
         self, process: HarnessProcess, gateway: Gateway, settings: EvalSettings, decides: Mapping[str, Any]
@@ -75,9 +75,10 @@ class BFCLMethod:
         return trace.model_copy(update={"extracted": json.dumps(result)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct if the harness's checker finds the result valid. The score is under the entry's category.
+        """Correct if the harness's checker finds the result valid. The sample's score is stored under the entry's
+        category.
 
-        If the checker cannot check the result, it is not verified and has no score.
+        If the checker cannot check the result, the sample's verdict is `invalid` and the sample has no score.
         """
         result = json.loads(trace.extracted or "{}")
         try:
@@ -113,7 +114,7 @@ def opening(harness: Harness, program: str, folder: str = "") -> Open:
     """Returns the function that starts a BFCL harness.
 
     `folder` names a setting of the harness, and the folder in the run's folder to which it is set. Later starts use the
-    same folder. Empty means no such setting.
+    same folder. If `folder` is empty, the harness has no such setting.
     """
 
     @contextlib.asynccontextmanager
@@ -134,11 +135,11 @@ def opening(harness: Harness, program: str, folder: str = "") -> Open:
 
 
 def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
-    """The weighted mean of independent scores, or of differences of scores. Without `weights`, all count alike.
+    """The weighted mean of independent scores, or of differences of scores. Without `weights`, all scores count alike.
 
-    The squares of the errors below the mean, and of those above it, are added separately (Zou and Donner, Statistics in
-    Medicine 27, 2008). So an interval that is shorter on one side, because it ends at 0 or 1, widens the interval of
-    the mean less on that side.
+    The squares of the errors below the mean and the squares of the errors above the mean are added separately (Zou and
+    Donner, Statistics in Medicine 27, 2008). Because of these separate sums, an interval that is shorter on one side,
+    because it ends at 0 or 1, widens the interval of the mean less on that side.
     """
     all_weights = list(weights or [1.0] * len(parts))
     shares = [weight / sum(all_weights) for weight in all_weights]
@@ -160,7 +161,7 @@ def grouped(
 ) -> dict[str, Score]:
     """The scores of groups of categories. A group is left out if one of its categories has no score.
 
-    A group may build on groups before it.
+    A group may be computed from groups that stand before it in `groups`.
     """
     extended = dict(scores)
     for name, combine in groups.items():

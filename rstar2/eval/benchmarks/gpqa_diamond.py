@@ -27,7 +27,7 @@ LETTERS = "ABCD"
 
 @dataclass(frozen=True)
 class ChoiceProblem(Problem):
-    """A question. Its `answer` is the text of the right choice."""
+    """A multiple-choice question. The problem's `answer` is the text of the right choice."""
 
     choices: tuple[str, ...]
     """The choices, the right one first."""
@@ -65,9 +65,9 @@ def _problem(place: str, row: Mapping[str, Any], number: int) -> ChoiceProblem:
 
 
 def order(seed: int, problem_id: str, sample: int) -> list[int]:
-    """The index of the choice at each letter in one sample. All orders are equally likely.
+    """The index of the choice at each letter in one sample. All orders of the choices are equally likely.
 
-    It depends on the arguments alone, so it is the same on every start.
+    The order depends on the arguments alone, so the order is the same on every start.
     """
 
     def digest(at: int) -> bytes:

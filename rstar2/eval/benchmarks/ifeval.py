@@ -37,7 +37,7 @@ HARNESS = Harness(
 
 @dataclass(frozen=True)
 class InstructionProblem(Problem):
-    """A prompt. Its `answer` names the instructions."""
+    """A prompt with instructions. The problem's `answer` names the instructions."""
 
     row: str
     """The prompt as JSON, in the form that the checkers read."""

@@ -19,7 +19,7 @@ from rstar2.files import home_folder, read_json, whole_path, write_json, write_t
 from rstar2.runs import GRADER_SECRET
 
 INSTALLER = "uv==0.13.8"
-"""uv resolves these packages in seconds. pip takes half an hour."""
+"""uv resolves these packages in seconds. pip takes half an hour for the same packages."""
 _INSTALL_S = 3600.0
 _INSPECT_S = 300.0
 _RECORD = "environment.json"
@@ -76,7 +76,7 @@ def environments_folder() -> Path:
 
 
 def set_up(harness: Harness) -> bool:
-    """Make the environment unless it is in order. Returns whether it was made.
+    """Make the environment unless it is in order. Returns whether the environment was made by this call.
 
     The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call makes
     it again from nothing.
@@ -121,7 +121,8 @@ def require(harness: Harness, benchmark: str) -> None:
 
 
 def fault(harness: Harness) -> str | None:
-    """What is wrong with the environment. None if its Python runs, and has the recorded versions and the modules.
+    """What is wrong with the environment. None if the environment's Python runs, and has the recorded versions and the
+    modules.
 
     The contents of files are not compared, since hashing up to 4,000 files would take 0.3 to 2 seconds before each run.
     """
@@ -149,13 +150,13 @@ def installed(harness: Harness) -> dict[str, str]:
 
 
 def decides(harness: Harness) -> dict[str, Any]:
-    """What decides a harness's results: its pins, and a digest of all versions in the environment."""
+    """What decides a harness's results: the harness's pins, and a digest of all versions in its environment."""
     versions = json.dumps(sorted(installed(harness).items()))
     return {"harness": harness.pins, "harness_sha256": hashlib.sha256(versions.encode()).hexdigest()}
 
 
 def _recorded(harness: Harness) -> dict[str, Any] | None:
-    """The record that `set_up` wrote at its end. None if it did not finish, or if the record is damaged."""
+    """The record that `set_up` wrote at its end. None if `set_up` did not finish, or if the record is damaged."""
     try:
         record = read_json(harness.folder / _RECORD)
     except UserError:
@@ -166,7 +167,10 @@ def _recorded(harness: Harness) -> dict[str, Any] | None:
 
 
 def _installer(harness: Harness) -> str:
-    """The path of the installer, in the folder of all environments. It is downloaded once for all of them."""
+    """The path of the installer, in the folder of all environments.
+
+    The installer is downloaded once for all environments.
+    """
     uv = environments_folder() / INSTALLER.replace("==", "-")
     if not uv.exists():
         with tempfile.TemporaryDirectory(dir=uv.parent) as folder, whole_path(uv) as part:
@@ -178,7 +182,10 @@ def _installer(harness: Harness) -> str:
 
 
 def _install(harness: Harness, command: Sequence[str], packages: Sequence[str]) -> None:
-    """Run an installer's command with these packages as its last arguments. Its output goes to the harness's log."""
+    """Run an installer's command with these packages as its last arguments.
+
+    The command's output goes to the harness's log.
+    """
     with (harness.folder / _LOG).open("ab") as log:
         try:
             process = subprocess.run(
@@ -199,7 +206,10 @@ def _see_log(harness: Harness) -> str:
 
 
 def _inspect(harness: Harness) -> dict[str, Any]:
-    """The content of the environment, as `_INSPECTION` prints it. Raises Failure if its Python does not run."""
+    """The content of the environment, as `_INSPECTION` prints it.
+
+    Raises Failure if the environment's Python does not run.
+    """
     command = [str(harness.python), "-I", "-c", _INSPECTION, *harness.modules]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=_INSPECT_S, check=True)
@@ -212,7 +222,7 @@ def _inspect(harness: Harness) -> dict[str, Any]:
 def isolated(more: dict[str, str]) -> dict[str, str]:
     """The environment variables for a harness's program, which may run code that a model wrote.
 
-    They are those of this process and `more`, without the grader's secret and the variables of our own Python.
+    The variables are those of this process and `more`, without the grader's secret and the variables of our own Python.
     """
     inherited = {
         name: value

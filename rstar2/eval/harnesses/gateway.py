@@ -1,8 +1,8 @@
 """A small server with OpenAI's API on this machine, through which a harness uses the model of the run.
 
-All harnesses use it, wherever the model runs. So the token budget, the retries, the counts and the record of each
-conversation are the same for all. The harness receives each reply without its reasoning, which it would mistake for the
-answer. The record includes the reasoning.
+All harnesses use this server, wherever the model runs. Therefore the token budget, the retries, the counts and the
+record of each conversation are the same for all. The harness receives each reply without its reasoning, which it would
+mistake for the answer. The record of a conversation includes the reasoning.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ class Conversation:
     sample: int
     replies: list[Reply] = field(default_factory=list)
     failure: RStarError | None = None
-    """Why the model did not answer. The harness sees a refused request. None if the model always answered."""
+    """Why the model did not answer. The harness sees only a refused request. None if the model answered every
+    request."""
     requests: int = 0
     """Number of requests, including those that are not answered yet."""
 
 
 class Gateway:
-    """The server. Use it as an async context manager, and open a `conversation` for each sample."""
+    """The server between a harness and the model.
+
+    Use `Gateway` as an async context manager, and open a `conversation` for each sample.
+    """
 
     def __init__(self, chat: Chat, settings: EvalSettings) -> None:
         self._chat = chat
@@ -64,7 +68,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def conversation(self, problem: str, sample: int) -> AsyncIterator[Conversation]:
-        """Open a conversation for the length of the block. Its `replies` grow during the block."""
+        """Open a conversation for the length of the block. The conversation's `replies` grow during the block."""
         name = uuid.uuid4().hex
         conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1", problem, sample)
         try:

@@ -42,7 +42,7 @@ class Refused(RStarError):
 
 
 class HarnessProcess:
-    """A harness's program, made by `started`. It takes any number of requests at once."""
+    """A harness's program, made by `started`. The program takes any number of requests at once."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -59,7 +59,7 @@ class HarnessProcess:
 
         Args:
             action: name of the method.
-            within: time limit in seconds. It starts again whenever the value of `activity` changes.
+            within: time limit in seconds. The time limit starts again whenever the value of `activity` changes.
             activity: tells progress, such as replies of the model.
             arguments: arguments of the method.
 

@@ -18,18 +18,21 @@ class Method(Protocol):
 
     @property
     def decides(self) -> Mapping[str, Any]:
-        """Facts that decide the result beside the settings, such as the harness's version. Stored with the settings."""
+        """Facts that decide the result beside the settings, such as the harness's version.
+
+        These facts are stored with the settings.
+        """
         ...
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
-        """Make one sample of a problem, without a verdict. Raises EngineError if the engine refuses it."""
+        """Make one sample of a problem, without a verdict. Raises EngineError if the engine refuses the sample."""
         ...
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
         """Returns the trace with its verdict and scores.
 
         Raises:
-            EngineError: a judge model refused. The next start grades the sample again.
+            EngineError: a judge model refused a request. The next start grades the sample again.
             Failure: the grader or the harness is away.
         """
         ...

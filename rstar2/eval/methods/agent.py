@@ -33,8 +33,8 @@ class Grader(Protocol):
 class RetryingTools:
     """Tools that retry lost calls, and count all calls.
 
-    If a call stays lost while the judge answers other calls, the model is told that it is lost. If the judge answers no
-    call at all, `run` raises ServiceGone.
+    If a call stays lost while the judge answers other calls, the model is told that the call is lost. If the judge
+    answers no call at all, `run` raises ServiceGone.
     """
 
     def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
@@ -101,7 +101,7 @@ Correct = Callable[[Problem, str], bool]
 class AgentMethod:
     """Runs the agent loop on each problem. The grader, or the benchmark's own function, decides the verdict.
 
-    This is the protocol of the mathematics sets.
+    The mathematics sets are measured with this method.
     """
 
     decides: Mapping[str, Any] = {}

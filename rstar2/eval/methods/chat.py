@@ -1,7 +1,7 @@
 """Gets replies from a model by chat messages, on a server with OpenAI's API or in this process.
 
-Benchmarks with their own prompts use it. Nothing is added to their messages, which go through the model's own chat
-template. The benchmark's scorer receives the reply without its reasoning.
+Benchmarks with their own prompts use this module. Nothing is added to the messages of such a benchmark, which go
+through the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _FINISHES: dict[str, Finish] = {
     "content_filter": "content_filter",
     "refusal": "refusal",
 }
-"""The `finish` of a trace for each `finish` of a reply. All others are "answer"."""
+"""The `finish` of a trace for each `finish` of a reply. For every other `finish` of a reply, the `finish` of the trace
+is "answer"."""
 _WORDING = {
     "server": ServerTexts(),
     JUDGE_MODEL: ServerTexts(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
@@ -48,16 +49,17 @@ class Reply:
     message: Message
     """The message in OpenAI's form: `role`, `content`, and perhaps `tool_calls`."""
     finish: str
-    """stop, tool_calls, content_filter, refusal, or length if the budget or the context cut the reply off."""
+    """How the reply ended: stop, tool_calls, content_filter, refusal, or length if the budget or the context cut the
+    reply off."""
     prompt_tokens: int
     tokens: int
     """Number of tokens that the model generated."""
     prompt_ids: list[int] = field(default_factory=list)
-    """Empty if the server does not report token ids."""
+    """Token ids of the prompt. Empty if the server does not report token ids."""
     token_ids: list[int] = field(default_factory=list)
-    """Empty if the server does not report token ids."""
+    """Token ids that the model generated. Empty if the server does not report token ids."""
     written: ParsedTurn = EMPTY
-    """The whole reply as a turn. If a server sent a message, its calls are written in our tags."""
+    """The whole reply as a turn. If a server sent a message, the message's calls are written in this package's tags."""
 
     @property
     def text(self) -> str:
@@ -75,7 +77,7 @@ class Chat(Protocol):
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
-        """Get one reply. `tools` are function schemas.
+        """Get one reply of the model. `tools` are the schemas of functions that the model may call.
 
         Raises:
             EngineError: the request is refused.
@@ -148,14 +150,14 @@ def _with_calls(message: Message) -> ParsedTurn:
 class ServerChat:
     """A model on any server with OpenAI's chat completions.
 
-    If the context has less room than the budget, the reply gets the room that is left. Without any room, the reply is
-    empty and its finish is `length`.
+    If the context has less room than the budget, the reply gets the room that is left. If the context has no room, the
+    reply is empty and its finish is `length`.
 
     Args:
         url: URL of the server, with or without `/v1`.
-        model: name of the model on the server. None means the server's only model.
+        model: name of the model on the server. If None, the server's only model is used.
         retries: the retry policy, shared by all requests of the run.
-        turn_timeout_s: most seconds for one reply.
+        turn_timeout_s: maximum number of seconds for one reply.
         service: name of the server in messages: "server" or `JUDGE_MODEL`.
         key: API key, if the server needs one.
         more: further fields of each request.
@@ -184,13 +186,16 @@ class ServerChat:
         self._asking = asyncio.Lock()
 
     async def named(self) -> str:
-        """The model's name. If it is not set, the server is asked. Raises EngineError if that has several models."""
+        """The model's name.
+
+        If no name is set, the server is asked. Raises EngineError if the server has several models.
+        """
         if self.model is None:
             self.model = (await self._service.call(lambda: self._server.served(None))).model
         return self.model
 
     async def takes_all(self) -> bool:
-        """Whether the server is known to accept every sampling value. False if it refuses to list its models.
+        """Whether the server is known to accept every sampling value. False if the server refuses to list its models.
 
         Raises:
             ServiceGone: the server does not answer.
@@ -284,7 +289,10 @@ def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
 
 
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
-    """The trace of a conversation. It has token ids only if there is one reply and its token ids are known."""
+    """The trace of a conversation.
+
+    The trace has token ids only if there is one reply and that reply's token ids are known.
+    """
     last, turns = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)
     ids = last.token_ids if known else []

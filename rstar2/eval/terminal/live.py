@@ -27,8 +27,8 @@ _PRINT_EVERY_S = 30.0
 class LiveView(ABC):
     """Prints the benchmarks of an evaluation, its progress and its results.
 
-    On a terminal, progress is drawn in place. Elsewhere, it is printed as a line every half minute. Use the view as a
-    context manager while samples run, and call it with each `Progress`.
+    On a terminal, progress is drawn in place. If the console is no terminal, progress is printed as a line every half
+    minute. Use the view as a context manager while samples run, and call the view with each `Progress`.
 
     Args:
         out: receives the results.
@@ -51,7 +51,7 @@ class LiveView(ABC):
 
     @abstractmethod
     def show_results(self, results: Sequence[EvalResult], folder: Path) -> None:
-        """Print the results. `folder` is the run's folder, which holds them too."""
+        """Print the results. `folder` is the run's folder, which holds the results too."""
 
     def __call__(self, progress: Progress) -> None:
         if self.last is None and progress.resumed:
@@ -71,7 +71,10 @@ class LiveView(ABC):
             self._console.print(" · ".join(filter(None, facts)), soft_wrap=True, markup=False)
 
     def note(self, note: str) -> None:
-        """Show a line below the progress, in place of the note before it. Elsewhere than on a terminal, print it."""
+        """Show a line below the progress, in place of the note before it.
+
+        If the console is no terminal, print the note.
+        """
         self._note = note
         if self._console.is_terminal and self.last is not None:
             self._live.update(self._layout(self.last))

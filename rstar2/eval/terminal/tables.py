@@ -1,7 +1,7 @@
 """Formats results and comparisons as tables for the terminal.
 
 Names and answers are escaped, because they may hold anything and rich reads markup in the cells of a table. Each table
-fits 80 columns. A caption explains the figures that its headings do not.
+fits 80 columns. A table's caption explains the figures that the headings do not explain.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None:
-    """The paper's numbers beside those of this run. None if the paper has no number for these benchmarks."""
+    """The paper's numbers beside the numbers of this run. None if the paper has no number for these benchmarks."""
     table = _table(
         Column("", overflow="fold"),
         caption="difference: this run minus the paper, in percentage points. 95 %: interval of the number before it.",
@@ -212,7 +212,7 @@ def point_interval(bounds: Sequence[float]) -> str:
 
 
 def settings_lines(settings: Mapping[str, Any], width: int) -> str:
-    """Settings in lines of at most `width` characters. No line break separates a value from its name."""
+    """Settings in lines of at most `width` characters. No line break separates a setting's value from its name."""
     glue = "\u00a0"  # textwrap breaks no line at this space
     text = " · ".join(f"{key} {value}".replace(" ", glue) for key, value in settings.items())
     return textwrap.fill(text.replace(" ·", f"{glue}·"), width, break_long_words=False).replace(glue, " ")
@@ -221,7 +221,8 @@ def settings_lines(settings: Mapping[str, Any], width: int) -> str:
 def comparison_tables(comparisons: Sequence[Comparison], console: Console) -> list[Table]:
     """Tables of both averages of each benchmark, the difference with its interval, and which run is better.
 
-    Returns one table with a row per benchmark. If its names would be broken, returns one table per benchmark.
+    Returns one table with a row per benchmark. If the console is too narrow for the names of that table, returns one
+    table per benchmark.
     """
     together = _comparison_table(comparisons, named=True)
     if _fits(together, console):

@@ -1,1 +1,4 @@
-"""Programs that run in the environments of harnesses. They import only the harness and the standard library."""
+"""Programs that run in the environments of harnesses.
+
+These programs import only the harness and the standard library.
+"""

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 MODEL = "rstar2-model"
-"""The model's name in the harness. It has no underscore, because some checkers read an underscore as a slash."""
+"""The model's name in the harness. The name has no underscore, because some checkers read an underscore as a slash."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Entry:
     for_checker: dict[str, Any]
     """The entry in the form that the checker reads."""
     answer: dict[str, Any] | None
-    """The possible answers. None in the categories that have none."""
+    """The possible answers. None in the categories that have no possible answers."""
 
 
 class BFCLWorker:
@@ -65,7 +65,8 @@ class BFCLWorker:
         return [row for _, row in sorted(ordered, key=lambda pair: pair[0])]
 
     def run(self, id: str, url: str, url_before: str) -> dict[str, Any]:
-        """Run the conversation of one entry with the model at `url`. Returns the result as the harness stores it.
+        """Run the conversation of one entry with the model at `url`. Returns the conversation's result, as the harness
+        stores it.
 
         Conversations that the entry presupposes are first run at `url_before`.
         """
@@ -73,7 +74,10 @@ class BFCLWorker:
         return self.converse(self._entries[id].for_model, url)
 
     def prepare(self, id: str, url: str) -> None:
-        """Run the conversations that an entry presupposes with the model at `url`. Most categories have none."""
+        """Run the conversations that an entry presupposes with the model at `url`.
+
+        Entries of most categories presuppose no conversation.
+        """
 
     def converse(self, entry: dict[str, Any], url: str) -> dict[str, Any]:
         """Run one conversation with the model at `url`."""
@@ -118,7 +122,7 @@ class BFCLWorker:
         `model` is the name under which the checker stores the state that calls change.
 
         Returns:
-            The accuracy, and the number of entries.
+            The accuracy (0 to 1), and the number of entries.
         """
         raise NotImplementedError
 

@@ -31,7 +31,7 @@ from bfcl_eval.model_handler.api_inference.openai_completion import OpenAIComple
 from openai import OpenAI
 
 _REQUEST_S = 86400.0
-"""The gateway sets the time limits. A client that gave up earlier would only repeat the request."""
+"""The gateway sets the time limits. A client that gave up before the gateway would only repeat the request."""
 
 
 MEMORY = ("memory_kv", "memory_rec_sum")
@@ -42,10 +42,10 @@ class Worker(BFCLWorker):
     """The worker of BFCL v4.
 
     A question of a memory category is about earlier conversations, in which the model stored what it wanted to
-    remember. These conversations are run once for all questions of a scenario.
+    remember. The earlier conversations are run once for all questions of a scenario.
 
     Args:
-        native_calls: whether functions go into the request's `tools`. If not, they go into the prompt.
+        native_calls: whether functions go into the request's `tools`. If False, functions go into the prompt.
         temperature: sampling temperature.
         memory: folder in which memories are stored.
     """

@@ -20,7 +20,8 @@ def _package_folder(name: str) -> Path:
 
 
 NLTK = _package_folder("llama_index") / "core" / "_static" / "nltk_cache"
-"""Folder with NLTK's sentence splitter and stop words. Without it, they would be downloaded."""
+"""Folder with NLTK's sentence splitter and stop words. Without this folder, the splitter and the stop words would be
+downloaded."""
 os.environ["NLTK_DATA"] = os.pathsep.join(filter(None, [os.environ.get("NLTK_DATA"), str(NLTK)]))
 
 # The package uses `datasets` only to load benchmarks. Here, its checkers get the prompts from us.
