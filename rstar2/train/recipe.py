@@ -774,8 +774,7 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """Rejects too small micro-batches, because VERL would end in the first step with a longer conversation.
-        """
+        """Rejects too small micro-batches: VERL would end in the first step with a longer conversation."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(

@@ -29,7 +29,7 @@ _START_UP_PHASES = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """The progress of the rollouts of a stage's current step. The fields of this class are the keys of `rollouts.json`.
+    """The progress of the rollouts of a stage's current step. The class's fields are the keys of `rollouts.json`.
     """
 
     step: int
@@ -83,7 +83,7 @@ class ProgressWriter:
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of the trainer's first rank. The fields of this class are the keys of `alive.json`."""
+    """The activity of the trainer's first rank. The class's fields are the keys of `alive.json`."""
 
     phase: str
     """The phase, such as "update", "log-probabilities" or "saving a checkpoint"."""

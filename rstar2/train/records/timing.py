@@ -42,7 +42,7 @@ class Timing:
 
     @property
     def other_s(self) -> float:
-        """The remaining seconds: preparing data and the first model, a trainer's end, and work between steps."""
+        """Seconds in no other part: preparing data and the first model, a trainer's end, and work between steps."""
         named: float = sum(asdict(self).values()) - self.wall_s - self.judge_s
         return max(0.0, self.wall_s - named)
 
