@@ -20,13 +20,13 @@ class Decision:
     """A rule's decision to end a stage."""
 
     step: int
-    """The step whose measurement led to the decision. The stage ends after it, or after the step that was in progress
-    at that time."""
+    """The step whose measurement led to the decision. The stage ends after this step, or after the step that was in
+    progress at that time."""
     action: Action
     reason: str
     """The measured values and the keys of the rule, as a sentence."""
     model_step: int | None = None
-    """The step whose model the stage returns; None for the last step."""
+    """The step whose model the stage returns, or None if the stage returns the model of its last step."""
     last_step: int | None = None
     """The last step of the stage; None until the stage has ended."""
 

@@ -23,14 +23,16 @@ from rstar2.loop.trace import Trace
 from rstar2.plugins import failures_named, is_reference, load_function
 
 RewardFunction = Callable[[Problem, Trace], float]
-"""A reward function. It takes the problem and the trace with the grader's verdict, and returns a finite number."""
+"""The type of a reward function. The function takes the problem and the trace with the grader's verdict, and returns a
+finite number."""
 ROLE = "the reward"
 PARAMETERS = ("problem", "trace")
 SHIPPED: tuple[str, ...] = (*get_args(ReadingRule), "constant")
 
 
 class PenaltySettings(Strict):
-    """Penalties on the reward of correct rollouts for their length. Off by default; the paper has none.
+    """Penalties on the reward of correct rollouts for their length. Penalties are off by default; the paper has no
+    penalties.
 
     A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The two shares
     together must be below 1, so a correct rollout is always worth more than a wrong one. Penalties do not count when

@@ -60,7 +60,7 @@ class Rounds:
     def kept(self, made: int, keep: int) -> int:
         """Returns how many rollouts of a group may be trained on.
 
-        It is at least two, because a lone rollout has no advantage.
+        The result is at least two, because a lone rollout has no advantage.
 
         Args:
             made: rollouts that the group has.
@@ -77,7 +77,7 @@ class RoundsOfGroup:
     """Rollouts that were begun, including those without a verdict."""
     rounds: int
     decision: Decision | None
-    """The reason to stop early; None if the group is full."""
+    """The reason why the group stopped early, or None if the group is full."""
 
 
 class GroupInRounds:
@@ -93,7 +93,7 @@ class GroupInRounds:
         self._begun[0].set()
 
     def all_started(self) -> bool:
-        """Counts one more rollout that VERL has started. Returns whether it was the last of a full group."""
+        """Counts one more rollout that VERL has started. Returns whether this rollout was the last of a full group."""
         self._started += 1
         return self._started >= self._rounds.most
 
@@ -110,7 +110,7 @@ class GroupInRounds:
         """Counts a rollout that has ended, and begins the next round if it was the last of its round.
 
         Args:
-            reward: its reward; None if the rollout does not count.
+            reward: the rollout's reward, or None if the rollout does not count.
 
         Returns:
             The group's result if no further round follows, else None.
@@ -129,6 +129,6 @@ class GroupInRounds:
         return RoundsOfGroup(self._made, rounds, decision)
 
     def release(self) -> None:
-        """Releases all waiting rollouts. `begins` returns False for those that the group does not need."""
+        """Releases all waiting rollouts. `begins` returns False for rollouts that the group does not need."""
         for event in self._begun:
             event.set()

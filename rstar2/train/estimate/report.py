@@ -77,8 +77,7 @@ class RunEstimate:
 
     @property
     def largest(self) -> int:
-        """The number of the stage with the most tokens per step; the last such stage if several have the same number.
-        """
+        """The number of the stage with the most tokens per step; the last such stage if several are equal."""
         return max(self.stages, key=lambda number: (self.stages[number].step.most_tokens, number))
 
     @property

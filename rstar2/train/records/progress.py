@@ -29,8 +29,7 @@ _START_UP_PHASES = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """The progress of the rollouts of a stage's current step. The class's fields are the keys of `rollouts.json`.
-    """
+    """The progress of the rollouts of a stage's current step. The class's fields are keys of `rollouts.json`."""
 
     step: int
     finished: int
