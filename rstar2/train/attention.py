@@ -90,8 +90,7 @@ def _import_error(module: str) -> str:
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """The number of tokens back to which a model with this config.json attends, or None if the model has no such limit.
-    """
+    """The number of tokens back to which a model with this config.json attends, or None if there is no such limit."""
     if not config.get("use_sliding_window", True):
         return None
     window = config.get("sliding_window")

@@ -41,7 +41,7 @@ these limits, and a busy machine exceeds them."""
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """Signs that a trainer works. A trainer's log is no such sign, because VERL prints to it every minute in any case.
+    """Signs that a trainer works. A trainer's log is no such sign, because VERL prints to the log every minute anyway.
     """
 
     metrics: Path

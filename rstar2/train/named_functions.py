@@ -50,8 +50,7 @@ class NamedFunctions:
         return None if is_reference(name) else importlib.import_module(f"{self.package}.{name}")
 
     def load(self, name: str) -> Callable[..., Any]:
-        """Returns the function with this name. Raises UserError if the function is a user's own and cannot be loaded.
-        """
+        """Returns the function with this name. Raises UserError if a user's own function cannot be loaded."""
         module = self.module(name)
         if module is None:
             return load_function(name, self.role, self.parameters)

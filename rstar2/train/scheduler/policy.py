@@ -33,8 +33,7 @@ class SchedulerSettings:
 
 
 class Listener(Protocol):
-    """The receiver of the scheduler's decisions. The receiver is called during the call of the scheduler that decides.
-    """
+    """The receiver of the scheduler's decisions. The receiver is called during the scheduler's call that decides."""
 
     def placed(self, session: str, engine: str) -> None:
         """The session's next turn can start on the engine."""
