@@ -41,8 +41,7 @@ these limits, and a busy machine exceeds them."""
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """Signs that a trainer works. A trainer's log is no such sign, because VERL prints to the log every minute anyway.
-    """
+    """Signs that a trainer works. A trainer's log is no such sign, because VERL prints to it every minute anyway."""
 
     metrics: Path
     """The file to which the trainer writes a line of JSON per step."""

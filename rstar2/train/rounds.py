@@ -114,7 +114,7 @@ class GroupInRounds:
             reward: the rollout's reward, or None if the rollout does not count.
 
         Returns:
-            The group's result if no further round follows, or None if another round follows. """
+            The group's result if no further round follows, or None if another round follows."""
         self._ended += 1
         if reward is not None:
             self._rewards.append(reward)

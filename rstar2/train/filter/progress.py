@@ -1,5 +1,4 @@
-"""The progress of the filter before a stage, from the files in its folder. `rstar2 watch` reads these files repeatedly.
-"""
+"""The progress of the filter before a stage, from the files in its folder. `rstar2 watch` polls these files."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class SamplesDone:
 
 
 def samples_done(folder: Path) -> SamplesDone | None:
-    """Returns the progress of the filter in a folder, or None if the folder has no filter or the filter has finished.
-    """
+    """Returns the progress of the filter in a folder, or None if no filter is running there."""
     if (folder / CARD).exists():
         return None
     try:

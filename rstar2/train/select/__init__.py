@@ -45,7 +45,7 @@ class SelectSettings(Strict, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Turns a name into a table, checks the settings, and adds the defaults of those that are missing."""
+        """Turns a name into a table, checks the settings, and adds the defaults of missing settings."""
         return SELECTIONS.completed(values)
 
 

@@ -1,5 +1,4 @@
-"""Finds the cause of a trainer's failure in its log, and a remedy. Errors that only follow from the cause are skipped.
-"""
+"""Finds the cause of a trainer's failure in its log, and a remedy. Errors that only follow from another are skipped."""
 
 from __future__ import annotations
 
