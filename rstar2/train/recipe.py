@@ -185,8 +185,8 @@ class RolloutSettings(Strict):
     """Limit for the share of a step's rollouts that fail because of an engine, the grader or a fault in the agent loop.
     Up to the limit, failed rollouts are left out before the selection. Above it, the whole step is discarded, because
     failures hit long rollouts most and would leave a biased sample. Training then waits at least half a minute and
-    makes new rollouts for the step, with the next problems. Training ends when a step is discarded for the third time.
-    The limit also applies to held-out problems, and so does `judge.max_lost_share`."""
+    makes new rollouts for the step, with the next problems. Training ends when one step is discarded for this reason
+    for the third time. The limit also applies to held-out problems, and so does `judge.max_lost_share`."""
 
 
 class GroupSettings(Strict):

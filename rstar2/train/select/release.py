@@ -35,8 +35,9 @@ def select(
         rng: not used.
         roc_error_ratio: Whether failed calls count against a correct rollout.
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
-        min_zero_reward_trace_num: Choose at least this many wrong rollouts, or all if there are fewer.
-        min_non_zero_reward_trace_num: Choose at least this many correct rollouts, or all if there are fewer.
+        min_zero_reward_trace_num: Choose at least this many wrong rollouts, or all wrong rollouts if there are fewer.
+        min_non_zero_reward_trace_num: Choose at least this many correct rollouts, or all correct rollouts if there are
+        fewer.
 
     Returns:
         The indices of min(N, G) rollouts.

@@ -545,8 +545,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Waits until the judge answers, and returns the seconds of waiting. Raises JudgeError after `limit_s` seconds.
-        """
+        """Waits until the judge answers, and returns the seconds of waiting. Raises JudgeError after `limit_s` s."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         self.fault(f"{why}, so training waits for the judge at {settings['judge_url']}", discarded=True)

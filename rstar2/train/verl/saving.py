@@ -29,8 +29,8 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._every = config.trainer.save_freq
 
     def step_ended(self, trainer: PPOTrainer) -> None:
-        """Sets VERL's settings for saving. The callback runs after a step's update, before VERL reads these settings.
-        """
+        """Sets VERL's settings for saving. VERL reads these settings after the callback, which runs after a step's
+        update."""
         now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every
         if now.stop:

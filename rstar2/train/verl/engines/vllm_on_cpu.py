@@ -45,8 +45,7 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's extension of vLLM's worker, which receives new weights. With this class, layers use the received weights.
-    """
+    """VERL's extension of vLLM's worker, which receives new weights. With this class, layers use the new weights."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:
         _end_engine_with_server()

@@ -61,8 +61,7 @@ class TraceSender:
         return failed
 
     def _sent(self, tracker: TraceTracker, sink: Sink, traces: list[Trace]) -> int:
-        """Gives traces to a tracker until it raises an error. Returns the number of traces that the tracker accepted.
-        """
+        """Gives traces to a tracker until it raises an error. Returns the number of accepted traces."""
         for accepted, trace in enumerate(traces):
             try:
                 sink.send(trace, first_step() + (trace.step or 0))
@@ -123,8 +122,7 @@ def _result(call: ToolCall) -> dict[str, Any]:
 
 
 def _mlflow(run: str) -> Sink:
-    """Starts MLflow as a tracker of traces. A rollout becomes a span, with a span below it for each turn and each call.
-    """
+    """Starts MLflow as a trace tracker. A rollout becomes a span, with a span below it for each turn and each call."""
     import mlflow
     from mlflow.entities import SpanType
 
@@ -164,7 +162,7 @@ _MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
 
 
 def _trackio(run: str) -> Sink:
-    """Starts trackio as a tracker of traces. A rollout becomes a trace of messages."""
+    """Starts trackio as a trace tracker. A rollout becomes a trace of messages."""
     import trackio
 
     start_trackio(PROJECT, run)
@@ -176,7 +174,7 @@ def _trackio(run: str) -> Sink:
 
 
 def _weave(run: str) -> Sink:
-    """Starts Weave as a tracker of traces. A rollout becomes a call, with a call below it for each tool call."""
+    """Starts Weave as a trace tracker. A rollout becomes a call, with a call below it for each tool call."""
     import weave
 
     client = weave.init(PROJECT)
