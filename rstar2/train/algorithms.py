@@ -224,9 +224,9 @@ class Correction:
     """A text that says when to use the method, and what the method does."""
     source: str
     limit: float = 2.0
-    """The default of `algorithm.correction_limit`."""
+    """The default of `algorithm.correction_limit` with this correction."""
     lower: float = 0.5
-    """The default of `algorithm.correction_lower`."""
+    """The default of `algorithm.correction_lower` with this correction."""
     weights: Literal["token", "sequence"] | None = None
     """The weight of the loss: each token's ratio, or the product of all ratios of a rollout. If None, the loss has no
     weights."""
@@ -282,8 +282,8 @@ class AlgorithmSettings(Strict):
     """The computation of advantages and loss from the rollouts that `select` has chosen."""
 
     objective: ObjectiveName = "grpo"
-    """The method that computes advantages and loss. The paper uses grpo. The table of objectives says when to use
-    another objective."""
+    """The method that computes advantages and loss. The paper uses the objective grpo. The table of objectives says
+    when to use another objective."""
     loss_weights: Literal["tokens", "problems"] = "tokens"
     """The unit that has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem
     with longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem

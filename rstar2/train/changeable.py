@@ -1,5 +1,5 @@
-"""Recipe keys that may change when a run is resumed. These keys affect how the run proceeds, not what the policy
-learns."""
+"""Recipe keys that may change when a run is resumed. The changeable keys affect how the run proceeds, not what the
+policy learns."""
 
 from __future__ import annotations
 

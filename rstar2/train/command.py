@@ -174,7 +174,7 @@ def sft_command(
         data: the folder with the files of `rstar2.train.split.Split.write`.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
         validated: whether there are conversations to measure the loss on.
-        stop_after: the step after which the trainer saves and ends; None to train up to the last step.
+        stop_after: the step after which the trainer saves and ends, or None if the trainer goes on to the last step.
     """
     hardware = recipe.hardware
     overrides = {

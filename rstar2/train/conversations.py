@@ -66,7 +66,7 @@ def question_of(messages: Sequence[Message], around: tuple[str, str]) -> str:
     System texts are not part of the question.
 
     Args:
-        around: the texts that a format puts before and after a problem. These texts are left out of the question too.
+        around: the texts that a format puts before and after a problem. The question does not include these texts.
     """
     before = takewhile(lambda message: message["role"] != "assistant", messages)
     texts = [message.get("content") or "" for message in before if message["role"] != "system"]

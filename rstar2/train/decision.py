@@ -1,4 +1,5 @@
-"""The decision of a rule to end a stage (`rstar2.train.rules`). It is stored in the stage's folder and is final."""
+"""The decision of a rule to end a stage (`rstar2.train.rules`). The decision is stored in the stage's folder and is
+final."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Decision:
     model_step: int | None = None
     """The step whose model the stage returns, or None if the stage returns the model of its last step."""
     last_step: int | None = None
-    """The last step of the stage; None until the stage has ended."""
+    """The last step of the stage; None while the stage has not ended."""
 
     @property
     def text(self) -> str:

@@ -74,7 +74,7 @@ class Rollout:
 
     @property
     def reward_before_penalty(self) -> float:
-        """The reward without the penalty. Only a rollout with a reward of 1 can have a penalty."""
+        """The rollout's reward without the penalty. Only a rollout with a reward of 1 can have a penalty."""
         return 1.0 if self.penalty else self.reward
 
     @property

@@ -46,7 +46,7 @@ class SignsOfLife:
     metrics: Path
     """The file to which the trainer writes a line of JSON per step."""
     folder: Path
-    """The stage's folder. The folder contains the progress files (`rstar2.train.records.progress`) and the checkpoints.
+    """The stage's folder, which contains the progress files (`rstar2.train.records.progress`) and the checkpoints.
     """
     hung_after_s: float
     """Seconds without a sign of life after which the trainer counts as hung."""
@@ -197,7 +197,8 @@ def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
 
 @contextlib.contextmanager
 def fork_server(log: Path) -> Iterator[dict[str, str]]:
-    """Starts a server that forks the trainers' processes, so that they need not import VERL each. For CPUs only.
+    """Starts a server that forks the trainers' processes, so that they need not import VERL each. The server is for
+    CPUs only.
 
     If the server has ended, the processes start in the usual way.
 

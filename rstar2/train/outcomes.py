@@ -25,8 +25,9 @@ DISCOUNT = 0.995
 after 138 steps. In a stage of the paper's size, a problem is used about every 80 steps; with a lower factor, too little
 would be known about the problem by then."""
 PRIOR = 0.5
-"""Both parameters of the Beta distribution of a problem without outcomes: Jeffreys' prior. Because the parameters are
-below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in between."""
+"""The value of both parameters of the Beta distribution of a problem without outcomes, which is Jeffreys' prior.
+Because the parameters are below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in
+between."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Problems:
 
     ids: tuple[str, ...]
     step: int
-    """The step that problems are chosen for, from 1. This step follows the last step with outcomes."""
+    """The step that problems are chosen for, from 1. The step that problems are chosen for follows the last step with
+    outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int

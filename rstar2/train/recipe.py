@@ -42,7 +42,7 @@ class Hardware(Strict):
     """The device to train on. cuda: GPUs by NVIDIA or AMD (PyTorch uses this name for both). cpu: one machine without
     GPUs, for tiny models and tests."""
     nodes: int = Field(1, ge=1)
-    """Number of machines. More than 1 needs a Ray cluster, whose address is in RAY_ADDRESS."""
+    """Number of machines to train on. More than one machine needs a Ray cluster, whose address is in RAY_ADDRESS."""
     gpus_per_node: int = Field(8, ge=1)
     """Number of GPUs per machine. On a CPU, this key sets the number of ranks (trainer processes)."""
     gpu: Literal["a100", "h100", "h200", "b200", "mi300x"] = "h100"
@@ -165,8 +165,8 @@ class RolloutSettings(Strict):
     prompts: int = Field(512, ge=1)
     """Number of problems per training step."""
     rollouts: int = Field(32, ge=1)
-    """Number of rollouts per problem. The paper calls this number 2G: the selection (`select`) trains on G of them
-    (`groups.keep`)."""
+    """Number of rollouts per problem. The paper calls this number 2G: the selection (`select`) trains on G of the
+    rollouts (`groups.keep`)."""
     tokens: int = Field(8192, ge=1)
     """Token budget of a rollout after its prompt. Tokens of tool output count too. Raise the budget if many rollouts
     are truncated."""
@@ -215,8 +215,8 @@ class GroupSettings(Strict):
     is mixed or full."""
     drop_equal_rewards: bool | None = None
     """Drop a group if the rewards of its chosen rollouts are all equal, because it has no advantages to learn from.
-    Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
-    batch (reinforce++)."""
+    The compared rewards are those without `penalty`. The default is true, unless the objective takes its baseline from
+    the whole batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
     """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this many times
     `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes their place."""

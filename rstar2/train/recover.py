@@ -29,8 +29,8 @@ class RecoverSettings(Strict):
     are made by default."""
 
     failures: int = Field(0, ge=0)
-    """Limit for the failed calls per problem after which extra rollouts begin. These calls are drawn at random from the
-    failed calls after which a rollout continued. With 0, there are no extra rollouts."""
+    """Limit for the failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
+    from the failed calls after which a rollout continued. With 0, there are no extra rollouts."""
     rollouts: int = Field(0, ge=0)
     """Number of extra rollouts for each of the drawn failed calls; at least 2 if `failures` is set. The extra rollouts
     after a call form a group of their own. All rollouts of such a group are trained on, unless their rewards are all

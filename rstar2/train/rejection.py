@@ -66,8 +66,8 @@ class RunTraces:
     files: tuple[Path, ...]
     """The trace files that are read for conversations."""
     measured: dict[Path, str]
-    """Files with traces of problems that models are evaluated on, each with the name of these problems. Such a file is
-    also in `files` if the user named the file; a file that the user did not name is left out."""
+    """Files with traces of problems that models are evaluated on, each with the name of these problems. A file with
+    such traces is also in `files` if the user named the file, and is left out if the user did not."""
 
     def warnings(self) -> Iterator[str]:
         """Yields a warning for each set of problems that models are evaluated on."""

@@ -41,8 +41,8 @@ class RuleSettings(Strict):
     flat_steps: int = Field(0, ge=0)
     """Take the action `when_flat` if the measure has not risen for this many steps. With 0, the rule is off."""
     rise: float = Field(0.01, ge=0, lt=1)
-    """The measure has risen if it is at least this far above its value at the last rise. Smaller rises add up. A value
-    of 0.01 is one percentage point."""
+    """The measure has risen if it is at least this far above its value at the last rise. Rises smaller than this add
+    up. A value of 0.01 is one percentage point."""
     when_flat: Action = "advance"
     """The action if the measure has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)

@@ -41,7 +41,8 @@ class Split:
     repeated: int = 0
     """Number of conversations of a validation file that are left out because the training data asks nearly the same."""
     max_tokens: int = 0
-    """The recipe's `max_tokens`. Longer conversations are cut at this token, if they are not left out."""
+    """The recipe's limit `max_tokens` for the tokens of a conversation. Longer conversations are cut at this token, if
+    they are not left out."""
 
     @property
     def lengths(self) -> Numbers:

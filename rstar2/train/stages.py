@@ -380,8 +380,8 @@ def _disk_failures(folder: Path) -> Iterator[None]:
 
 
 def _trained(start: Start, on_step: OnStep) -> Path:
-    """Trains up to the last step of a start, unless the checkpoint of that step exists. Returns the resulting
-    checkpoint.
+    """Trains up to the last step of a start, unless the checkpoint of that step exists. Returns the checkpoint of the
+    phase's result.
 
     The result is the checkpoint of the last step, or the checkpoint that a rule went back to.
     """

@@ -92,8 +92,8 @@ class Curriculum:
             problems: all problems of the stage.
             count: number of problems to choose.
             rng: the source of randomness.
-            under_way: indices of problems whose rollouts are running. These problems are left out, unless fewer than
-            `count` other problems remain.
+            under_way: indices of problems whose rollouts are running. Problems whose rollouts are running are left out,
+            unless fewer than `count` other problems remain.
 
         Raises:
             Failure: a user's curriculum raised an error, or did not return `count` different indices.

@@ -2,8 +2,8 @@
 
 The source is MoPPS, arXiv 2507.04632. MoPPS draws each problem's pass rate from a posterior with temporal discounting
 (`rstar2.train.outcomes.Problems.belief`), and takes the problems nearest a target. MoPPS calls this Thompson sampling
-with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. This probability falls with
-the distance of the pass rate p from 1/2, so the same problems are best for every n.
+with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. The probability of both
+outcomes falls with the distance of the pass rate p from 1/2, so the same problems are best for every n.
 
 Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
 random. GRESO (arXiv 2506.02177) explores problems without a signal in a similar way.

@@ -169,7 +169,7 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
 
     Args:
         path: the file, or a folder that contains it.
-        recipe: the recipe of the stage that leaves out solved problems; None if no stage leaves out solved problems.
+        recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves any out.
 
     Raises:
         UserError: the folder has no such file or several, the verdicts are of another reward than the recipe's, or

@@ -169,7 +169,7 @@ class RolloutStore:
 
         Args:
             step: the step's number.
-            folder: the folder for the step's rollouts; None to save no rollouts.
+            folder: the folder for the step's rollouts, or None if the step's rollouts are not saved.
         """
         if self._step is not None and step <= self._step:
             return

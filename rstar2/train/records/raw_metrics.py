@@ -47,7 +47,7 @@ class FailedRollout:
     reason: str
     """The text of the error that ended the rollout."""
     tokens: int | None = None
-    """Number of tokens after the rollout's prompt when the rollout failed; None if the number is unknown."""
+    """Number of tokens after the rollout's prompt when the rollout failed, or None if the number is unknown."""
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:

@@ -74,7 +74,7 @@ class EngineState:
     """Limit for the sessions that the engine works on at the same time. If the capacity is unknown, idle sessions count
     too."""
     safety: float
-    """This many standard deviations of the needed tokens are kept free."""
+    """The number of standard deviations of the needed tokens that are kept free in the KV cache."""
     sessions: dict[str, Session] = field(default_factory=dict)
     _busy: int = 0
     _full: int = 0

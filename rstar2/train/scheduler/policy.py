@@ -27,7 +27,8 @@ class SchedulerSettings:
     """A session on an engine is given up after this many seconds without an event, because its rollout has died or its
     engine hangs. A waiting session is refused if no session was placed and no turn ended for this long."""
     safety: float = 4.0
-    """This many standard deviations of the tokens that an engine's sessions need are kept free."""
+    """The number of standard deviations, of the tokens that an engine's sessions need, that are kept free in the KV
+    cache."""
     window: int = WINDOW
     """Number of rollouts from which lengths are predicted. With 0, every rollout counts with its full length."""
 

@@ -56,7 +56,7 @@ def actor_of(checkpoint: Path) -> Path:
 def fault(checkpoint: Path) -> str | None:
     """Says what is wrong with a checkpoint; None if the checkpoint is complete.
 
-    A truncated file lacks the index at its end. Only the index is checked; other bytes are not read.
+    A truncated file lacks the index at its end. Only the index of each file is checked; other bytes are not read.
     """
     actor = actor_of(checkpoint)
     try:

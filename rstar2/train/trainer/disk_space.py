@@ -76,7 +76,7 @@ def _shortage(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | 
 
 
 def free_bytes(path: Path) -> int:
-    """Returns the free bytes on the disk of a folder. The folder need not exist."""
+    """Returns the free bytes on the disk of a folder. The folder itself need not exist yet."""
     existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
     return shutil.disk_usage(existing).free
 

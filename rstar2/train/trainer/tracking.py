@@ -44,7 +44,7 @@ _SWANLAB_OFFLINE = ("local", "offline", "disabled")
 class _Package:
     module: str
     distribution: str | None = None
-    """The name for pip; None if PyPI lacks the package."""
+    """The name for pip; None if the package is not on PyPI."""
 
 
 _PACKAGES = {

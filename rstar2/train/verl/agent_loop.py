@@ -142,7 +142,8 @@ class _ServerEngine:
 
 
 class _StopAfterLostCall:
-    """The tools of one rollout. After the judge has lost a call, every further call counts as lost without being run.
+    """The tools that one rollout calls. After the judge has lost a call, every further call counts as lost without
+    being run.
 
     A rollout with a lost call is not trained on. Waiting for an unreachable judge in each of the rollout's turns would
     be in vain.

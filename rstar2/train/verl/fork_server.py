@@ -1,7 +1,8 @@
 """The fork server: a process that has imported torch, transformers and VERL, and forks when a process needs them.
 
-A run of VERL on a laptop has nine processes. Each of these processes would import the same libraries, which takes
-several seconds of processor time, and again in every stage. A fork has the libraries at once, and shares their memory.
+A run of VERL on a laptop has nine processes. By itself, each of the nine processes would import the same libraries,
+which takes several seconds of processor time, and again in every stage. A fork has the libraries at once, and shares
+their memory.
 
 The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is the server's
 client. If the server is missing or does not respond, the same commands run in new interpreters.

@@ -1,7 +1,8 @@
 """Examines every node of a Ray cluster: its packages, its GPUs, the run's folder, and the connection to the judge.
 
 `python -m rstar2.train.verl.node_check` reads a request from standard input, as JSON, and prints a JSON list of
-reports: first that of this machine, then one for each node. `rstar2.train.machine_checks` compares the reports.
+reports: first that of this machine, then one for each node. `rstar2.train.machine_checks` compares the reports with
+each other.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
 
 
 def take_recoverable(extra_fields: dict[str, Any]) -> tuple[Trace, bool] | None:
-    """Removes the field of `recoverable_field`, and returns its rollout and `replay`. Returns None without the field."""
+    """Removes the field of `recoverable_field`, and returns its rollout and `replay`; None if the field is missing."""
     field = extra_fields.pop(_RECOVERABLE, None)
     return None if field is None else (Trace.model_validate_json(field["trace"]), bool(field["replay"]))
 

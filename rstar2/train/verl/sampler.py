@@ -545,7 +545,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Waits until the judge answers, and returns the seconds of waiting. Raises JudgeError after `limit_s` s."""
+        """Waits until the judge answers, and returns the seconds of waiting. JudgeError is raised after `limit_s`."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         self.fault(f"{why}, so training waits for the judge at {settings['judge_url']}", discarded=True)
@@ -648,7 +648,7 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Returns the batch of a step and its metrics. Also raises Failure if too many groups in a row failed."""
+        """Returns the batch of a step and its metrics. Failure is also raised if too many groups in a row failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)
