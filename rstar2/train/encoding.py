@@ -123,7 +123,7 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
 
     Args:
         named: the recipe's `format`. If the name is empty, SFT teaches the format of the model's format file, or else
-        rstar2's default.
+            rstar2's default.
     """
     tokenizer = load_tokenizer(model)
     current, source = model_format(model, tokenizer)

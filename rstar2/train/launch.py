@@ -46,8 +46,7 @@ class SignsOfLife:
     metrics: Path
     """The file to which the trainer writes a line of JSON per step."""
     folder: Path
-    """The stage's folder, which contains the progress files (`rstar2.train.records.progress`) and the checkpoints.
-    """
+    """The stage's folder, which contains the progress files (`rstar2.train.records.progress`) and the checkpoints."""
     hung_after_s: float
     """Seconds without a sign of life after which the trainer counts as hung."""
     on_rollouts: Callable[[], None] = lambda: None

@@ -85,8 +85,7 @@ class Problems:
 
     ids: tuple[str, ...]
     step: int
-    """The step that problems are chosen for, from 1. The step that problems are chosen for follows the last step with
-    outcomes."""
+    """The step that problems are chosen for, from 1: the step after the last one with outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int

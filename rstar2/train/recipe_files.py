@@ -65,7 +65,7 @@ def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     Three keys can be written in two ways, and are brought to one form first:
 
     - `verl` can be nested or dotted. The tables of both layers are made dotted. A key that `--set` adds later replaces
-    dotted keys too.
+      dotted keys too.
     - `select` can be a name or a table. The value of each layer is made a table. If `over` names another selection, the
       settings of the selection of `base` are dropped.
     - `curriculum` works in the same way as `select`.
@@ -144,7 +144,7 @@ def stage_recipes(
 
     Raises:
         UserError: `stage_recipe` raises UserError, an override names a stage that is not run, or two stages do not
-        match.
+            match.
     """
     recipes = {}
     for stage in stages:

@@ -105,7 +105,7 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
     Args:
         steps: the metrics of all steps of the stage, by step number.
         saved: the steps with a checkpoint to go back to. A rule that goes back does nothing while none of the saved
-        steps has been measured.
+            steps has been measured.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)

@@ -29,8 +29,8 @@ FOLDER/
   held_out/step-500/ …  samples of held-out problems by the models of some steps, see `rstar2.train.choose` (SFT only)
   chosen.json           the step whose model is returned, and the reason (SFT only)
   models/step-20/ …     models of earlier steps, if the recipe asks for them
-  model/                the finished model; the folder appears complete. A stage that has a finished model is not run
-  again
+  model/                the finished model; the folder appears complete. A stage that has a finished model is not
+                        run again
 ```
 """
 
@@ -201,7 +201,7 @@ def run_sft(
         logs: the folder for the trainer's log.
         trainer_env: see `rstar2.train.pipeline.Pipeline`.
         evaluate: called for each step that the recipe evaluates. For an evaluation the trainer saves and ends, and is
-        started again afterwards.
+            started again afterwards.
 
     Raises:
         Failure: the trainer failed.

@@ -352,7 +352,7 @@ def rl_format(named: str | None, model: Path) -> Format:
 
     Args:
         named: the recipe's `format`. A model without a format file can be trained in any format; the model's own chat
-        template is used if the recipe names no format.
+            template is used if the recipe names no format.
 
     Raises:
         UserError: the model has a format file with another format.

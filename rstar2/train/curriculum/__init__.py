@@ -93,7 +93,7 @@ class Curriculum:
             count: number of problems to choose.
             rng: the source of randomness.
             under_way: indices of problems whose rollouts are running. Problems whose rollouts are running are left out,
-            unless fewer than `count` other problems remain.
+                unless fewer than `count` other problems remain.
 
         Raises:
             Failure: a user's curriculum raised an error, or did not return `count` different indices.

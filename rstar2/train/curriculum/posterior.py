@@ -40,7 +40,7 @@ def choose(
         rng: the source of randomness.
         target: The target pass rate. With a target of 0.5, a group most likely has both correct and wrong rollouts.
         unseen: The share of a step's problems that were never used before, until all have been used. With a share of 1,
-        no problem is used twice before each has been used once.
+            no problem is used twice before each has been used once.
         explore: The expected share of the remaining problems that is drawn at random, whatever their pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 

@@ -250,7 +250,7 @@ def trainer_memory(
         tokens: tokens per GPU in a micro-batch of the update.
         logits: number of copies of the micro-batch's logits while the loss is computed.
         log_prob_tokens: tokens per GPU in a micro-batch that only computes log-probabilities; 0 without such
-        micro-batches.
+            micro-batches.
         sends_weights: whether a process on a CPU also has a copy of the weights to send to the engine.
     """
     ranks = hardware.nodes * hardware.gpus_per_node
@@ -299,7 +299,7 @@ def activation_bytes(
         logits: number of copies of the logits while the loss is computed.
         checkpointing: whether only each layer's input is stored.
         fragmented: free blocks in the backward pass, as a share of the used memory. The forward pass leaves no free
-        blocks.
+            blocks.
     """
     inputs = width * shape.layers * shape.hidden
     ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim

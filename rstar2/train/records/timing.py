@@ -57,7 +57,7 @@ class PhaseTimer:
     Args:
         folder: the folder of the phase.
         run: the timer of the whole run. The run's timer is saved together with the phase's timer, so that both agree
-        after a kill.
+            after a kill.
     """
 
     def __init__(self, folder: Path, run: PhaseTimer | None = None) -> None:

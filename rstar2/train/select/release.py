@@ -37,7 +37,7 @@ def select(
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
         min_zero_reward_trace_num: Choose at least this many wrong rollouts, or all wrong rollouts if there are fewer.
         min_non_zero_reward_trace_num: Choose at least this many correct rollouts, or all correct rollouts if there are
-        fewer.
+            fewer.
 
     Returns:
         The indices of min(N, G) rollouts.

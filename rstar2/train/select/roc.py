@@ -36,7 +36,7 @@ def select(
         roc_error_ratio: Whether failed calls count against a correct rollout.
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
         penalty_floor: Minimum of p_total in the weights. The minimum keeps the weight 1 / p_total finite for a rollout
-        without penalties.
+            without penalties.
 
     Returns:
         The indices of min(N, G) rollouts.

@@ -57,7 +57,7 @@ def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) 
     Args:
         checkpoints: the folder of all checkpoints.
         removed_first: folders that VERL removes before it writes the next checkpoint. The space of these folders counts
-        as free.
+            as free.
     """
     shortage = _shortage(checkpoints, removed_first)
     return shortage and f"{shortage}: training will end before it is written. {_REMEDY}"

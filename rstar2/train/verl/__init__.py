@@ -2,7 +2,7 @@
 
 - `plugin`: makes VERL train on a CPU. VERL_USE_EXTERNAL_MODULES loads it into every VERL process.
 - `torch_kernels`: replaces flash-attn by PyTorch if `hardware.attention` is "torch". The module is loaded in the same
-way as `plugin`.
+  way as `plugin`.
 - `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader, through VERL's agent-loop hook.
 - `sampler`: the selection of rollouts, such as Resampling on Correct (RoC), through VERL's custom-sampler hook.

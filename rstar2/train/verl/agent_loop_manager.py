@@ -1,12 +1,12 @@
 """Our version of VERL's manager of agent loops and of its workers. Our manager differs from VERL's in four ways.
 
 - One agent loop serves all rollouts of a process. VERL makes one agent loop for every rollout with Hydra. Making a loop
-takes 5 to 8 ms, which is more than the loop itself takes. Our loop has no state between rollouts.
+  takes 5 to 8 ms, which is more than the loop itself takes. Our loop has no state between rollouts.
 - A failed rollout leaves a tag in VERL's queue, by which `rstar2.train.verl.sampler` counts it. With VERL's manager, a
-failed rollout leaves nothing in the queue.
+  failed rollout leaves nothing in the queue.
 - A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together; with our
-manager, each rollout waits for its round. If the group is decided earlier, the remaining calls return without a
-rollout. VERL takes a group as finished when all of its calls have returned.
+  manager, each rollout waits for its round. If the group is decided earlier, the remaining calls return without a
+  rollout. VERL takes a group as finished when all of its calls have returned.
 - Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, before the last rollout returns.
   Long rollouts therefore get as many recoveries as short ones.
 

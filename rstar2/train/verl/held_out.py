@@ -29,7 +29,7 @@ class NoVerdictsError(Exception):
 
 @dataclass
 class HeldOut:
-    """Counts of the rollouts of one measurement on held-out problems."""
+    """The rollouts of one measurement on held-out problems: their numbers, and the reasons for lost ones."""
 
     rollouts: int = 0
     lost: list[str] = field(default_factory=list)

@@ -63,7 +63,7 @@ class RolloutReuse:
 
     Args:
         client: VERL's client of the engines. If the client can tell when a rollout gets an engine, the rollout counts
-        as begun from that time on.
+            as begun from that time on.
     """
 
     def __init__(self, client: Any) -> None:

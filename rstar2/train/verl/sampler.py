@@ -176,7 +176,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 
         Raises:
             JudgeError: too many rollouts lost a call. The judge was away for longer than the recipe's
-            `judge.stop_after_s`, or the judge answered and the step still lost too many calls `EMPTY_STEPS` times.
+                `judge.stop_after_s`, or the judge answered and the step still lost too many calls `EMPTY_STEPS` times.
             Failure: too many rollouts failed `FAILED_STEPS` times, or nothing could be trained on `EMPTY_STEPS` times,
                 or the step would be rolled out again after a signal to stop.
         """
