@@ -165,7 +165,7 @@ def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     """Chooses the step whose model is returned, and writes the choice to the run's folder.
 
-    A step without a model and without an intact checkpoint cannot be chosen. Steps without both can exist if the recipe's
+    A step without a model and without an intact checkpoint cannot be chosen. Such steps can exist if the recipe's
     `checkpoint_every` or `choose` changed when the run was resumed. The reason names the steps without a model that
     would have been better.
     """

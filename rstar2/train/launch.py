@@ -94,7 +94,7 @@ def _run_started(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> None:
-    """Runs a trainer to its end, if necessary with several starts. Raises Failure if `run_trainer` does."""
+    """Runs a trainer to its end, if necessary with several starts. Raises Failure in the cases of `run_trainer`."""
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     if command.nodes > 1:

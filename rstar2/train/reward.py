@@ -84,7 +84,7 @@ class Reward:
         self._penalty = penalty
 
     def rewarded(self, trace: Trace) -> Trace:
-        """Returns a copy of a graded trace with its reward and penalty. Raises Failure if `__call__` does."""
+        """Returns a copy of a graded trace with its reward and penalty. Raises Failure in the cases of `__call__`."""
         penalty = self._penalty.of(trace) if self._penalty else 0.0
         return trace.model_copy(update={"reward": self(trace) - penalty, "penalty": penalty})
 

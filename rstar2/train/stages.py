@@ -556,7 +556,7 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
     """Makes a stage begin with the optimizer of the stage that made the model, unless the stage has a checkpoint of its
-    own. Raises UserError if `last_actor` does.
+    own. Raises UserError in the cases of `last_actor`.
     """
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):

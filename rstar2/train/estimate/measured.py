@@ -26,7 +26,7 @@ def measured_assumptions(run: Path) -> Assumptions:
         run: the folder of a run, or of a stage.
 
     Raises:
-        UserError: no stage in the folder has steps.
+        UserError: neither the folder nor a stage in it has steps.
     """
     folders = [step_metrics(folder) for folder in (*(run / f"stage{number}" for number in STAGES), run)]
     stages = [list(steps.values()) for steps in folders if steps]

@@ -22,7 +22,7 @@ class SamplesDone:
 
 
 def samples_done(folder: Path) -> SamplesDone | None:
-    """Returns the progress of the filter in a folder, or None if no filter is running there."""
+    """Returns the progress of the filter in a folder, or None if the folder has no unfinished filter."""
     if (folder / CARD).exists():
         return None
     try:

@@ -79,7 +79,7 @@ class SavedRollout:
     response_mask: list[int]
     logprobs: list[float] | None
     fields: dict[str, Any]
-    """All data of the rollout that are not arrays, as JSON values."""
+    """All data of the rollout other than its tokens, mask and log-probabilities, as JSON values."""
 
     def to_bytes(self) -> bytes:
         fields = json.dumps(self.fields).encode()

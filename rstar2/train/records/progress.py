@@ -95,8 +95,8 @@ class Activity:
 
     @property
     def in_step(self) -> bool:
-        """Whether the first rank is within a training step. False while weights are sent, because weights are also sent
-        before the first step."""
+        """Whether the first rank is within a training step. The value is False while weights are sent, because weights
+        are also sent before the first step."""
         return self.phase not in _START_UP_PHASES
 
     def text(self) -> str:

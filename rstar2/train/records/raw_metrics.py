@@ -81,7 +81,7 @@ def raw_metrics(
         groups: for each problem, the indices of its rollouts.
         selection: the recipe's selection.
         failed: the failed rollouts of the same groups.
-        first_round: number of rollouts in the first round of a group, or None without rounds of rollouts.
+        first_round: number of rollouts in the first round of a group; None if no group is rolled out in rounds.
     """
     all_judged = [rollout for rollout in rollouts if not rollout.lost_calls]
     first = [each for each in all_judged if first_round is None or each.sample < first_round]

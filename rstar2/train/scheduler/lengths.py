@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 16384
-"""Number of rollouts, the last that started, from which lengths are predicted. The default is the number of rollouts in
-one step of the paper. Older rollouts are from an older policy."""
+"""Number of rollouts, the last that started, from which lengths are predicted. A step of the paper has this number of
+rollouts. Older rollouts are from an older policy."""
 BINS = 128
 """Number of bins into which the lengths are counted."""
 HORIZONS = 17
