@@ -3,8 +3,8 @@
 If there is no server, the client runs the command in a new interpreter.
 
 The client replaces the Python executable of the trainer and of each of Ray's workers. While the forked process runs,
-the client forwards signals to it, and ends with the same exit code. The client is started by its path, as `python -I -S
-fork_client.py …`, and imports very little, so that it starts fast.
+the client forwards signals to it, and ends with the same exit code. The client is started by its path, as
+`python -I -S fork_client.py …`, and imports very little, so that it starts fast.
 """
 
 from __future__ import annotations
