@@ -1,8 +1,8 @@
 """The RL objectives and corrections that a recipe's `[algorithm]` table can name, and VERL's keys for them.
 
-The paper uses the objective of GRPO. Most objectives are those of VERL 0.9.1. The ones in `REGISTERED` are added by
-`rstar2.train.verl.objectives`. If the paper of an objective states a clip range, it is the default here. Which rollouts
-are trained on is decided elsewhere, by `rstar2.train.select`.
+The paper uses the objective of GRPO. Most objectives are those of VERL 0.9.1. The objectives in `REGISTERED` are added
+by `rstar2.train.verl.objectives`. If the paper of an objective states a clip range, that clip range is the default
+here. Which rollouts are trained on is decided elsewhere, by `rstar2.train.select`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ REGISTERED: dict[str, str] = {
     GPG: "gpg",
     GMPO: "geo_mean",
 }
-"""Names that rstar2 registers with VERL, each with VERL's own version of it; empty if VERL has none."""
+"""Names that rstar2 registers with VERL, each with VERL's own version of it; empty if VERL has no version of its own.
+"""
 NOT_OFFERED: dict[str, str] = {
     "gae": "it needs a value model, which the recipe does not train",
     "remax": "it needs a greedy rollout of each problem, which VERL's V1 trainer does not make",
@@ -56,13 +57,13 @@ class Objective:
     """A method that computes advantages and loss, by VERL's keys."""
 
     use: str
-    """A text that says when to use it, and what it does."""
+    """A text that says when to use the method, and what the method does."""
     source: str
-    """The publication."""
+    """The publication that describes the objective."""
     keys: dict[str, Any] = field(default_factory=dict)
     """VERL's keys, in addition to those of GRPO."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """Default clip range below and above 1. For some objectives it is another bound, see `optim.clip_low`."""
+    """Default clip range below and above 1. For some objectives this is another bound, see `optim.clip_low`."""
     batch_baseline: bool = False
     """Whether the baseline comes from the whole batch, so that a group of equal rewards is worth training on."""
     budget_norm: bool = False
@@ -84,7 +85,8 @@ _EACH_ROLLOUT: dict[str, Any] = {f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean
 
 
 def _dppo(divergence: str) -> dict[str, Any]:
-    """VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1. Its `clip_ratio_c` hardly ever clips."""
+    """VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1. VERL's value of `clip_ratio_c` there hardly
+    ever clips."""
     return {**_DR_GRPO, f"{_LOSS}.loss_mode": f"dppo_{divergence}", f"{_ACTOR}.clip_ratio_c": 10_000.0}
 
 
@@ -215,22 +217,24 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of the loss. In it, a ratio is the trainer's probability of a token divided by the engine's."""
+    """A correction of the loss. In a correction, a ratio is the trainer's probability of a token divided by the
+    engine's."""
 
     use: str
-    """A text that says when to use it, and what it does."""
+    """A text that says when to use the method, and what the method does."""
     source: str
     limit: float = 2.0
-    """The default of `algorithm.correction_limit`."""
+    """The default of `algorithm.correction_limit` with this correction."""
     lower: float = 0.5
-    """The default of `algorithm.correction_lower`."""
+    """The default of `algorithm.correction_lower` with this correction."""
     weights: Literal["token", "sequence"] | None = None
-    """The weight of the loss: each token's ratio, or the product of all ratios of a rollout. None: no weights."""
+    """The weight of the loss: each token's ratio, or the product of all ratios of a rollout. If None, the loss has no
+    weights."""
     two_sided: bool = False
     """Whether a weight outside the bounds is set to 0, not capped."""
     rejects: Literal["seq_sum_k1", "seq_mean_k1"] | None = None
     """VERL's name for the statistic that decides which rollouts are left out: the product (sum) or the geometric mean
-    (mean) of their ratios. None: no rollout is left out."""
+    (mean) of their ratios. If None, no rollout is left out."""
 
 
 _COLLAPSE = "https://richardli.xyz/rl-collapse"
@@ -278,21 +282,21 @@ class AlgorithmSettings(Strict):
     """The computation of advantages and loss from the rollouts that `select` has chosen."""
 
     objective: ObjectiveName = "grpo"
-    """The method that computes advantages and loss. The paper uses grpo. The table of objectives says when to use
-    another one."""
+    """The method that computes advantages and loss. The paper uses the objective grpo. The table of objectives says
+    when to use another objective."""
     loss_weights: Literal["tokens", "problems"] = "tokens"
     """The unit that has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem
-    with longer rollouts has more weight. problems: each problem, as in the paper's formula; its tokens share its
-    weight. problems works only with `objective` = "grpo"."""
+    with longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem
+    share its weight. The value problems works only with `objective` = "grpo"."""
     correction: CorrectionName = "none"
     """Correction for the difference between the probabilities of engine and trainer. The table of corrections says when
-    to use one."""
+    to use which correction."""
     correction_limit: float = Field(2.0, gt=1)
-    """Upper bound for the ratio of the trainer's probability to the engine's, used by `correction`. The default is 2;
-    for icepop it is 5, for geometric-rejection 1.001."""
+    """Upper bound for the ratio of the trainer's probability to the engine's, used by `correction`. The default bound
+    is 2; for icepop the default is 5, for geometric-rejection 1.001."""
     correction_lower: float = Field(0.5, gt=0, lt=1)
-    """Lower bound for the same ratio, used by icepop, sequence-rejection and geometric-rejection. The default is 0.5;
-    for geometric-rejection it is 0.999."""
+    """Lower bound for the same ratio, used by icepop, sequence-rejection and geometric-rejection. The default bound is
+    0.5; for geometric-rejection the default is 0.999."""
 
     @model_validator(mode="before")
     @classmethod

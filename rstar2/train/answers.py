@@ -35,7 +35,7 @@ def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list
         The rows whose answers can be graded, and the answers of all other rows.
 
     Raises:
-        UserError: `stage_rows` raises it, or no answer can be graded.
+        UserError: `stage_rows` raises UserError, or no answer can be graded.
     """
     readable, unreadable = [], []
     for number, row in enumerate(stage_rows(path, rollouts), 1):

@@ -16,7 +16,7 @@ Attention = Literal["torch", "flash_attn", "padded"]
 PACKED_ATTENTION = "rstar2_packed"
 """The name under which `rstar2.train.verl.torch_kernels` registers its attention with transformers."""
 _IMPORT_S = 300.0
-"""Limit for an import. It loads torch, which takes a minute from a slow disk."""
+"""Limit in seconds for an import. The import loads torch, which takes a minute from a slow disk."""
 _IMPLEMENTATIONS: dict[Attention, str] = {
     "torch": PACKED_ATTENTION,
     "flash_attn": "flash_attention_2",
@@ -42,8 +42,8 @@ def verl_modules(attention: Attention) -> tuple[str, ...]:
 def ignored_keys(verl: dict[str, Any]) -> list[str]:
     """Returns the keys in a recipe's `[verl]` table that VERL would ignore.
 
-    They are keys of `override_config` outside `model_config`. VERL ignores them as soon as the table `model_config`
-    exists, which `verl_keys` adds.
+    The ignored keys are those of `override_config` outside `model_config`. VERL ignores such keys as soon as the table
+    `model_config` exists, and `verl_keys` adds that table.
     """
     still_read = ("attn_implementation", "model_config")
     parts = {key: key.partition("model.override_config.")[2] for key in dotted(verl)}
@@ -74,7 +74,7 @@ def check_attention(attention: Attention, model: Path) -> None:
 
 @functools.cache
 def _import_error(module: str) -> str:
-    """Says why a module cannot be imported; empty if it can.
+    """Says why a module cannot be imported; empty if the module can be imported.
 
     The import happens in a separate process, because a build for another version of torch may crash.
     """
@@ -90,7 +90,7 @@ def _import_error(module: str) -> str:
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """The number of tokens back to which a model with this config.json attends; None if there is no limit."""
+    """The number of tokens back to which a model with this config.json attends, or None if there is no such limit."""
     if not config.get("use_sliding_window", True):
         return None
     window = config.get("sliding_window")

@@ -1,4 +1,5 @@
-"""Recipe keys that may change when a run is resumed. They affect how the run proceeds, not what the policy learns."""
+"""Recipe keys that may change when a run is resumed. The changeable keys affect how the run proceeds, not what the
+policy learns."""
 
 from __future__ import annotations
 
@@ -56,12 +57,12 @@ ADDED: dict[str, Any] = {
 
 
 def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Returns the part of a recipe that must stay the same when a run is resumed. VERL's keys are dotted in it.
+    """Returns the part of a recipe that must stay the same when a run is resumed. VERL's keys are dotted in the result.
 
     Args:
         recipe: a recipe, or a part of one, as JSON.
         model: the model of a whole recipe, or None for a part. With a model, keys that were added after the run began
-            get their defaults. Such a default always stands for the earlier behaviour.
+            get their defaults. The default of an added key always stands for the earlier behaviour.
 
     Raises:
         UserError: the recipe has keys of an earlier version, which this version does not read.

@@ -36,14 +36,14 @@ class Measurement:
     validation_loss: float | None = None
     """The loss on the validation conversations, in nats per token that is trained on."""
     accuracy: float | None = None
-    """The accuracy on the held-out problems."""
+    """The accuracy of the step's model on the held-out problems."""
     pass_at_k: dict[str, float] | None = None
     """pass@k on the held-out problems, by k."""
     mean_tokens: float | None = None
     """The mean number of tokens per sample of the held-out problems, without the prompt."""
 
     def text(self) -> str:
-        """The measurements in words."""
+        """Returns the step's measurements in words."""
         parts = []
         if self.validation_loss is not None:
             parts.append(f"validation loss {self.validation_loss:.4g}")
@@ -68,7 +68,7 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The step and the reason in words."""
+        """Returns the chosen step and the reason in words."""
         return f"step {self.step}: {self.reason}"
 
 
@@ -146,7 +146,7 @@ def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
-    """Returns the steps whose models may be returned, in order. A kill of the run does not change them."""
+    """Returns the steps whose models may be returned, in order. A kill of the run does not change these steps."""
     match recipe.chosen_by:
         case "held_out":
             return held_out_steps(recipe, steps)
@@ -157,7 +157,7 @@ def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
-    """Returns the best measured step that has a model or a checkpoint, or None if there is none yet."""
+    """Returns the best measured step that has a model or a checkpoint, or None if no such step exists yet."""
     ranked = _ranked(recipe, measurements(folder), steps)
     return next((each.step for each in ranked if _can_be_returned(folder, each.step)), None)
 
@@ -165,8 +165,9 @@ def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     """Chooses the step whose model is returned, and writes the choice to the run's folder.
 
-    A step without a model and without an intact checkpoint cannot be chosen. There may be such steps if the recipe's
-    `checkpoint_every` or `choose` changed when the run was resumed. The reason names those that would have been better.
+    A step without a model and without an intact checkpoint cannot be chosen. Such steps can exist if the recipe's
+    `checkpoint_every` or `choose` changed when the run was resumed. The reason names the steps without a model that
+    would have been better.
     """
     measured, by = measurements(folder), recipe.chosen_by
     ranked = _ranked(recipe, measured, steps)
@@ -191,7 +192,7 @@ def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
 
 
 def read_choice(folder: Path) -> Choice | None:
-    """Returns the choice in a run's folder, or None before the end of training. Runs of earlier versions have none."""
+    """Returns the choice in a run's folder, or None before the end of training and for runs of earlier versions."""
     stored = read_json(folder / CHOSEN)
     if stored is None:
         return None

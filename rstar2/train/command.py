@@ -32,13 +32,15 @@ SECRETS_FILE = "worker_secrets.json"
 SFT_KEEP = 2
 """Number of most recent SFT checkpoints that stay on disk."""
 _SAVED = ("model", "optimizer", "extra")
-"""Contents of a checkpoint. The Hugging Face model is as large as the weights, so it is exported separately."""
+"""Parts of the trainer's state that VERL writes to a checkpoint. The Hugging Face model is as large as the weights, so
+it is exported separately."""
 _HYDRA_KEYS: dict[str, Any] = {
     "hydra.run.dir": ".",
     "hydra.output_subdir": None,
     "hydra.job_logging.handlers.file.filename": "/dev/null",
 }
-"""Keys that keep Hydra from writing `outputs/DATE/TIME` in the user's folder. Its log is in the trainer's log too."""
+"""Keys that keep Hydra from writing `outputs/DATE/TIME` in the user's folder. Hydra's log is in the trainer's log too.
+"""
 _ACTOR = "actor_rollout_ref.actor"
 _ENGINE = "actor_rollout_ref.rollout"
 ROUTER_FILE = "router.yaml"
@@ -73,16 +75,16 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
 
 @dataclass(frozen=True)
 class Command:
-    """A command to start."""
+    """A command line, with the environment variables and the nodes that it runs on."""
 
     argv: list[str]
     env: dict[str, str]
     """Environment variables in addition to the caller's environment."""
     nodes: int = 1
-    """Nodes of a Ray cluster on each of which `rstar2.train.verl.every_node` runs the command. It is 1 for VERL's RL
-    trainer, which starts its own processes on the nodes."""
+    """Nodes of a Ray cluster on each of which `rstar2.train.verl.every_node` runs the command. The number is 1 for
+    VERL's RL trainer, which starts its own processes on the nodes."""
     gpus_per_node: int = 0
-    """GPUs on each of these nodes."""
+    """Number of GPUs on each of the nodes that run the command."""
 
 
 class _HydraText(str):
@@ -90,7 +92,7 @@ class _HydraText(str):
 
 
 def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_token: str | None) -> str:
-    """VERL's agent-loop file, which names our loop and its settings. It is written as JSON, a subset of YAML."""
+    """VERL's agent-loop file, which names our loop and its settings. The file is written as JSON, a subset of YAML."""
     entry = {
         "name": AGENT_NAME,
         "_target_": "rstar2.train.verl.agent_loop.RStarAgentLoop",
@@ -136,7 +138,7 @@ def stage_command(
         folder: the stage's folder, see `rstar2.train.stages`.
         model: a model's folder, or the id of a model on the Hugging Face hub.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
-        first_step: the number of steps that earlier stages have made. Trackers count on from it.
+        first_step: the number of steps that earlier stages have made. Trackers count steps on from this number.
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment((*recipe.trackers, *recipe.trace_trackers), folder, os.environ, first_step)
@@ -172,7 +174,7 @@ def sft_command(
         data: the folder with the files of `rstar2.train.split.Split.write`.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
         validated: whether there are conversations to measure the loss on.
-        stop_after: the step after which the trainer saves and ends; None for the last step.
+        stop_after: the step after which the trainer saves and ends, or None if the trainer goes on to the last step.
     """
     hardware = recipe.hardware
     overrides = {
@@ -243,7 +245,8 @@ def _sft_overrides(
 def stage_commands(
     recipes: dict[int, StageRecipe], model: Path | str, root: Path
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
-    """Yields the number, recipe and command of each stage below `root`. Each starts from the model before it."""
+    """Yields the number, recipe and command of each stage below `root`. Each stage starts from the model of the stage
+    before."""
     first_step = 0
     for number, recipe in recipes.items():
         folder = root / f"stage{number}"
@@ -369,7 +372,7 @@ def _engine_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
 
 
 def _sampler_settings(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """The settings of `rstar2.train.verl.sampler`."""
+    """Returns the settings that the recipe's stage passes to `rstar2.train.verl.sampler`."""
     groups, rollout = recipe.groups, recipe.rollout
     return {
         "discount": recipe.curriculum.discount,
@@ -445,7 +448,7 @@ def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict
 def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]:
     """Writes the secret variables for a command's workers to the file that the command names; removes it afterwards.
 
-    Only this user can read the file. Does nothing if the command names no file.
+    Only the current user can read the file. If the command names no file, nothing is written or removed.
     """
     path = command.env.get("RSTAR2_SECRETS_FILE")
     if path is None:
@@ -459,7 +462,7 @@ def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]
 
 
 def _recipe_keys(table: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe's table `[verl]`. Their texts reach Hydra unchanged."""
+    """The keys of a recipe's table `[verl]`. Texts in the table reach Hydra unchanged."""
     return {
         key: _HydraText(value) if isinstance(value, str) else value for key, value in dotted(table).items()
     }
@@ -471,7 +474,8 @@ def verl_overrides(table: dict[str, Any]) -> list[str]:
 
 
 def _hydra(overrides: dict[str, Any]) -> list[str]:
-    """Arguments for Hydra's command line. A key without a + must exist in VERL's config."""
+    """Returns VERL's keys and values as arguments for Hydra's command line. A key without a + must exist in VERL's
+    config."""
     return [f"{key}={_hydra_value(value)}" for key, value in overrides.items()]
 
 

@@ -40,7 +40,7 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def conversation_fault(row: dict[str, Any]) -> str:
-    """Says what is wrong with a row of conversations; empty if nothing is."""
+    """Says what is wrong with a row of conversations; empty if nothing is wrong."""
     fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
     if not isinstance(row.get(ANSWER_FORM), bool | None):
         fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
@@ -50,8 +50,8 @@ def conversation_fault(row: dict[str, Any]) -> str:
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
     """Encodes a row of `read_conversations` for SFT, see `as_taught` and `ChatCodec.training_sample`.
 
-    A row from a trace may contain the token ids that the model wrote (`rstar2.data.rows.TOKENS`). If they belong to the
-    same tokenizer and format, they are used unchanged, because encoding the text again could give other ids.
+    A row from a trace may contain the token ids that the model wrote (`rstar2.data.rows.TOKENS`). Token ids that belong
+    to the same tokenizer and format are used unchanged, because encoding the text again could give other ids.
     """
     tokens = row.get("tokens")
     if tokens and tokens["codec"] == codec.digest:
@@ -63,10 +63,10 @@ def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
 def question_of(messages: Sequence[Message], around: tuple[str, str]) -> str:
     """Returns the first question of a conversation: all text before the assistant's first message.
 
-    System texts are left out.
+    System texts are not part of the question.
 
     Args:
-        around: the texts that a format puts before and after a problem. They are left out too.
+        around: the texts that a format puts before and after a problem. The question does not include these texts.
     """
     before = takewhile(lambda message: message["role"] != "assistant", messages)
     texts = [message.get("content") or "" for message in before if message["role"] != "system"]
@@ -83,7 +83,7 @@ def _are_tools(row: dict[str, Any]) -> bool:
 
 
 def _can_be_encoded(row: dict[str, Any]) -> bool:
-    """Whether a tokenizer accepts all texts of a row. It rejects half a surrogate pair."""
+    """Whether a tokenizer accepts all texts of a row. A tokenizer rejects half a surrogate pair."""
     texts = [[message_text(message), message.get("reasoning_content")] for message in row["messages"]]
     try:
         json.dumps([texts, tools_of(row)], ensure_ascii=False).encode()
@@ -101,7 +101,7 @@ def _are_calls(calls: Any) -> bool:
 
 
 def _fault(messages: Any) -> str | None:
-    """Says what is wrong with a row's messages; None if nothing is."""
+    """Says what is wrong with a row's messages; None if nothing is wrong."""
     if not isinstance(messages, list) or not messages:
         return "no messages"
     for place, message in enumerate(messages, 1):

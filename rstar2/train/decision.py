@@ -1,4 +1,5 @@
-"""The decision of a rule to end a stage (`rstar2.train.rules`). It is stored in the stage's folder and is final."""
+"""The decision of a rule to end a stage (`rstar2.train.rules`). The decision is stored in the stage's folder and is
+final."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ class Decision:
     """A rule's decision to end a stage."""
 
     step: int
-    """The step whose measurement led to the decision. The stage ends after it, or after the step that was in progress
-    at that time."""
+    """The step whose measurement led to the decision. The stage ends after this step, or after the step that was in
+    progress at that time."""
     action: Action
     reason: str
     """The measured values and the keys of the rule, as a sentence."""
     model_step: int | None = None
-    """The step whose model the stage returns; None for the last step."""
+    """The step whose model the stage returns, or None if the stage returns the model of its last step."""
     last_step: int | None = None
-    """The last step of the stage; None until the stage has ended."""
+    """The last step of the stage; None while the stage has not ended."""
 
     @property
     def text(self) -> str:

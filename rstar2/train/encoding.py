@@ -13,8 +13,8 @@ A folder is complete when it appears, because it is renamed into place. A proces
 its result. The folder's name contains a digest of everything that decides the token ids, including the code.
 
 A process holds a shared lock on the `record.json` of each encoding that it uses. When a process looks for an encoding,
-it removes old ones that no process holds: those by another version of the code, and those of a file that has changed or
-is gone.
+the process removes old encodings that no process holds: those by another version of the code, and those of a file that
+has changed or is gone.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     """Returns the codec of the format that SFT teaches a model.
 
     Args:
-        named: the recipe's `format`. If empty, it is the format of the model's format file, or else rstar2's default.
+        named: the recipe's `format`. If the name is empty, SFT teaches the format of the model's format file, or else
+            rstar2's default.
     """
     tokenizer = load_tokenizer(model)
     current, source = model_format(model, tokenizer)
@@ -136,13 +137,13 @@ class CodecOf:
     """The arguments of `taught_codec`, which can be sent to processes that load the codec themselves."""
 
     named: str | None
-    """The recipe's `format`."""
+    """The value of the recipe's key `format`."""
     model: Path
     digest: str
     """The digest of the codec (`ChatCodec.digest`)."""
 
     def load(self) -> ChatCodec:
-        """Returns the codec. Each process loads it once."""
+        """Returns the codec. A process loads each codec only once."""
         return _loaded(self)
 
 
@@ -152,7 +153,7 @@ def _loaded(codec: CodecOf) -> ChatCodec:
 
 
 def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: None) -> EncodedData:
-    """Returns the encoded conversations of a file. Encodes them if no earlier run has done so.
+    """Returns the encoded conversations of a file. Conversations that no earlier run has encoded are encoded now.
 
     Args:
         on_rows: called with the number of conversations encoded so far.
@@ -211,7 +212,8 @@ def _in_use(folder: Path, content: str) -> EncodedData:
 
 
 def _remove_unusable(store: Path, data: Path, content: str) -> None:
-    """Removes leftovers of killed processes, and encodings that can no longer be used. Needs the store's lock.
+    """Removes leftovers of killed processes, and encodings that can no longer be used. The caller must hold the store's
+    lock.
 
     Args:
         store: the folder for the encodings of all files beside `data`.
@@ -241,11 +243,11 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
     """Groups conversations that ask nearly the same question.
 
     Questions are compared by the stricter rule of the filter `near-duplicates` (`rstar2.data.filters.near`), which
-    compares sets of words. It may join conversations that differ. That is less harmful than a validation set with
-    questions that are also trained on.
+    compares sets of words. The rule may join conversations that differ. Joining too many is less harmful than a
+    validation set with questions that are also trained on.
 
     Args:
-        parts: the encodings of one or more files. Conversations are numbered through all of them.
+        parts: the encodings of one or more files. Conversations are numbered through all files.
 
     Returns:
         For each conversation, the number of the first conversation of its group, of shape (conversations,).
@@ -304,7 +306,7 @@ def _code_digest() -> str:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Consecutive conversations of a file."""
+    """Some consecutive conversations of a file, which one process encodes."""
 
     file: Path
     first: int
@@ -315,7 +317,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _EncodedPiece:
-    """The encoding of a piece. `rstar2.data.candidates.encoded` makes its bytes."""
+    """The encoding of a piece. `rstar2.data.candidates.encoded` makes the bytes of the encoding."""
 
     conversations: bytes
     questions: bytes
@@ -328,7 +330,7 @@ class _Encoder:
 
     codec: CodecOf
     content: str
-    """SHA-256 of the file."""
+    """SHA-256 of the file with the conversations."""
 
     def __call__(self, piece: _Piece) -> _EncodedPiece:
         codec = self.codec.load()
@@ -358,7 +360,7 @@ class _Encoder:
 
 
 def _checked(piece: _Piece) -> list[dict[str, Any]]:
-    """Returns the rows of a record batch. Raises UserError if one is not a conversation."""
+    """Returns the rows of a record batch. Raises UserError if a row is not a conversation."""
     rows: list[dict[str, Any]] = piece.rows.to_pylist()
     for number, row in enumerate(rows, piece.first):
         if fault := conversation_fault(row):

@@ -26,18 +26,20 @@ class Rollout:
     answer_blocks: int
     turns: int
     replies: int = 0
-    """Number of tool outputs that the model read. Only the selection `release` uses it."""
+    """Number of tool outputs that the model read. Only the selection `release` uses this number."""
     error_replies: int = 0
-    """Number of these outputs with the word "error" in them. Only the selection `release` uses it."""
+    """Number of tool outputs that contain the word "error". Only the selection `release` uses this number."""
     later_turns_ended: int = 0
-    """Number of turns after the first that did not end at the token budget. Only the selection `release` uses it."""
+    """Number of turns after the first that did not end at the token budget. Only the selection `release` uses this
+    number."""
     closed_blocks: int = 1
     """Number of closed `<answer>` blocks in the text, including tool output; 0 if a tag has no partner. Only the
-    selection `release` uses it."""
+    selection `release` uses this number."""
     correct: bool = False
-    """The grader's verdict. It can differ from the reward, for example if the reward is constant."""
+    """Whether the grader judged the answer correct. The verdict can differ from the reward, for example if the reward
+    is constant."""
     missed: Missed = "wrong"
-    """The reason why the answer is not correct. It has no meaning if the answer is correct."""
+    """The reason why the answer is not correct. If the answer is correct, this value has no meaning."""
     problem_id: str = ""
     sample: int = 0
     """The rollout's number in the group, from 0."""
@@ -59,7 +61,7 @@ class Rollout:
     tool_wait_s: float = 0.0
     """The part of `wall_s` spent waiting for tools."""
     outcomes: dict[str, int] = field(default_factory=dict)
-    """Number of calls by `rstar2.loop.trace.CallStatus`."""
+    """Number of the rollout's tool calls by `rstar2.loop.trace.CallStatus`."""
     calls_s: float = 0.0
     """Seconds from the request to the judge until its response, summed over all calls."""
     slowest_call_s: float = 0.0
@@ -72,7 +74,7 @@ class Rollout:
 
     @property
     def reward_before_penalty(self) -> float:
-        """The reward without the penalty. Only a rollout with a reward of 1 can have a penalty."""
+        """The rollout's reward without the penalty. Only a rollout with a reward of 1 can have a penalty."""
         return 1.0 if self.penalty else self.reward
 
     @property
@@ -139,16 +141,17 @@ def _is_void(turn: Turn) -> bool:
 class Group:
     """The N rollouts of one problem that a selection chooses from.
 
-    All of them have a verdict. Rollouts that failed, or whose tool calls the judge lost, are left out before.
+    All rollouts of a group have a verdict. Rollouts that failed, or whose tool calls the judge lost, are left out
+    before the group is made.
     """
 
     rollouts: tuple[Rollout, ...]
     keep: int
-    """Limit for the number of rollouts that the selection may choose (`groups.keep`). The paper calls it G."""
+    """Limit for the number of rollouts that the selection may choose (`groups.keep`). The paper calls this number G."""
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
-        """The rewards, of shape (N,)."""
+        """The rewards of the group's rollouts, an array of shape (N,)."""
         return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
 
     def only(self, indices: Sequence[int]) -> Group:
@@ -161,9 +164,9 @@ def gives_gradient(chosen: Sequence[Rollout], drop_equal_rewards: bool) -> bool:
 
     At least two rollouts are needed, because VERL gives a lone rollout its raw reward as its advantage.
 
-    With `drop_equal_rewards`, their rewards before the penalty must differ too. GRPO divides advantages by the standard
-    deviation of the rewards, so a tiny difference between penalties would have the same effect as the difference
-    between a correct and a wrong answer.
+    With `drop_equal_rewards`, the rewards of the chosen rollouts before the penalty must differ too. GRPO divides
+    advantages by the standard deviation of the rewards, so a tiny difference between penalties would have the same
+    effect as the difference between a correct and a wrong answer.
     """
     rewards = {rollout.reward_before_penalty for rollout in chosen}
     return len(chosen) > 1 and (len(rewards) > 1 or not drop_equal_rewards)

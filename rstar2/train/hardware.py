@@ -73,7 +73,7 @@ def cluster_shortage(required: Iterable[Hardware]) -> str | None:
     """Says which nodes or GPUs the Ray cluster of RAY_ADDRESS lacks.
 
     Returns:
-        A sentence, or None if the cluster has everything, or if there is no cluster.
+        A sentence about what is missing, or None if the cluster has everything or there is no cluster.
 
     Raises:
         Unavailable: the cluster does not answer.
@@ -123,6 +123,6 @@ def cluster_error(stderr: str) -> type[RStarError]:
 
 
 def _cluster() -> str:
-    """The address of the Ray cluster that training runs on; empty if it runs on this machine."""
+    """The address of the Ray cluster that training runs on; empty if training runs on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

@@ -1,19 +1,19 @@
 """Estimates from tokens alone, without a forward pass, how much the rollouts of a step depend on their problems.
 
 A policy can keep its entropy and still write the same template for every problem. RAGEN-2 (arXiv 2604.06268) calls this
-template collapse. It measures I(X; Z), the mutual information of prompt X and reasoning Z. Its estimate is the mean,
-over all rollouts z, of
+template collapse. RAGEN-2 measures I(X; Z), the mutual information of prompt X and reasoning Z. The estimate of I(X; Z)
+is the mean, over all rollouts z, of
 
     log p(z | x_i) - log (1/N * sum_j p(z | x_j)),
 
-where i is the problem of z and N is the number of problems. Each log p is divided by the length of z. A second measure
-is the retrieval accuracy: the share of rollouts for which x_i has the largest p(z | x_j). Source: sections 4.3, 5.2 and
-7.1 of the authors' reference of their metrics. In RAGEN-2, p(z | x_j) is the policy's probability, so the policy reads
-every rollout under every prompt: N forward passes over the rollouts.
+where i is the problem of z and N is the number of problems. Each term log p is divided by the length of z in tokens. A
+second measure is the retrieval accuracy: the share of rollouts for which x_i has the largest p(z | x_j). Source:
+sections 4.3, 5.2 and 7.1 of the authors' reference of their metrics. In RAGEN-2, p(z | x_j) is the policy's
+probability, so the policy reads every rollout under every prompt: N forward passes over the rollouts.
 
-Here p(z | x_j) is a distribution over pairs of adjacent tokens. It is counted in the other rollouts of problem j and
-smoothed with the pairs of all problems. z itself is not counted. If the rollouts of different problems are alike,
-the estimate is therefore about 0; with z it would be above 0.
+In this module, p(z | x_j) is a distribution over pairs of adjacent tokens. The pairs are counted in the other rollouts
+of problem j and smoothed with the pairs of all problems. The rollout z itself is not counted. If the rollouts of
+different problems are alike, the estimate is therefore about 0; if z were counted, the estimate would be above 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ reasoning."""
 MOST_PROBLEMS = 32
 """Limit for the problems that are compared."""
 MOST_ROLLOUTS = 8
-"""Limit for the rollouts per problem that are compared. More would take time and hardly improve the estimate."""
+"""Limit for the rollouts per problem that are compared. More rollouts would take time and hardly improve the estimate.
+"""
 SMOOTHING = 0.5
 """The weight of the distribution of all problems in the smoothed distribution of one problem."""
 _Pairs = npt.NDArray[np.int64]
@@ -43,7 +44,8 @@ class Information:
     """Two measures of how much the tokens of rollouts reveal about their problem."""
 
     nats: float
-    """The estimate of I(X; Z) in nats per token. Its maximum is the logarithm of the number of problems."""
+    """The estimate of I(X; Z) in nats per token. The largest possible estimate is the logarithm of the number of
+    problems."""
     retrieved: float
     """The share of rollouts that are most similar to the other rollouts of their own problem."""
 
@@ -81,7 +83,8 @@ def prompt_information(problems: Sequence[Sequence[Sequence[int]]]) -> Informati
 
 
 def _pairs(tokens: Sequence[int]) -> _Pairs:
-    """Returns each opening token and the token before it as one number. The first token follows -1."""
+    """Returns each opening token and the token before it as one number. The number -1 stands for the token before the
+    first."""
     opening = np.array([-1, *tokens[:OPENING_TOKENS]], dtype=np.int64)
     return (opening[:-1] << 32) + opening[1:]
 
@@ -89,8 +92,8 @@ def _pairs(tokens: Sequence[int]) -> _Pairs:
 def _rounds(problems: Sequence[Sequence[_Pairs]]) -> list[dict[int, _Pairs]]:
     """Returns rounds of rollouts: the first rollout of each problem, then the second of each, and so on.
 
-    A round maps a problem's index to its rollout. It is scored with distributions from the other rounds. The
-    distribution of the rollout's own problem then has as many rollouts as those of the other problems.
+    A round maps a problem's index to its rollout. Each rollout of a round is scored with distributions from the other
+    rounds. The distribution of the rollout's own problem hence has as many rollouts as those of the other problems.
     """
     most = max(map(len, problems))
     return [{i: each[k] for i, each in enumerate(problems) if k < len(each)} for k in range(most)]
@@ -105,7 +108,7 @@ def _counts(codes: Mapping[int, _Pairs], problems: int, kinds: int) -> _Table:
 
 
 def _log_probabilities(counts: _Table) -> _Table:
-    """Returns the logarithm of each problem's distribution of pairs, smoothed with that of all problems."""
+    """Returns the logarithm of each problem's distribution of pairs, smoothed with the distribution of all problems."""
     everywhere = counts.sum(axis=0) + 1
     shares = counts / counts.sum(axis=1, keepdims=True)
     mixed = (1 - SMOOTHING) * shares + SMOOTHING * everywhere / everywhere.sum()

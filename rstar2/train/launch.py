@@ -28,9 +28,10 @@ from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
 SAVING_POLL_S = 10.0
-"""Seconds between two looks at the size of a checkpoint that is being written. It can have hundreds of files."""
+"""Seconds between two looks at the size of a checkpoint that is being written. A checkpoint can have hundreds of files.
+"""
 STOP_S = 20.0
-"""Limit for a trainer to end after it was asked to."""
+"""Limit in seconds for a trainer to end after it was asked to end."""
 RAY_STARTS = 10
 """Limit for the starts of a trainer if Ray times out."""
 _RAY_TIMED_OUT = "The current node timed out during startup"
@@ -40,12 +41,12 @@ these limits, and a busy machine exceeds them."""
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """Signs that a trainer works. Its log is no such sign, because VERL prints to it every minute in any case."""
+    """Signs that a trainer works. A trainer's log is no such sign, because VERL prints to it every minute anyway."""
 
     metrics: Path
     """The file to which the trainer writes a line of JSON per step."""
     folder: Path
-    """The stage's folder. It contains the progress files (`rstar2.train.records.progress`) and the checkpoints."""
+    """The stage's folder, which contains the progress files (`rstar2.train.records.progress`) and the checkpoints."""
     hung_after_s: float
     """Seconds without a sign of life after which the trainer counts as hung."""
     on_rollouts: Callable[[], None] = lambda: None
@@ -67,7 +68,7 @@ def run_trainer(
     on_step: Callable[[dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Runs a trainer to its end. It must be called from the main thread, because it handles signals.
+    """Runs a trainer to its end. `run_trainer` must be called from the main thread, because it handles signals.
 
     If Ray does not start in time, the trainer is started again, up to `RAY_STARTS` times in all.
 
@@ -78,8 +79,8 @@ def run_trainer(
 
     Raises:
         Failure: the trainer failed or hung. The message names the cause in the log, and what helps.
-        KeyboardInterrupt: Ctrl-C was pressed. The current step has been saved.
-        SystemExit: another signal arrived. The current step has been saved.
+        KeyboardInterrupt: Ctrl-C was pressed. The step that was running has been saved.
+        SystemExit: another signal arrived. The step that was running has been saved.
     """
     with StopAfterStep(signs.folder, warn) as stop:
         _run_started(command, log, signs, on_step, stop)
@@ -93,7 +94,7 @@ def _run_started(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> None:
-    """Runs a trainer to its end, if necessary with several starts. Raises Failure as `run_trainer` does."""
+    """Runs a trainer to its end, if necessary with several starts. Raises Failure in the cases of `run_trainer`."""
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     if command.nodes > 1:
@@ -119,7 +120,7 @@ def _run_once(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> int:
-    """Starts a trainer once. Returns its exit code."""
+    """Starts a trainer once. Returns the exit code of the trainer."""
     begun_at = log.stat().st_size if log.exists() else 0
     process = start_bound(command.argv, log, env=command.env)
     position, working, saving = 0, signs.working(), signs.saving()
@@ -157,7 +158,7 @@ def _run_once(
 def run_export(command: Command, log: Path, timeout_s: float) -> None:
     """Runs the command that exports a checkpoint as a model.
 
-    Raises Failure if it fails, or takes longer than `timeout_s` seconds.
+    Raises Failure if the export fails, or takes longer than `timeout_s` seconds.
     """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
@@ -195,7 +196,8 @@ def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
 
 @contextlib.contextmanager
 def fork_server(log: Path) -> Iterator[dict[str, str]]:
-    """Starts a server that forks the trainers' processes, so that they need not import VERL each. For CPUs only.
+    """Starts a server that forks the trainers' processes, so that they need not import VERL each. The server is for
+    CPUs only.
 
     If the server has ended, the processes start in the usual way.
 

@@ -1,8 +1,8 @@
 """Tests the machine before training starts: the GPUs, the run's folder, W&B's key, the nodes of a Ray cluster.
 
-Each check uses the thing for a moment, because a thing that exists may still not work. A check raises UserError if
-something is missing, wrong or refused. It raises Unavailable if something does not answer, because this may pass: a
-script can then start the same command again.
+Each check uses what it tests for a moment, because a GPU or folder that exists may still not work. A check raises
+UserError if something is missing, wrong or refused. A check raises Unavailable if something does not answer, because
+the fault may pass: a script can start the same command again later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _LOGIN = "import wandb\nwandb.login(verify=True)"
 _WANDB_AWAY = re.compile(
     r"did not respond in time|process is not running|An error occurred while|time[d ]*out|onnect|HTTP (429|5\d\d)"
 )
-"""Messages of W&B's client if the server did not answer. If the server refuses, the message is the server's."""
+"""Messages of W&B's client if the server did not answer. If the server refuses, the client's message is that of the
+server."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 
@@ -79,7 +80,8 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
 
 
 def check_folder(run: Path) -> None:
-    """Writes a file in a run's folder, or in the folder in which it will be made. Raises UserError if this fails."""
+    """Writes a file in a run's folder, or in the folder in which it will be made. Raises UserError if the file cannot
+    be written."""
     existing = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.exists())
     if not existing.is_dir():
         return  # `open_run` reports this
@@ -203,11 +205,11 @@ def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
 
 
 class _Tried(NamedTuple):
-    """The result of a command."""
+    """The result of a command that a check has run."""
 
     stdout: str
     why: str
-    """The last line of the error output if the command failed; empty if it did not."""
+    """The last line of the error output if the command failed; empty if the command succeeded."""
     stderr: str = ""
     timed_out: bool = False
 

@@ -29,15 +29,15 @@ class NamedFunctions:
     package: str
     """The package of the shipped functions, with one module per function."""
     key: str
-    """The recipe key."""
+    """The recipe key that names one of the functions."""
     role: str
     """A noun phrase for messages, such as "the selection"."""
     function: str
     """The name of the function in each module."""
     parameters: tuple[str, ...]
-    """Names of the positional parameters."""
+    """Names of the positional parameters of each function."""
     default: str
-    """The name of the function that is used if a recipe names none."""
+    """The name of the function that is used if a recipe names no function."""
 
     def shipped(self) -> list[str]:
         """Returns the names of the shipped functions."""
@@ -50,7 +50,7 @@ class NamedFunctions:
         return None if is_reference(name) else importlib.import_module(f"{self.package}.{name}")
 
     def load(self, name: str) -> Callable[..., Any]:
-        """Returns the function with this name. Raises UserError if it is a user's own and cannot be loaded."""
+        """Returns the function with this name. Raises UserError if a user's own function cannot be loaded."""
         module = self.module(name)
         if module is None:
             return load_function(name, self.role, self.parameters)

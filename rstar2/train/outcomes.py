@@ -1,7 +1,8 @@
 """Outcomes of a stage's problems, from which a curriculum (`rstar2.train.curriculum`) chooses the next problems.
 
-An outcome belongs to one problem in one step. It is the number of rollouts with a verdict, and the number of correct
-rollouts among them. Rollouts that failed, that lost a tool call or that the grader could not decide do not count.
+An outcome belongs to one problem in one step. The outcome is the number of rollouts with a verdict, and the number of
+correct rollouts among them. Rollouts that failed, that lost a tool call or that the grader could not decide do not
+count for an outcome.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Discount = Annotated[float, Field(gt=0, le=1)]
 DISCOUNT = 0.995
-"""The weight of an outcome is multiplied by this factor in every step, because the policy changes. It is halved after
-138 steps. In a stage of the paper's size, a problem is used about every 80 steps; with a lower factor, too little would
-be known about it by then."""
+"""The weight of an outcome is multiplied by this factor in every step, because the policy changes. The weight is halved
+after 138 steps. In a stage of the paper's size, a problem is used about every 80 steps; with a lower factor, too little
+would be known about the problem by then."""
 PRIOR = 0.5
-"""Both parameters of the Beta distribution of a problem without outcomes: Jeffreys' prior. Because they are below 1,
-pass rates near 0 and near 1 are assumed to be more frequent than those in between."""
+"""The value of both parameters of the Beta distribution of a problem without outcomes, which is Jeffreys' prior.
+Because the parameters are below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in
+between."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class Outcomes:
     """Outcomes in the order in which they became known. All arrays have the shape (outcomes,)."""
 
     problem: Ints
-    """Index of the problem."""
+    """For each outcome, the index of its problem."""
     step: Ints
     """The step of the stage, from 1. Outcomes of the stage before have steps of 0 and below."""
     correct: Ints
-    """Number of correct rollouts."""
+    """For each outcome, the number of correct rollouts."""
     rollouts: Ints
-    """Number of rollouts with a verdict."""
+    """For each outcome, the number of rollouts with a verdict."""
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Outcomes:
@@ -50,7 +52,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Belief:
-    """A Beta distribution for the pass rate of each problem. Arrays have the shape (problems,)."""
+    """A Beta distribution for the pass rate of each problem. All arrays have the shape (problems,)."""
 
     alpha: Floats
     beta: Floats
@@ -79,11 +81,11 @@ class Belief:
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems that a curriculum chooses from, and their outcomes. Arrays have the shape (problems,)."""
+    """The problems that a curriculum chooses from, and their outcomes. All arrays have the shape (problems,)."""
 
     ids: tuple[str, ...]
     step: int
-    """The step that problems are chosen for, from 1. It is the step after the last one with outcomes."""
+    """The step that problems are chosen for, from 1: the step after the last one with outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int
@@ -100,7 +102,7 @@ class Problems:
 
     @property
     def last_asked(self) -> Ints:
-        """The step of the last outcome of each problem; -1,000,000 if there is none."""
+        """The step of each problem's last outcome; -1,000,000 for a problem without outcomes."""
         last = np.full(len(self), -1_000_000)
         np.maximum.at(last, self.outcomes.problem, self.outcomes.step)
         return last
@@ -112,8 +114,8 @@ class Problems:
 
         Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal discounting: alpha' = discount * alpha
         + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS makes this
-        update for a problem only when it is used, and its prior is 1. Here the update is made for all problems in every
-        step, because the policy changes in every step. Knowledge about a problem that is not used fades.
+        update for a problem only when it is used, and its prior is 1. In rstar2, the update is made for all problems in
+        every step, because the policy changes in every step. Knowledge about a problem that is not used fades.
         """
         outcomes, size = self.outcomes, len(self)
         weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)

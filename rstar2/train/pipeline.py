@@ -91,9 +91,10 @@ class Pipeline:
     progress: PhaseProgress
     judge: JudgeAddress
     isolation: str | None
-    """Isolation of the judge that was started for the run; None if the user's own judge is used."""
+    """Isolation of the judge that was started for the run; None if the run uses the user's own judge."""
     trainer_env: Callable[[Hardware], Mapping[str, str]]
-    """Returns environment variables for a trainer on this hardware. On a CPU, it starts the fork server they name."""
+    """Returns environment variables for a trainer on this hardware. On a CPU, the function also starts the fork server
+    that these variables name."""
     timer: PhaseTimer
     """Measures the time of the whole run."""
     solved: Path | None = None
@@ -170,7 +171,7 @@ class Pipeline:
         self.progress.finish(row, measured_at(self.run.path, step).text())
 
     def _train_stage(self, stage: _StageRun) -> Path:
-        """Trains a stage unless it is done already. Returns its model's folder."""
+        """Trains a stage unless it is done already. Returns the folder of the stage's model."""
         recipe, model, folder, row = stage.recipe, stage.model, stage.folder, stage.row
         title = f"stage {stage.number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
@@ -225,7 +226,8 @@ class Pipeline:
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
         """The problems that the policy does not solve every time.
 
-        This is known from the counts in `solved`, from the rollouts of the stage before, or by sampling now.
+        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the stage before, or by
+        sampling now.
         """
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
         by_outcomes = recipe.solved_by == "outcomes" and self.solved is None
@@ -247,7 +249,7 @@ class Pipeline:
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
         """Returns a callback that shows the progress of sampling, and measures its time.
 
-        Time counts as evaluation time only while there are new samples, not while old ones are read.
+        Time counts as evaluation time only while there are new samples, not while old samples are read.
         """
         counted_s = 0.0
 
@@ -286,7 +288,7 @@ def open_pipeline(
 ) -> Iterator[Pipeline]:
     """Starts what all phases of a run share: the judge, unless the user has one, and on a CPU a fork server.
 
-    Raises the errors of `running_judge`.
+    Raises the same errors as `running_judge`.
     """
     timer = PhaseTimer(run.path)
     with ExitStack() as stack, _open_judge(run, progress, judge, timer) as (address, isolation):
@@ -320,7 +322,7 @@ def _open_judge(
 
 
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
-    """Runs the plan of `rstar2 sft` in a run's folder. Returns the model's folder."""
+    """Runs the plan of `rstar2 sft` in a run's folder. Returns the folder of the trained model."""
     folder = run.path
     base = plan.model
     if not is_done(folder):

@@ -42,12 +42,12 @@ class Hardware(Strict):
     """The device to train on. cuda: GPUs by NVIDIA or AMD (PyTorch uses this name for both). cpu: one machine without
     GPUs, for tiny models and tests."""
     nodes: int = Field(1, ge=1)
-    """Number of machines. More than 1 needs a Ray cluster, whose address is in RAY_ADDRESS."""
+    """Number of machines to train on. More than one machine needs a Ray cluster, whose address is in RAY_ADDRESS."""
     gpus_per_node: int = Field(8, ge=1)
-    """GPUs per machine. On a CPU this is the number of ranks (trainer processes)."""
+    """Number of GPUs per machine. On a CPU, this key sets the number of ranks (trainer processes)."""
     gpu: Literal["a100", "h100", "h200", "b200", "mi300x"] = "h100"
-    """The GPU model that `rstar2 plan` calculates memory and hours for. It does not affect training. a100 and h100 mean
-    the versions with 80 GB."""
+    """The GPU model that `rstar2 plan` calculates memory and hours for. The key does not affect training. The values
+    a100 and h100 mean the versions with 80 GB."""
     tensor_parallel: int = Field(1, ge=1)
     """Number of GPUs that one rollout engine uses. Raise it if the model's weights do not fit on one GPU."""
     sequence_parallel: int = Field(1, ge=1)
@@ -55,14 +55,15 @@ class Hardware(Strict):
     not fit into one GPU's memory. Values above 1 need `attention` = "flash_attn"."""
     attention: Attention = "torch"
     """The trainer's implementation of attention. torch: PyTorch's own kernels, one sequence after another without
-    padding. It needs no further package. flash_attn: the package flash-attn, which you have to install. padded:
+    padding; no further package is needed. flash_attn: the package flash-attn, which you have to install. padded:
     PyTorch's kernels over a batch that is padded to its longest sequence; for a CPU only."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
     """Share of each GPU's memory that a rollout engine uses while it generates, for weights, KV cache and workspace.
     Lower it if the engine runs out of memory at its start."""
     sequences_in_flight: int = Field(64, ge=1)
-    """Rollouts that one engine generates at the same time. Further rollouts wait. If the KV cache holds far fewer
-    rollouts than this, the engine preempts some of them and computes them again, which takes time."""
+    """Rollouts that one engine generates at the same time. An engine's further rollouts wait until one of these ends.
+    If the KV cache holds far fewer rollouts than this, the engine preempts some of them and computes them again, which
+    takes time."""
     router: Literal["sessions", "verl"] = "sessions"
     """The method that assigns rollouts to engines if there are several. sessions: our scheduler
     (`rstar2.train.scheduler`). A rollout waits until an engine has room for its KV cache, and its later turns go to the
@@ -72,15 +73,16 @@ class Hardware(Strict):
     counts too. The default in RL is the longest possible rollout with its prompt, divided by `sequence_parallel`. The
     default in SFT is twice `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
-    """Tokens per GPU in a micro-batch that only computes log-probabilities. This takes less memory than the update, so
-    the value can be larger than `update_tokens`. The default is `update_tokens`."""
+    """Tokens per GPU in a micro-batch that only computes log-probabilities. Computing log-probabilities takes less
+    memory than the update, so the value can be larger than `update_tokens`. If unset, the value of `update_tokens` is
+    used."""
     offload: Literal["none", "optimizer", "all"] = "all"
     """The state that the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's
     moments. all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes
     time."""
     gradient_checkpointing: bool = True
-    """Store only the input of each layer, and recompute the other activations in the backward pass. It saves memory and
-    costs about one more forward pass."""
+    """Store only the input of each layer, and recompute the other activations in the backward pass. Gradient
+    checkpointing saves memory and costs about one more forward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
     """The trainer ends if a rank has waited this long for the others in a collective operation. Saving a checkpoint
     contains such operations, so raise the limit if the disk is slow."""
@@ -90,7 +92,8 @@ class Hardware(Strict):
     hung_after_s: float = Field(3600.0, gt=0)
     """The trainer is stopped as hung after this long without a sign of life. Signs of life are a finished rollout,
     micro-batch or step, a transfer of weights to the engines, and a checkpoint that grows. The limit must be longer
-    than the start-up, than one rollout and than one micro-batch; `rstar2 plan` compares them."""
+    than the start-up, than one rollout and than one micro-batch; `rstar2 plan` compares the limit with estimates of
+    these durations."""
     export_timeout_s: float = Field(3600.0, gt=0)
     """Limit for the conversion of a checkpoint to a model."""
 
@@ -160,56 +163,60 @@ class RolloutSettings(Strict):
     """The number of rollouts per step, and the limits of one rollout."""
 
     prompts: int = Field(512, ge=1)
-    """Problems per step."""
+    """Number of problems per training step."""
     rollouts: int = Field(32, ge=1)
-    """Rollouts per problem. The paper calls this number 2G: the selection (`select`) trains on G of them
-    (`groups.keep`)."""
+    """Number of rollouts per problem. The paper calls this number 2G: the selection (`select`) trains on G of the
+    rollouts (`groups.keep`)."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a rollout after its prompt. Tool output counts. Raise it if many rollouts are truncated."""
+    """Token budget of a rollout after its prompt. Tokens of tool output count too. Raise the budget if many rollouts
+    are truncated."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Limit for a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports their number at its
-    start. The default is that of the authors' released code."""
+    """Limit for the tokens of a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports their
+    number at its start. The default is that of the authors' released code."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns in a rollout. A rollout whose last turn is a tool call has no answer."""
     max_bad_calls: int = Field(0, ge=0)
-    """A rollout ends without an answer after this many failed calls in a row. 0: no limit. Set it if the policy repeats
-    broken calls until its token budget is used up. The limit also applies to held-out problems."""
+    """A rollout ends without an answer after this many failed calls in a row. 0: no limit. Set a limit if the policy
+    repeats broken calls until its token budget is used up. The limit also applies to held-out problems."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature. The trainer computes log-probabilities at the same temperature."""
+    """Temperature at which the engines sample rollouts. The trainer computes log-probabilities at the same temperature.
+    """
     max_failed_share: float = Field(0.05, ge=0, lt=1)
     """Limit for the share of a step's rollouts that fail because of an engine, the grader or a fault in the agent loop.
     Up to the limit, failed rollouts are left out before the selection. Above it, the whole step is discarded, because
     failures hit long rollouts most and would leave a biased sample. Training then waits at least half a minute and
-    makes new rollouts for the step, with the next problems. It ends when this happens for the third time in one step.
-    The limit also applies to held-out problems, and so does `judge.max_lost_share`."""
+    makes new rollouts for the step, with the next problems. Training ends when one step is discarded for this reason
+    for the third time. The limit also applies to held-out problems, and so does `judge.max_lost_share`."""
 
 
 class GroupSettings(Strict):
     """Settings for the group of rollouts of one problem. `select` chooses the rollouts to train on from the group."""
 
     keep: int = Field(16, ge=2)
-    """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls it G. A group
-    that stops early (`round`) trains on the same share of its rollouts, but on at least two."""
+    """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls this number G.
+    A group that stops early (`round`) trains on the same share of its rollouts, but on at least two."""
     round: int | None = Field(None, ge=2)
     """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
-    (`hopeless_after`). Each round waits for all of its rollouts, so short ones have no advantage. If unset, all
-    rollouts are made at once, as in the paper. Rounds save rollouts, but they change the weights of problems in the
-    loss; `algorithm.loss_weights` = "problems" undoes most of that change (docs/results/rounds.md)."""
+    (`hopeless_after`). Each round waits for all of its rollouts, so short rollouts have no advantage over long ones. If
+    unset, all rollouts are made at once, as in the paper. Rounds save rollouts, but they change the weights of problems
+    in the loss; `algorithm.loss_weights` = "problems" undoes most of that change (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
-    """Used with `round`. A group is mixed when at least this many rewards are above 0 and at least this many are not.
-    The default is 2. With 1, a selection that keeps half of the group may choose only equal rewards, and then the group
-    is dropped."""
+    """This key has an effect only with `round`. A group is mixed when at least this many rewards are above 0 and at
+    least this many are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps half of
+    the group may choose only equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
-    """Used with `round`. A group whose rewards are all above 0 stops after the round in which it reaches this many
-    rewards. By default that is the first round. Set it to `rollout.rollouts` to never stop such groups early."""
+    """This key has an effect only with `round`. A group whose rewards are all above 0 stops after the round in which it
+    reaches this many rewards. By default such a group stops after the first round. Set the key to `rollout.rollouts` to
+    never stop such groups early."""
     hopeless_after: int | None = Field(None, ge=1)
-    """Used with `round`. A group without a reward above 0 stops after the round in which it reaches this many rewards.
-    By default such groups never stop early: they grow until they are mixed or full."""
+    """This key has an effect only with `round`. A group without a reward above 0 stops after the round in which it
+    reaches this many rewards. By default, a group without a reward above 0 never stops early: the group grows until it
+    is mixed or full."""
     drop_equal_rewards: bool | None = None
     """Drop a group if the rewards of its chosen rollouts are all equal, because it has no advantages to learn from.
-    Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
-    batch (reinforce++)."""
+    The compared rewards are those without `penalty`. The default is true, unless the objective takes its baseline from
+    the whole batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
     """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this many times
     `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes their place."""
@@ -219,45 +226,47 @@ class OptimSettings(Strict):
     """The optimizer AdamW, and the clip range of the objective."""
 
     lr: float = Field(1e-6, gt=0)
-    """Learning rate. It is constant after the warm-up."""
+    """Learning rate of AdamW. The learning rate is constant after the warm-up."""
     warmup_steps: int = Field(20, ge=0)
     """Steps in which the learning rate rises linearly to `lr`. The first step uses `lr` / `warmup_steps`."""
     state: Literal["fresh", "continued"] = "fresh"
     """The optimizer's initial state. fresh: empty moments and a new warm-up. continued: AdamW's moments and the place
     in the warm-up of the stage that made the model."""
     epochs: int = Field(1, ge=1)
-    """Passes over the rollouts of a step. Each pass is one update. A second pass learns more from each rollout, and
-    makes the update take about twice as long. The clip range acts from the second pass on. The paper makes one pass."""
+    """Number of passes over the rollouts of a step. Each pass over the rollouts is one update. A second pass learns
+    more from each rollout, and makes the update take about twice as long. The clip range acts from the second pass on.
+    In the paper, each step makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's weight decay. Neither the paper nor the authors' released code states a value."""
+    """Weight decay of AdamW. Neither the paper nor the authors' released code states a value for the weight decay."""
     clip_low: float | None = Field(None, gt=0)
     """Lower clip range: the ratio of new to old probability is clipped at 1 minus this value. The default depends on
-    `algorithm.objective`; for most objectives it is 0.2. For dppo-tv and dppo-kl this is instead the limit for the fall
-    of a token's probability, as total variation or KL divergence."""
+    `algorithm.objective`; for most objectives it is 0.2. For the objectives dppo-tv and dppo-kl, this value is instead
+    the limit for the fall of a token's probability, as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
     """Upper clip range: the ratio of new to old probability is clipped at 1 plus this value. The default depends on
-    `algorithm.objective`; for most objectives it is 0.28. For dppo-tv and dppo-kl this is instead the limit for the
-    rise of a token's probability."""
+    `algorithm.objective`; for most objectives it is 0.28. For the objectives dppo-tv and dppo-kl, this value is instead
+    the limit for the rise of a token's probability."""
 
 
 class CheckpointSettings(Strict):
     """Times at which the trainer saves checkpoints, and the number of checkpoints that stay on disk."""
 
     every: int = Field(10, ge=1)
-    """Steps between checkpoints. The last step is always saved."""
+    """Number of steps between checkpoints. The last step is always saved."""
     every_minutes: float = Field(30.0, gt=0)
-    """A step is also saved if the last checkpoint is at least this many minutes old when the step ends. This limits the
-    work that is lost if the run is killed. If one step takes longer, every step is saved."""
+    """A step is also saved if the last checkpoint is at least this many minutes old when the step ends. The limit
+    bounds the work that is lost if the run is killed. If one step takes longer than the limit, every step is saved."""
     keep: int = Field(2, ge=1)
-    """The number of most recent checkpoints that stay on disk. With 1 there is no other checkpoint if the last one is
-    damaged. Plan disk space for one more than `keep`, because the next checkpoint may be written before the oldest is
-    removed."""
+    """The number of most recent checkpoints that stay on disk. With a value of 1, no other checkpoint exists if the
+    last checkpoint is damaged. Plan disk space for one more than `keep`, because the next checkpoint may be written
+    before the oldest is removed."""
     export_every: int = Field(0, ge=0)
-    """Steps between models that are exported to `models/step-N` in the stage's folder. It must be a multiple of
-    `every`. 0: only one model, at the end of the stage."""
+    """Steps between models that are exported to `models/step-N` in the stage's folder. The number must be a multiple of
+    `every`. With 0, only one model is exported, at the end of the stage."""
     keep_rollouts: bool = True
-    """Write the finished rollouts of the step that follows a checkpoint to disk. A run that is killed in this step then
-    uses them again. The asynchronous modes store their rollouts in the checkpoints instead."""
+    """Write the finished rollouts of the step that follows a checkpoint to disk. A run that is killed in that step uses
+    the finished rollouts again when it is resumed. The asynchronous modes store their rollouts in the checkpoints
+    instead."""
 
     @model_validator(mode="after")
     def _exported_are_saved(self) -> CheckpointSettings:
@@ -275,32 +284,34 @@ class HeldOutSettings(Strict):
     data: str | None = None
     """A file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
     every: int = Field(10, ge=1)
-    """Steps between two evaluations. The last step is always evaluated."""
+    """Number of steps between two evaluations. The last step of a stage is always evaluated."""
     samples: int = Field(1, ge=1)
-    """Rollouts per problem in each evaluation."""
+    """Number of rollouts per problem in each evaluation."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature. 0 means greedy decoding."""
+    """Temperature at which held-out problems are sampled. A temperature of 0 means greedy decoding."""
 
 
 class JudgeSettings(Strict):
     """Requirements that training has of the judge, and its reaction if the judge is unavailable or loses tool calls."""
 
     packages: tuple[str, ...] = PACKAGES
-    """Packages that programs must be able to import. Training checks them on the judge before it starts."""
+    """Packages that programs must be able to import. Training checks before it starts that the judge has these
+    packages."""
     isolation: Isolation | None = None
-    """The weakest isolation of the judge's programs that training accepts. If unset, it accepts any."""
+    """The weakest isolation of the judge's programs that training accepts. If this key is unset, training accepts any
+    isolation."""
 
     wait_s: float = Field(600.0, gt=0)
-    """Limit for the time that a tool call waits, in addition to the program's own time limit. After that the call is
-    lost. Raise it if the judge has long queues."""
+    """Limit for the time that a tool call waits, in addition to the program's own time limit. A call that waits longer
+    is lost. Raise the limit if the judge has long queues."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
     """Limit for the share of a step's rollouts that lost a tool call. Up to the limit, these rollouts are left out
     before the selection. Above it, the whole step is discarded: training waits until the judge answers, and makes new
     rollouts for the step, with the next problems."""
     stop_after_s: float = Field(1800.0, gt=0)
     """Training ends after it has waited this long for the judge within one step; the time in which rollouts are made
-    does not count. Its last checkpoint stays on disk. Training also ends if ten tries of a step in a row are discarded
-    although the judge answers."""
+    does not count. The run's last checkpoint stays on disk. Training also ends if ten tries of a step in a row are
+    discarded although the judge answers."""
 
 
 _REPLACED: dict[str, str | dict[str, str]] = {
@@ -357,8 +368,8 @@ class StageRecipe(Strict):
     """The settings of one RL stage (arXiv 2508.20722, table of stages)."""
 
     steps: int = Field(ge=1)
-    """Number of training steps. Each step makes rollouts for `rollout.prompts` problems, and then `optim.epochs`
-    updates (one by default)."""
+    """Number of training steps in the stage. Each training step makes rollouts for `rollout.prompts` problems, and then
+    `optim.epochs` updates (one by default)."""
     mode: Mode = "sync"
     """The order of rollouts and updates. sync: a step waits for all of its rollouts and then makes its update, as in
     the paper. colocate_async: a step takes the groups that finish first. The engines pause during the update, and
@@ -393,14 +404,16 @@ class StageRecipe(Strict):
     solved_by: Literal["samples", "outcomes"] = "samples"
     """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
     stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. A problem then
-    counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems without
-    rollouts are kept."""
+    counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems that have
+    no rollouts in the stage before are kept."""
     keep_filter_traces: bool = False
-    """Also keep the traces of the samples that `drop_solved` makes, not only their verdicts. They take tens of GB."""
+    """Also keep the traces of the samples that `drop_solved` makes, not only their verdicts. The traces take tens of
+    GB."""
     traces_per_step: int = Field(64, ge=-1)
-    """Rollouts per step whose traces are stored in the stage's folder, drawn at random. 0: none. -1: all. Unless it is
-    0, every failed rollout is stored too. A rollout failed if the engine could not finish it, if the grader could not
-    grade it, or if the judge lost one of its tool calls. A wrong answer is not a failure."""
+    """Rollouts per step whose traces are stored in the stage's folder, drawn at random. With 0, no trace is stored;
+    with -1, every trace is. Unless the value is 0, every failed rollout is stored too. A rollout failed if the engine
+    could not finish it, if the grader could not grade it, or if the judge lost one of its tool calls. A wrong answer is
+    not a failure."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for the random draws of the selection and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
@@ -408,17 +421,18 @@ class StageRecipe(Strict):
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
     run's folder without a server; docs/curves.md has a table of them."""
     trace_trackers: tuple[TraceTracker, ...] = ()
-    """Trackers that also receive the traces that `traces_per_step` stores. Each trace is sent with its reward, its
-    verdict and whether it was trained on."""
+    """Trackers that also receive the traces that `traces_per_step` stores. A trace is sent together with its reward,
+    its verdict and whether it was trained on."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """Keys of VERL's own config, dotted, for settings that have no recipe key. They override what the recipe sets."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
+    recipe sets."""
 
     @property
     def trace_share(self) -> float:
         """The share of rollouts that send their trace to the sampler, which stores `traces_per_step` of them.
 
-        It is more than twice the number that is needed, because each rollout draws by itself whether it sends its
-        trace.
+        The share gives more than twice the number of traces that is needed, because each rollout draws by itself
+        whether it sends its trace.
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
@@ -446,7 +460,8 @@ class StageRecipe(Strict):
     def agent_loop_processes(self) -> int:
         """Number of processes that run the agent loop: at least one per machine, at most one per problem.
 
-        VERL gives all rollouts of a problem to one process. See also `ROLLOUTS_PER_PROCESS`.
+        VERL gives all rollouts of a problem to one process. `ROLLOUTS_PER_PROCESS` is the number of rollouts in flight
+        per process.
         """
         machines, rollouts = self.machines, self.rollout.prompts * self.rollout.rollouts
         in_flight = min(machines.sequences_in_flight * machines.engines, rollouts)
@@ -481,14 +496,14 @@ class StageRecipe(Strict):
 
     @property
     def rollouts_at_once(self) -> int:
-        """Rollouts of a step that can be in flight at the same time. A step makes at least this many."""
+        """Rollouts of a step that can be in flight at the same time. A step makes at least this many rollouts."""
         return self.rollout.prompts * (self.groups.round or self.rollout.rollouts)
 
     @property
     def update_prompts(self) -> int:
         """VERL's mini-batch size, in units of `groups.keep` rollouts.
 
-        It is large enough for all rollouts that one update may train on, recoveries included.
+        The mini-batch is large enough for all rollouts that one update may train on, recoveries included.
         """
         return self.rollout.prompts * (1 + -(-self.recover.most // self.groups.keep))
 
@@ -536,7 +551,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
-        """VERL would end in the first update that has a rollout longer than a micro-batch."""
+        """Rejects too small micro-batches, because VERL would end in the first update with a rollout that is longer."""
         for key in ("update_tokens", "log_prob_tokens"):
             tokens, split = getattr(self, key), self.hardware.sequence_parallel
             if tokens * split < self.longest:
@@ -569,7 +584,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _fits_into_vllm_and_queue(self) -> StageRecipe:
-        """Otherwise vLLM would fail at its start, and VERL's queue only after hours of rollouts."""
+        """Rejects sizes with which vLLM would fail at its start, or VERL's queue only after hours of rollouts."""
         verl, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
         for fault in (
             engine_fault(self.hardware.sequences_in_flight, verl),
@@ -594,7 +609,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _curriculum_is_current(self) -> StageRecipe:
-        """Processes that load ahead would deliver problems that were chosen many steps before."""
+        """Rejects processes that load ahead, which would deliver problems that were chosen many steps before."""
         workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
         if self.curriculum.reads_outcomes and workers:
             raise ValueError(
@@ -634,18 +649,20 @@ class StageRecipe(Strict):
 
 
 class ValidationSettings(Strict):
-    """Conversations that SFT does not train on. The loss on them is measured during training."""
+    """Conversations that SFT does not train on. The loss on these conversations is measured during training."""
 
     data: str | None = None
     """A file of conversations, or a folder from `rstar2 data prepare`. A conversation is left out if the training data
     asks nearly the same question. If unset or empty, `share` of the training data is held out instead."""
     share: float = Field(0.01, ge=0, lt=1)
     """Share of the training data to hold out, drawn at random with `seed`. Conversations whose first questions are
-    equal or nearly equal stay together, on one side of the split. 0: none, and no validation loss is measured."""
+    equal or nearly equal stay together, on one side of the split. With 0, no conversation is held out, and no
+    validation loss is measured."""
     most: int = Field(1000, ge=1)
     """Limit for the number of conversations that `share` holds out."""
     every: int = Field(100, ge=1)
-    """Steps between two measurements. Every step whose model `choose` may return is measured too."""
+    """Number of steps between two measurements of the validation loss. Every step whose model `choose` may return is
+    measured too."""
 
 
 class SftHeldOutSettings(Strict):
@@ -654,15 +671,15 @@ class SftHeldOutSettings(Strict):
     data: str | None = None
     """A file of problems from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
     every: int = Field(500, ge=1)
-    """Steps between two evaluations. The last step is always evaluated. Each evaluation interrupts training: the
-    trainer saves a checkpoint and ends, the model is exported and sampled on all the hardware, and training continues
-    from the checkpoint."""
+    """Number of steps between two evaluations. The last step of SFT is always evaluated. Each evaluation interrupts
+    training: the trainer saves a checkpoint and ends, the model is exported and sampled on all the hardware, and
+    training continues from the checkpoint."""
     samples: int = Field(4, ge=1)
-    """Samples per problem. This is also the largest k of pass@k."""
+    """Number of samples per problem. The number of samples is also the largest k of pass@k."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature. 0 means greedy decoding."""
+    """Temperature at which held-out problems are sampled. A temperature of 0 means greedy decoding."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a sample after its prompt. Tool output counts."""
+    """Token budget of a sample after its prompt. Tokens of tool output count too."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns in a sample."""
 
@@ -675,17 +692,17 @@ class SftRecipe(Strict):
 
     format: str | None = None
     """Format to teach: the name of a format, or a file. If unset or empty, the model's format file decides. A model
-    without one is taught rstar2's default format."""
+    without a format file is taught rstar2's default format."""
     epochs: int = Field(3, ge=1)
-    """Passes over the training data."""
+    """Number of passes that SFT makes over the training data."""
     batch: int = Field(128, ge=1)
-    """Conversations per update."""
+    """Number of conversations that SFT trains on in one update."""
     lr: float = Field(5e-6, gt=0)
-    """Highest learning rate, at the end of the warm-up. After it the rate falls along a cosine."""
+    """Highest learning rate, at the end of the warm-up. After the warm-up, the learning rate falls along a cosine."""
     warmup_ratio: float = Field(0.04, ge=0, le=1)
     """Share of all steps that belong to the warm-up, in which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's weight decay."""
+    """Weight decay of AdamW in SFT."""
     max_tokens: int = Field(16384, ge=1)
     """Limit for the tokens of a conversation, including the system text and the tools."""
     too_long: Literal["drop", "cut"] = "drop"
@@ -700,7 +717,7 @@ class SftRecipe(Strict):
     else last. If steps are equally good, the earliest is chosen."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
-    """Steps between checkpoints. The last step is always saved."""
+    """Number of steps between checkpoints. The last step is always saved."""
     checkpoint_every_minutes: float = Field(30.0, gt=0)
     """A step is also saved if the last checkpoint is at least this many minutes old when the step ends."""
     seed: int = Field(1, ge=0)
@@ -710,13 +727,15 @@ class SftRecipe(Strict):
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
     run's folder without a server; docs/curves.md has a table of them."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """Keys of VERL's own config, dotted, for settings that have no recipe key. They override what the recipe sets."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
+    recipe sets."""
 
     @property
     def chosen_by(self) -> Choose:
         """The value of `choose`, with `auto` resolved.
 
-        It can be `validation` although the split holds out no conversation. Then no validation loss is measured.
+        The result can be `validation` although the split holds out no conversation, and hence no validation loss is
+        measured.
         """
         if self.choose != "auto":
             return self.choose
@@ -726,7 +745,7 @@ class SftRecipe(Strict):
 
     @property
     def update_tokens(self) -> int:
-        """Tokens per GPU in a micro-batch."""
+        """Number of tokens per GPU in a micro-batch of SFT."""
         return self.hardware.update_tokens or 2 * self.max_tokens
 
     @property
@@ -755,7 +774,7 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """VERL would end in the first step that has a conversation longer than a micro-batch."""
+        """Rejects too small micro-batches: VERL would end in the first step with a longer conversation."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(

@@ -15,7 +15,7 @@ from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.select import SELECTIONS
 
 PAPER = "paper"
-"""The name of the paper's recipe. It has one file per stage: `stage1.toml` to `stage3.toml`."""
+"""The name of the paper's recipe. The recipe `paper` has one file per stage, from `stage1.toml` to `stage3.toml`."""
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 RecipeKind = Literal["stage", "sft", "demo", "profile"]
 
@@ -23,13 +23,13 @@ RecipeKind = Literal["stage", "sft", "demo", "profile"]
 def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
     """Reads a recipe or a hardware profile. Returns the path of its file, and its values.
 
-    If it is a file of the user, modules in its folder can be named as `module:object`.
+    If the recipe is a file of the user, modules in its folder can be named as `module:object`.
 
     Args:
         name: a path to a .toml file, or the name of a shipped recipe or profile.
 
     Raises:
-        UserError: there is no such file, or it is of another kind.
+        UserError: the file does not exist, or the file is of another kind.
     """
     path, shipped = Path(name), recipes_folder() / f"{name}.toml"
     if path.suffix != ".toml" or not path.is_file():
@@ -60,13 +60,14 @@ def shipped_recipes(kind: RecipeKind) -> list[str]:
 
 
 def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merges two layers of a recipe. A value of `over` replaces that of `base`.
+    """Merges two layers of a recipe. A value of `over` replaces the value of `base`.
 
     Three keys can be written in two ways, and are brought to one form first:
 
-    - `verl` can be nested or dotted. Both layers are made dotted. A key that `--set` adds later replaces them too.
-    - `select` can be a name or a table. Both layers are made tables. If `over` names another selection, the settings of
-      the selection of `base` are dropped.
+    - `verl` can be nested or dotted. The tables of both layers are made dotted. A key that `--set` adds later replaces
+      dotted keys too.
+    - `select` can be a name or a table. The value of each layer is made a table. If `over` names another selection, the
+      settings of the selection of `base` are dropped.
     - `curriculum` works in the same way as `select`.
     """
     below, above = _in_one_form(base), _in_one_form(over)
@@ -138,11 +139,12 @@ def stage_recipes(
     """Assembles the recipes of several stages with `stage_recipe`, and checks that they can follow each other.
 
     An override of the form `stage2.a.b=c` changes stage 2 only. A stage starts from the model of the stage before, so
-    it must have the same format. If it continues the optimizer, it must also have the same learning rate, weight decay
-    and number of ranks, because VERL cannot change them.
+    each stage must have the format of the stage before. A stage that continues the optimizer must also have the same
+    learning rate, weight decay and number of ranks, because VERL cannot change these values.
 
     Raises:
-        UserError: `stage_recipe` raises it, an override names a stage that is not run, or two stages do not match.
+        UserError: `stage_recipe` raises UserError, an override names a stage that is not run, or two stages do not
+            match.
     """
     recipes = {}
     for stage in stages:

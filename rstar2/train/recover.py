@@ -1,15 +1,15 @@
 """Recoveries: extra rollouts that begin after a failed call, so that the policy learns to recover (recipe: `recover`).
 
 When all rollouts of a problem have ended, up to `failures` failed calls are drawn from them. For each of these calls,
-extra rollouts begin with a copy of the rollout up to the call and the tool's reply. They form a group of their own, so
-their rewards are compared only with each other. The copied part is not trained on.
+extra rollouts begin with a copy of the rollout up to the call and the tool's reply. The extra rollouts after one call
+form a group of their own, so their rewards are compared only with each other. The copied part is not trained on.
 
 Source: Fission-GRPO (arXiv 2601.15625), which also makes a group of recoveries from a failed rollout and trains on it.
-It has a trained simulator of error messages; here the policy reads the tool's real reply. CLEANER (arXiv 2601.15141) is
-another method, which is not used here. It replaces a failed call with the later correct one before the update, so that
-no failure remains in the training data. This teaches the policy to fail less often, as Resampling on Correct (RoC)
-does. It does not teach what to do after a failure, and it trains on text that the policy did not sample in that
-context.
+Fission-GRPO has a trained simulator of error messages; in rstar2, the policy reads the tool's real reply. CLEANER
+(arXiv 2601.15141) is another method, which is not used here. CLEANER replaces a failed call with the later correct one
+before the update, so that no failure remains in the training data. CLEANER teaches the policy to fail less often, as
+Resampling on Correct (RoC) does. CLEANER does not teach what to do after a failure, and trains on text that the policy
+did not sample in that context.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from rstar2.loop.trace import Trace
 
 
 class RecoverSettings(Strict):
-    """Extra rollouts that begin after a failed call, so that the policy learns to recover from it. Off by default."""
+    """Extra rollouts that begin after a failed call, so that the policy learns to recover from it. No extra rollouts
+    are made by default."""
 
     failures: int = Field(0, ge=0)
-    """Limit for the failed calls per problem after which extra rollouts begin. They are drawn at random from the failed
-    calls after which a rollout continued. 0: none."""
+    """Limit for the failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
+    from the failed calls after which a rollout continued. With 0, there are no extra rollouts."""
     rollouts: int = Field(0, ge=0)
-    """Extra rollouts for each of these failed calls; at least 2 if `failures` is set. They form a group of their own.
-    All of them are trained on, unless their rewards are all equal."""
+    """Number of extra rollouts for each of the drawn failed calls; at least 2 if `failures` is set. The extra rollouts
+    after a call form a group of their own. All rollouts of such a group are trained on, unless their rewards are all
+    equal."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> RecoverSettings:
@@ -58,9 +60,9 @@ class Beginning:
     """The first turns of a rollout, up to a failed call, with which extra rollouts begin."""
 
     trace: Trace
-    """The whole rollout."""
+    """The trace of the whole rollout that has the failed call."""
     turns: int
-    """Number of its turns that the extra rollouts begin with. The last of these turns has the failed call."""
+    """Number of the rollout's turns that the extra rollouts begin with. The last of these turns has the failed call."""
 
 
 @dataclass(frozen=True)

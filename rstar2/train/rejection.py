@@ -1,8 +1,9 @@
 """Rejection sampling: makes SFT conversations from the correct and clean traces of a run.
 
-Traces are read like the rows of any other data source (`rstar2.data.source`). They are filtered, compared with
-benchmarks and written in the same way, and the data card counts the traces that are left out by reason. A first pass
-over all traces chooses the best ones of each problem: those with the lowest penalty of Resampling on Correct (RoC).
+Traces are read like the rows of any other data source (`rstar2.data.source`). The resulting conversations are filtered,
+compared with benchmarks and written like those of other sources, and the data card counts the traces that are left out
+by reason. A first pass over all traces chooses the best traces of each problem: those with the lowest penalty of
+Resampling on Correct (RoC).
 
 Only traces that a model may learn from are used: rollouts of a training run, and traces of an evaluation on the user's
 own problems. Traces of held-out problems and of benchmarks are left out, unless the user names their folder or file.
@@ -52,8 +53,8 @@ class Selection:
     """The limits that decide which traces become conversations."""
 
     per_problem: int = 4
-    """Limit for the traces per problem. The traces with the lowest penalty are used (`rstar2.train.select.roc`), and of
-    equal ones the shortest."""
+    """Limit for the traces per problem. The traces with the lowest penalty are used (`rstar2.train.select.roc`), and
+    among traces of equal penalty the shortest."""
     failed_calls: int = 0
     """Limit for the failed calls in a trace."""
 
@@ -63,10 +64,10 @@ class RunTraces:
     """The trace files of a run."""
 
     files: tuple[Path, ...]
-    """The files that are read."""
+    """The trace files that are read for conversations."""
     measured: dict[Path, str]
-    """Files with traces of problems that models are evaluated on, each with the name of these problems. Such a file is
-    also in `files` if the user named it; otherwise it is left out."""
+    """Files with traces of problems that models are evaluated on, each with the name of these problems. A file with
+    such traces is also in `files` if the user named the file, and is left out if the user did not."""
 
     def warnings(self) -> Iterator[str]:
         """Yields a warning for each set of problems that models are evaluated on."""
@@ -85,7 +86,7 @@ def traces_of(run: Path) -> RunTraces:
         run: the folder of an evaluation or a training run, a folder in it, or a trace file.
 
     Raises:
-        UserError: there are no traces, or all of them are left out.
+        UserError: the run has no traces, or all of its traces are left out.
     """
     if run.is_file():
         return RunTraces((run,), {run: problems} if (problems := _measured_by(run)) else {})
@@ -139,12 +140,12 @@ def plan_traces(
 
     Args:
         run: the folder of the run, a folder in it, or a trace file.
-        model: the model that wrote the traces. Its tokenizer and format are used. By default the run names it.
+        model: the model that wrote the traces, whose tokenizer and format are used. By default the run names the model.
         against: benchmarks, by name or file. A conversation that shares words with their problems is left out.
         overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 
     Raises:
-        UserError: there are no traces, they are damaged, or the model's tokenizer cannot be found.
+        UserError: the run has no traces, its traces are damaged, or the model's tokenizer cannot be found.
     """
     files = traces_of(run).files
     model_folder = find_model(model) if model is not None else _model_of(run, files)
@@ -171,7 +172,8 @@ def plan_traces(
 
 @dataclass(frozen=True)
 class _TraceOrigin(Origin):
-    """The origin of conversations from traces. Its identity includes the selection, which decides what is read."""
+    """The origin of conversations from traces. The identity of the origin includes the selection, which decides what is
+    read."""
 
     selection: dict[str, Any] = field(default_factory=dict)
 
@@ -222,7 +224,7 @@ def _chosen(files: Sequence[Path], selection: Selection) -> Iterator[str]:
 def key_of_trace(trace: Trace) -> str:
     """Returns a name for a trace that is unique in its run.
 
-    It depends on the trace's tokens, because several steps may sample a problem under the same numbers.
+    The name depends on the trace's tokens, because several steps may sample a problem under the same numbers.
     """
     written = hashlib.sha256(array("q", trace.response_ids).tobytes()).hexdigest()
     return f"{trace.problem_id}-{trace.sample}-{written[:8]}"
@@ -247,7 +249,7 @@ def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class _TraceReader:
-    """Reads a trace as a conversation. It can be sent to other processes."""
+    """Reads a trace as a conversation. A reader can be sent to other processes."""
 
     model: Path
     codec: str

@@ -23,14 +23,16 @@ from rstar2.loop.trace import Trace
 from rstar2.plugins import failures_named, is_reference, load_function
 
 RewardFunction = Callable[[Problem, Trace], float]
-"""A reward function. It takes the problem and the trace with the grader's verdict, and returns a finite number."""
+"""The type of a reward function. The function takes the problem and the trace with the grader's verdict, and returns a
+finite number."""
 ROLE = "the reward"
 PARAMETERS = ("problem", "trace")
 SHIPPED: tuple[str, ...] = (*get_args(ReadingRule), "constant")
 
 
 class PenaltySettings(Strict):
-    """Penalties on the reward of correct rollouts for their length. Off by default; the paper has none.
+    """Penalties on the reward of correct rollouts for their length. Penalties are off by default; the paper has no
+    penalties.
 
     A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The two shares
     together must be below 1, so a correct rollout is always worth more than a wrong one. Penalties do not count when
@@ -39,8 +41,9 @@ class PenaltySettings(Strict):
 
     length: float = Field(0.0, ge=0, lt=1)
     """Share of the reward that a correct rollout loses if it uses the whole token budget (`rollout.tokens`). A shorter
-    rollout loses less, in proportion to its tokens. Set it if rollouts grow longer without becoming better. The idea is
-    that of arXiv 2502.04463, which compares with the problem's other correct rollouts instead of the budget."""
+    rollout loses less, in proportion to its tokens. Set this key if rollouts grow longer without becoming better. The
+    idea of the penalty is that of arXiv 2502.04463, which compares with the problem's other correct rollouts instead of
+    the budget."""
     turns: float = Field(0.0, ge=0, lt=1)
     """Share of the reward that a correct rollout loses if it takes `rollout.max_turns` turns. A rollout with fewer
     turns loses less, in proportion to its turns after the first. A rollout with one turn loses nothing."""
@@ -64,7 +67,7 @@ class Penalty:
     max_turns: int
 
     def of(self, trace: Trace) -> float:
-        """The penalty of a graded trace, in [0, 1). It is 0 if the answer is not correct."""
+        """The penalty of a graded trace, in [0, 1). The penalty is 0 if the answer is not correct."""
         if not trace.correct:
             return 0.0
         length = min(trace.tokens / self.max_tokens, 1.0)
@@ -73,7 +76,7 @@ class Penalty:
 
 
 class Reward:
-    """Applies a recipe's reward. Raises UserError if it is a user's own function and cannot be loaded."""
+    """Applies a recipe's reward. Raises UserError if the reward is a user's own function that cannot be loaded."""
 
     def __init__(self, name: str, penalty: Penalty | None = None) -> None:
         self.name = name
@@ -81,7 +84,7 @@ class Reward:
         self._penalty = penalty
 
     def rewarded(self, trace: Trace) -> Trace:
-        """Returns a copy of a graded trace with its reward and penalty. Raises Failure as `__call__` does."""
+        """Returns a copy of a graded trace with its reward and penalty. Raises Failure in the cases of `__call__`."""
         penalty = self._penalty.of(trace) if self._penalty else 0.0
         return trace.model_copy(update={"reward": self(trace) - penalty, "penalty": penalty})
 
@@ -121,7 +124,7 @@ def checked_reward(name: str) -> str:
 
 
 def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
-    """Says why a reward cannot be combined with a penalty; empty if it can."""
+    """Says why a reward cannot be combined with a penalty; empty if the two can be combined."""
     if reward in get_args(ReadingRule) or not (penalty.length or penalty.turns):
         return ""
     return (
@@ -132,7 +135,8 @@ def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
 
 
 def reading_rule(name: str) -> ReadingRule:
-    """The rule that reads a trace's answer for the verdict: the reward's own, or `paper` if it has none."""
+    """The rule that reads a trace's answer for the verdict: the reward's own rule, or `paper` if the reward has no
+    rule."""
     rules: tuple[ReadingRule, ...] = get_args(ReadingRule)
     return next((rule for rule in rules if rule == name), "paper")
 
@@ -143,7 +147,8 @@ def text_to_grade(trace: Trace, reward: str) -> str:
 
 
 def solved(traces: Iterable[Trace], reward: str) -> Iterator[tuple[str, bool]]:
-    """Grades traces again by the rule of a reward. Yields the problem id of each, and whether the answer is correct."""
+    """Grades traces again by the rule of a reward. For each trace, yields the problem's id and whether the answer is
+    correct."""
     with GraderPool(workers=1) as pool:
         for trace in traces:
             yield trace.problem_id, pool.grade(trace.gold, text_to_grade(trace, reward)).correct

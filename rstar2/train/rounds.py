@@ -1,8 +1,9 @@
 """Makes the rollouts of a group in rounds, and stops when the group is decided (`groups.round` of a recipe).
 
-Each round waits for all of its rollouts, whatever their length. Then their rewards decide whether another round
-follows. A group is decided when it is `mixed` (enough correct and enough wrong rollouts), `solved` (all are correct) or
-`hopeless` (none is correct). Any other group gets another round, until it has `rollout.rollouts` rollouts.
+Each round waits for all of its rollouts, whatever their length. When a round has ended, the rewards of the group decide
+whether another round follows. A group is decided when it is `mixed` (enough correct and enough wrong rollouts),
+`solved` (all rollouts are correct) or `hopeless` (no rollout is correct). Any other group gets another round, until it
+has `rollout.rollouts` rollouts.
 
 A rollout counts as correct if its reward is above 0, as in Resampling on Correct (RoC). A rollout does not count at all
 if it has no verdict, or if the selection never trains on it. A group that stops early trains on the same share of its
@@ -30,11 +31,11 @@ class Rounds:
     """The settings for rounds: keys of `groups` in a recipe, with defaults filled in."""
 
     size: int
-    """Rollouts per round."""
+    """Number of a group's rollouts in each round."""
     most: int
     """Rollouts of a full group (`rollout.rollouts`)."""
     enough: int
-    """A group is mixed once it has this many rewards above 0 and this many others."""
+    """A group is mixed once it has this many rewards above 0 and this many other rewards."""
     solved_after: int
     """A group is solved once it has this many rewards, all above 0."""
     hopeless_after: int
@@ -42,11 +43,11 @@ class Rounds:
 
     @property
     def number(self) -> int:
-        """Number of rounds of a full group."""
+        """Number of rounds that a full group consists of."""
         return -(-self.most // self.size)
 
     def decision(self, rewards: Sequence[float]) -> Decision | None:
-        """Returns the reason why a group with these rewards can stop, or None if it needs another round."""
+        """Returns the reason why a group with these rewards can stop, or None if the group needs another round."""
         correct = sum(reward > 0 for reward in rewards)
         wrong = len(rewards) - correct
         if min(correct, wrong) >= self.enough:
@@ -60,7 +61,7 @@ class Rounds:
     def kept(self, made: int, keep: int) -> int:
         """Returns how many rollouts of a group may be trained on.
 
-        It is at least two, because a lone rollout has no advantage.
+        The result is at least two, because a lone rollout has no advantage.
 
         Args:
             made: rollouts that the group has.
@@ -77,7 +78,7 @@ class RoundsOfGroup:
     """Rollouts that were begun, including those without a verdict."""
     rounds: int
     decision: Decision | None
-    """The reason to stop early; None if the group is full."""
+    """The reason why the group stopped early, or None if the group is full."""
 
 
 class GroupInRounds:
@@ -93,7 +94,7 @@ class GroupInRounds:
         self._begun[0].set()
 
     def all_started(self) -> bool:
-        """Counts one more rollout that VERL has started. Returns whether it was the last of a full group."""
+        """Counts one more rollout that VERL has started. Returns whether this rollout was the last of a full group."""
         self._started += 1
         return self._started >= self._rounds.most
 
@@ -107,14 +108,13 @@ class GroupInRounds:
         return number < self._made
 
     def ended(self, reward: float | None) -> RoundsOfGroup | None:
-        """Counts a rollout that has ended, and begins the next round if it was the last of its round.
+        """Counts a rollout that has ended, and begins the next round if this rollout was the last of its round.
 
         Args:
-            reward: its reward; None if the rollout does not count.
+            reward: the rollout's reward, or None if the rollout does not count.
 
         Returns:
-            The group's result if no further round follows, else None.
-        """
+            The group's result if no further round follows, or None if another round follows."""
         self._ended += 1
         if reward is not None:
             self._rewards.append(reward)
@@ -129,6 +129,6 @@ class GroupInRounds:
         return RoundsOfGroup(self._made, rounds, decision)
 
     def release(self) -> None:
-        """Releases all waiting rollouts. `begins` returns False for those that the group does not need."""
+        """Releases all waiting rollouts. `begins` returns False for rollouts that the group does not need."""
         for event in self._begun:
             event.set()

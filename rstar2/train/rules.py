@@ -24,7 +24,7 @@ _NAMES: dict[Measure, str] = {"pass_rate": "the pass rate", "held_out": "the acc
 
 
 class RuleSettings(Strict):
-    """Rules that may end a stage before `steps` steps. Off by default.
+    """Rules that may end a stage before `steps` steps. By default, no rule is on.
 
     A rule takes one of three actions. advance: the stage ends with the model of its last step, and the next stage
     begins. stop: the stage ends in the same way, and no further stage runs. back: the stage ends with the model of the
@@ -39,15 +39,15 @@ class RuleSettings(Strict):
     window: int = Field(5, ge=1)
     """Steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
-    """Take the action `when_flat` if the measure has not risen for this many steps. 0: never."""
+    """Take the action `when_flat` if the measure has not risen for this many steps. With 0, the rule is off."""
     rise: float = Field(0.01, ge=0, lt=1)
-    """The measure has risen if it is at least this far above its value at the last rise. Smaller rises add up. 0.01 is
-    one percentage point."""
+    """The measure has risen if it is at least this far above its value at the last rise. Rises smaller than this add
+    up. A value of 0.01 is one percentage point."""
     when_flat: Action = "advance"
     """The action if the measure has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)
-    """Take the action `when_fallen` if the measure is at least this far below its highest value of the stage. 0.1 is
-    ten percentage points. 0: never."""
+    """Take the action `when_fallen` if the measure is at least this far below its highest value of the stage. A value
+    of 0.1 is ten percentage points. With 0, the rule is off."""
     when_fallen: Action = "back"
     """The action if the measure has fallen by `fall`."""
 
@@ -59,11 +59,11 @@ class RuleSettings(Strict):
 
 
 def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpoint_every: int) -> str:
-    """Says why rules could never act; empty if they can.
+    """Says why rules could never act; empty if the rules can act.
 
     Args:
         held_out: whether the recipe names held-out problems.
-        held_out_every: steps between measurements on them.
+        held_out_every: steps between measurements on the held-out problems.
         checkpoint_every: steps between checkpoints.
     """
     acts = bool(rules.flat_steps or rules.fall)
@@ -104,8 +104,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
     Args:
         steps: the metrics of all steps of the stage, by step number.
-        saved: the steps with a checkpoint to go back to. A rule that goes back does nothing while none of them has
-            been measured.
+        saved: the steps with a checkpoint to go back to. A rule that goes back does nothing while none of the saved
+            steps has been measured.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)
@@ -149,7 +149,7 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
 def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int | None:
     """Returns the step with the highest held-out accuracy among the steps in `saved`, or None if none is measured.
 
-    If steps are equally good, it is the earliest.
+    If several steps are equally good, the earliest of them is returned.
     """
     accuracies = measured(steps, RuleSettings(measure="held_out"))
     return max(
@@ -178,7 +178,7 @@ class StageRules:
         self.decision = read_decision(folder)
 
     def on_step(self, number: int, metrics: Metrics) -> None:
-        """Applies the rules after a step. If one decides, the trainer reads the decision's file and ends."""
+        """Applies the rules after a step. If a rule decides, the trainer reads the decision's file and ends."""
         # If a step is repeated after a kill, it replaces its earlier metrics and those of all later steps.
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
         if self.decision is None and (decision := decide(self._steps, self._rules, self._saved())):
@@ -187,7 +187,7 @@ class StageRules:
             self._warn(f"step {number}: {decision.text}")
 
     def needed_steps(self) -> list[int]:
-        """The step whose checkpoint must not be removed, because a rule went back to it or would do so now."""
+        """The step whose checkpoint must not be removed, because a rule went back to it or would go back to it now."""
         if not self._rules.may_go_back:
             return []
         decided = self.decision.model_step if self.decision else None
@@ -195,7 +195,8 @@ class StageRules:
         return [] if best is None else [best]
 
     def ended(self, saved: int) -> None:
-        """Adds the stage's last step to the decision, if there is one. `saved` is the step of the last checkpoint."""
+        """If a rule has decided, adds the stage's last step to the decision. `saved` is the step of the last
+        checkpoint."""
         if self.decision is not None and self.decision.last_step is None:
             self.decision = replace(self.decision, last_step=max(saved, *self._steps))
             write_decision(self._folder, self.decision)

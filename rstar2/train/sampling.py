@@ -25,7 +25,7 @@ from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 
 JudgeAddress = tuple[str, str | None]
-"""A judge's URL and token."""
+"""A judge's URL, and its token or None."""
 Rows = list[dict[str, Any]]
 """Training problems in the form of `rstar2.data.parquet.rl_rows`."""
 OnProgress = Callable[[Progress], None]
@@ -52,11 +52,11 @@ def sample(
     A killed call can be repeated: it continues with the samples in `out`.
 
     Args:
-        engines: engines of one model. They are closed at the end.
+        engines: engines of one model. The engines are closed at the end.
         out: the folder for traces and results.
 
     Raises:
-        Failure: an engine or the judge does not answer any more. Finished samples stay in `out`.
+        Failure: an engine or the judge does not answer any more. Samples that are finished stay in `out`.
     """
 
     settings = evaluation.settings
@@ -117,7 +117,7 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
 
 
 def leave_out(rows: Rows, solved: Iterable[bool], fill: int) -> Rows:
-    """Leaves out the rows that are solved. If fewer than `fill` rows remain, the first solved ones are added again."""
+    """Leaves out the rows that are solved. If fewer than `fill` rows remain, the first solved rows are added again."""
     unsolved: Rows = []
     others: Rows = []
     for row, is_solved in zip(rows, solved, strict=True):

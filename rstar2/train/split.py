@@ -1,4 +1,4 @@
-"""Splits encoded conversations into those that SFT trains on and those that it measures the loss on.
+"""Splits encoded conversations into those that SFT trains on and those that SFT measures the loss on.
 
 No conversation of one part asks nearly the same question as one of the other part (`rstar2.train.encoding.groups_of`).
 """
@@ -16,11 +16,11 @@ from rstar2.train.encoding import EncodedData, Numbers, groups_of
 from rstar2.train.recipe import SftRecipe
 
 TRAIN = "train.npy"
-"""A file in a run's folder with the numbers of the conversations to train on. `train.arrow` contains the conversations,
-and others too."""
+"""A file in a run's folder with the numbers of the conversations to train on. `train.arrow` contains these
+conversations, and other conversations too."""
 VALIDATION = "validation.npy"
-"""A file in a run's folder with the numbers of the conversations to measure the loss on. They are in
-`validation.arrow`."""
+"""A file in a run's folder with the numbers of the conversations to measure the loss on. The conversations themselves
+are in `validation.arrow`."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,20 @@ class Split:
 
     data: EncodedData
     train: Numbers
-    """Indices into `data`."""
+    """Indices into `data` of the conversations to train on."""
     held_out: EncodedData
     """The conversations for validation: `data` itself, or those of another file."""
     validation: Numbers
-    """Indices into `held_out`; empty if no validation loss is measured."""
+    """Indices into `held_out` of the conversations for validation; empty if no validation loss is measured."""
     too_long: int
     """Number of conversations in `data` with more tokens than `max_tokens`."""
     cut_to_nothing: int
-    """Number of these conversations that are left out, because the cut leaves no token to train on."""
+    """Number of too long conversations that are left out, because the cut leaves no token to train on."""
     repeated: int = 0
     """Number of conversations of a validation file that are left out because the training data asks nearly the same."""
     max_tokens: int = 0
-    """The recipe's `max_tokens`. Longer conversations are cut here, if they are not left out."""
+    """The recipe's limit `max_tokens` for the tokens of a conversation. Longer conversations are cut at this token, if
+    they are not left out."""
 
     @property
     def lengths(self) -> Numbers:
@@ -101,7 +102,7 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
 
 
 def _draw_groups(numbers: Numbers, groups: Numbers, limit: int, seed: int) -> Numbers:
-    """Draws whole groups in random order while they fit into `limit`. Returns the numbers of their members.
+    """Draws whole groups in random order while they fit into `limit`. Returns the members of the drawn groups.
 
     Args:
         groups: the group of each number, of the same shape as `numbers`.

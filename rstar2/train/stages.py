@@ -29,7 +29,8 @@ FOLDER/
   held_out/step-500/ …  samples of held-out problems by the models of some steps, see `rstar2.train.choose` (SFT only)
   chosen.json           the step whose model is returned, and the reason (SFT only)
   models/step-20/ …     models of earlier steps, if the recipe asks for them
-  model/                the finished model. It appears complete. A stage that has it is not run again
+  model/                the finished model; the folder appears complete. A stage that has a finished model is not
+                        run again
 ```
 """
 
@@ -94,12 +95,14 @@ DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
 """The optimizer's settings in a stage's folder. A later stage that continues the optimizer is compared with them."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
-"""The line of a step has one of these metrics. A line that only has validation metrics has none of them."""
+"""The line of a step has one of these metrics. A line that only has validation metrics has neither of these two
+metrics."""
 _FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
 
 
 class PhaseProgress(Protocol):
-    """Shows the phases of a run, one row per phase. `name` identifies the row. Its text changes as the phase runs."""
+    """Shows the phases of a run, one row per phase. `name` identifies the row. The text of the row changes as the phase
+    runs."""
 
     def start(self, name: str, title: str, total: int) -> None: ...
 
@@ -139,7 +142,7 @@ class Start:
 
     @property
     def end(self) -> int | None:
-        """The step whose checkpoint is the result of the phase; None if training has to go on."""
+        """The step whose checkpoint is the result of the phase; None if the phase has to go on with training."""
         saved = saved_step(self.checkpoints) or 0
         decision = self.rules.decision if self.rules else None
         if decision is not None and decision.model_step is not None:
@@ -178,7 +181,7 @@ class SftInput:
 
 
 EvaluateStep = Callable[[int, Path], None]
-"""Samples the held-out problems with the model of an SFT step. It takes the step and the model's folder."""
+"""Samples the held-out problems with the model of an SFT step. The arguments are the step and the model's folder."""
 
 
 def run_sft(
@@ -197,8 +200,8 @@ def run_sft(
         folder: the stage's folder.
         logs: the folder for the trainer's log.
         trainer_env: see `rstar2.train.pipeline.Pipeline`.
-        evaluate: called for each step that the recipe evaluates. For this the trainer saves and ends, and is started
-            again afterwards.
+        evaluate: called for each step that the recipe evaluates. For an evaluation the trainer saves and ends, and is
+            started again afterwards.
 
     Raises:
         Failure: the trainer failed.
@@ -269,7 +272,8 @@ def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
 
 
 def _finish_with_model(start: Start, step: int) -> None:
-    """Makes the chosen step's model the model of the stage. It exists already if the step was evaluated."""
+    """Makes the chosen step's model the model of the stage. The chosen step's model exists already if the step was
+    evaluated."""
     exported = step_model(start.folder, step)
     if exported.is_dir():
         exported.rename(start.folder / "model")
@@ -351,8 +355,8 @@ def is_done(folder: Path) -> bool:
 def train(start: Start, on_step: OnStep) -> Path:
     """Runs a VERL trainer in a phase's folder to its end. Returns the folder of the new model.
 
-    The trainer resumes from the last complete checkpoint. If the model of an earlier step cannot be exported, this is
-    only a warning.
+    The trainer resumes from the last complete checkpoint. If the model of an earlier step cannot be exported, the user
+    only gets a warning.
 
     Raises:
         Failure: the trainer failed or hung, or the last model cannot be exported.
@@ -376,9 +380,10 @@ def _disk_failures(folder: Path) -> Iterator[None]:
 
 
 def _trained(start: Start, on_step: OnStep) -> Path:
-    """Trains up to the last step of a start, unless that is already done. Returns the resulting checkpoint.
+    """Trains up to the last step of a start, unless the checkpoint of that step exists. Returns the checkpoint of the
+    phase's result.
 
-    The result is the checkpoint of the last step, or the one that a rule went back to.
+    The result is the checkpoint of the last step, or the checkpoint that a rule went back to.
     """
     folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
@@ -427,7 +432,7 @@ def _trained(start: Start, on_step: OnStep) -> Path:
 
 
 def _final_checkpoint(start: Start) -> Path:
-    """The checkpoint that a phase ends with. Raises Failure if it is missing or damaged."""
+    """The checkpoint that a phase ends with. Raises Failure if this checkpoint is missing or damaged."""
     last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
         raise Failure(
@@ -451,7 +456,7 @@ def _final_checkpoint(start: Start) -> Path:
 def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     """The folders that VERL removes before it writes the next checkpoint.
 
-    VERL removes checkpoints in advance only if it keeps more than one. It removes only checkpoints that it has saved
+    VERL removes checkpoints in advance only if it keeps more than one. VERL removes only checkpoints that it has saved
     since its start, which resumed from the step `resumed_from`.
     """
     keep = start.checkpoint.keep
@@ -464,7 +469,7 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
 
 
 def _prepare_finished_rollouts(start: Start) -> None:
-    """Leaves only the finished rollouts on disk that the next start can use: those of an interrupted step."""
+    """Leaves only the finished rollouts on disk that the next start can use: the rollouts of an interrupted step."""
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):
@@ -550,9 +555,8 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
-    """Makes a stage begin with the optimizer of the stage that made the model, unless it has a checkpoint of its own.
-
-    Raises UserError as `last_actor` does.
+    """Makes a stage begin with the optimizer of the stage that made the model, unless the stage has a checkpoint of its
+    own. Raises UserError in the cases of `last_actor`.
     """
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):

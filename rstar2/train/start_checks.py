@@ -53,7 +53,8 @@ class TrainPlan:
     """By file, the problems that are left out because no output can be graded correct against their answer."""
 
     def config(self) -> dict[str, Any]:
-        """The config that is stored in the run's folder. A later start must match it, see `compared`."""
+        """The config that is stored in the run's folder. The config of a later start must match the stored one, see
+        `compared`."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -71,7 +72,7 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class SftPlan:
-    """The inputs of SFT."""
+    """The inputs of SFT, after all checks before its start."""
 
     recipe: SftRecipe
     model: Path
@@ -79,12 +80,14 @@ class SftPlan:
     format: Format
     split: Split
     problems: list[Problem] = field(default_factory=list)
-    """Held-out problems on which the model is evaluated during training; empty if the recipe names none."""
+    """Held-out problems on which the model is evaluated during training; empty if the recipe names no held-out
+    problems."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
-    """The judge for these evaluations."""
+    """The judge for the evaluations on held-out problems."""
 
     def config(self) -> dict[str, Any]:
-        """The config that is stored in the run's folder. A later start must match it, see `compared`."""
+        """The config that is stored in the run's folder. The config of a later start must match the stored one, see
+        `compared`."""
         held_out = {"validation_sha256": self.split.held_out.digest} if self.recipe.validation.data else {}
         if self.problems:
             held_out["problems"] = fingerprint(self.problems)
@@ -230,7 +233,8 @@ def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -
 def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
     """Returns the format in which the first stage trains the model.
 
-    Raises UserError if it is not the model's format, or if the first stage is to continue an optimizer and cannot.
+    Raises UserError if the recipe names another format than the model's, or if the first stage is to continue an
+    optimizer and cannot.
     """
     first = recipes[min(recipes)]
     fmt = rl_format(first.format, model)
@@ -268,10 +272,10 @@ def plan_sft(
 ) -> SftPlan:
     """Checks everything that can be checked before SFT, encodes the conversations, and returns the plan.
 
-    If an earlier run has encoded the same conversations, its result is used.
+    If an earlier run has encoded the same conversations, the encoding of that run is used.
 
     Args:
-        judge: the judge for the evaluations during training; None starts one for the run.
+        judge: the judge for the evaluations during training; If None, a judge is started for the run.
         on_rows: called with the number of conversations encoded so far.
 
     Raises:
@@ -308,7 +312,8 @@ def plan_sft(
 
 
 def _problems(recipe: SftRecipe, judge: JudgeChoice) -> list[Problem]:
-    """The held-out problems of SFT. Raises UserError if they cannot be used, or if no judge can be started."""
+    """Returns the held-out problems of SFT. Raises UserError if the problems cannot be used, or if no judge can be
+    started."""
     if not recipe.held_out.data:
         return []
     if judge.url is None:
@@ -332,7 +337,7 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
     """Raises UserError if a file has fewer conversations than a batch needs.
 
     Args:
-        which: words for the message that say which conversations are counted, if not all.
+        which: words for the message that say which conversations are counted; empty if all conversations are counted.
         too_long: whether a higher `max_tokens` would leave more conversations.
     """
     if count < recipe.batch:
@@ -346,8 +351,8 @@ def rl_format(named: str | None, model: Path) -> Format:
     """Returns the format for RL on a model.
 
     Args:
-        named: the recipe's `format`. A model without a format file can be trained in any format; its own chat template
-            is used if none is named.
+        named: the recipe's `format`. A model without a format file can be trained in any format; the model's own chat
+            template is used if the recipe names no format.
 
     Raises:
         UserError: the model has a format file with another format.
@@ -377,8 +382,8 @@ def check_model(model: Path) -> None:
 def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     """Returns a model's folder that contains the format, so that VERL, vLLM and rstar2 all find it there.
 
-    If the model has the format already, this is its own folder. Otherwise it is `folder`, which gets links to the
-    model's files.
+    If the model has the format already, the model's own folder is returned. If the model lacks the format, `folder` is
+    returned, which gets links to the model's files.
     """
     tokenizer = load_tokenizer(model)
     current, source = model_format(model, tokenizer)

@@ -38,8 +38,9 @@ class StopAfterStep:
     """A block in which a first signal asks the trainer to save after the current step and to end.
 
     The signals are SIGINT, SIGTERM and SIGUSR1. A second signal ends this process at once. The first signal also ends
-    it at once if the trainer has not begun a step, or if the rollouts of its step are discarded and it waits before it
-    makes new ones. A signal that is ignored stays ignored, as SIGINT is in the background jobs of a script.
+    this process at once if the trainer has not begun a step, or if the rollouts of its step are discarded and the
+    trainer waits before it makes new rollouts. A signal that is ignored stays ignored, as SIGINT is in the background
+    jobs of a script.
 
     Args:
         folder: the stage's folder.
@@ -69,7 +70,7 @@ class StopAfterStep:
         (self._folder / STOP_FILE).unlink(missing_ok=True)
 
     def step_ended(self) -> None:
-        """Records how long the step took."""
+        """Records how long the step took that has just ended."""
         now = time.monotonic()
         self._step_s, self._step_began_at = now - self._step_began_at, now
 
@@ -84,13 +85,14 @@ class StopAfterStep:
             _end(self._number)
 
     def report(self) -> None:
-        """Reports once what a signal has led to. The handler cannot do so, because it may interrupt a print."""
+        """Reports once what a signal has led to. The signal handler cannot report it, because the handler may interrupt
+        a print."""
         if self._number is not None and not self._reported:
             self._reported = True
             self._warn(self._text(self._number))
 
     def end(self) -> None:
-        """Ends this process if a signal has arrived. It is called when the trainer has ended."""
+        """Ends this process if a signal has arrived. The method is called when the trainer has ended."""
         self.report()
         if self._number is not None:
             _end(self._number)

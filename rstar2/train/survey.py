@@ -18,7 +18,7 @@ from rstar2.train.split import Split, split
 from rstar2.train.start_checks import check_batch, check_count
 
 SAMPLED_CONVERSATIONS = 256
-"""Limit for the conversations that are encoded for an estimate. Encoding all of them would take minutes."""
+"""Limit for the conversations that are encoded for an estimate. Encoding all conversations would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Survey:
     form: list[str] = field(default_factory=list)
     """Warnings of `FormCheck.warnings`; empty without a tokenizer."""
     split: Split | None = None
-    """The exact split; None if the conversations are not encoded yet."""
+    """The exact split, or None if the conversations are not encoded yet."""
     estimate: Estimate | None = None
-    """The estimate; None if there is an exact split, or no tokenizer."""
+    """The estimated numbers of conversations, or None if there is an exact split or no tokenizer."""
     unknown: str = ""
     """The reason why there is no tokenizer."""
 
 
 def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
-    """Counts the conversations to train on, and their tokens. Only a few are in memory at the same time.
+    """Counts the conversations to train on, and their tokens. Only a few conversations are in memory at the same time.
 
-    Raises UserError if the conversations cannot be used, or if there are too few of them.
+    Raises UserError if the conversations cannot be used, or if there are too few conversations.
     """
     file = prepared_file(data)
     try:
@@ -67,7 +67,7 @@ def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
 
 
 def _encoded(recipe: SftRecipe, file: Path, codec: CodecOf) -> Survey | None:
-    """Counts with the encodings of an earlier start; None if one is missing."""
+    """Counts with the encodings of an earlier start; returns None if an encoding is missing."""
     data = known_encoding(file, codec)
     other = recipe.validation.data
     held_out = known_encoding(prepared_file(Path(other)), codec) if other else None
@@ -104,7 +104,7 @@ class _SpreadSample:
         self._every = 1
 
     def of(self, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Passes the rows through, and adds some of them to the sample."""
+        """Passes the rows through, and adds some of the rows to the sample."""
         for row in rows:
             if self.rows % self._every == 0:
                 self.sampled.append(row)

@@ -1,6 +1,6 @@
-"""Curricula: functions that choose the problems of each step. Each module here holds one curriculum.
+"""Curricula: functions that choose the problems of each step. Each module of this package holds one curriculum.
 
-A curriculum is a function `choose(problems, count, rng)`. It returns `count` indices into `problems.ids` (see
+A curriculum is a function `choose(problems, count, rng)`. The function returns `count` indices into `problems.ids` (see
 `rstar2.train.outcomes.Problems`). `problems` has the outcomes of all earlier rollouts, and a curriculum keeps no state
 of its own. The function's keyword-only parameters are its settings.
 
@@ -33,7 +33,7 @@ CURRICULA = NamedFunctions(
 
 
 class CurriculumFunction(Protocol):
-    """The signature of a curriculum. `settings` are its keyword-only parameters."""
+    """The signature of a curriculum. `settings` are the curriculum's keyword-only parameters."""
 
     def __call__(
         self, problems: Problems, count: int, rng: np.random.Generator, **settings: Any
@@ -53,19 +53,19 @@ class CurriculumSettings(Strict, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Turns a name into a table, checks the settings, and adds the defaults of those that are missing."""
+        """Turns a name into a table, checks the settings, and adds the defaults of missing settings."""
         return CURRICULA.completed(values)
 
     @property
     def reads_outcomes(self) -> bool:
-        """Whether the choice depends on the outcomes of rollouts. Only `uniform` ignores them."""
+        """Whether the choice depends on the outcomes of rollouts. Only the curriculum `uniform` ignores outcomes."""
         return self.name != UNIFORM
 
     @property
     def discount(self) -> float:
         """The discount of outcomes for the metrics `rstar2/problems/…`.
 
-        It is the curriculum's own setting if a shipped curriculum has one, else the default.
+        The discount is the curriculum's own setting if a shipped curriculum has this setting, else the default.
         """
         users = is_reference(self.name)
         return DISCOUNT if users else float((self.model_extra or {}).get("discount", DISCOUNT))
@@ -92,8 +92,8 @@ class Curriculum:
             problems: all problems of the stage.
             count: number of problems to choose.
             rng: the source of randomness.
-            under_way: indices of problems whose rollouts are running. They are left out, unless fewer than `count`
-                other problems remain.
+            under_way: indices of problems whose rollouts are running. Problems whose rollouts are running are left out,
+                unless fewer than `count` other problems remain.
 
         Raises:
             Failure: a user's curriculum raised an error, or did not return `count` different indices.

@@ -1,8 +1,8 @@
 """A curriculum from easy to hard problems: the target pass rate falls over the stage.
 
-Source: the schedule of E2H Reasoner, arXiv 2506.06632, and the target difficulty of AdaRFT, arXiv 2504.05520. Both take
-a problem's difficulty from labels in the data. Here the difficulty is the posterior of the problem's pass rate, as in
-`rstar2.train.curriculum.posterior`.
+Source: the schedule of E2H Reasoner, arXiv 2506.06632, and the target difficulty of AdaRFT, arXiv 2504.05520. Both
+papers take a problem's difficulty from labels in the data. In this curriculum, the difficulty is the posterior of the
+problem's pass rate, as in `rstar2.train.curriculum.posterior`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def choose(
         discount: The same as `discount` of posterior.
 
     Returns:
-        `count` indices.
+        The indices of the `count` chosen problems.
     """
     done = min(1.0, (problems.step - 1) / max(1, problems.steps - 1))
     target = easiest + done * (hardest - easiest)

@@ -1,7 +1,7 @@
 """A curriculum that uses all problems equally often, except that problems that are always solved rest for some steps.
 
-Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. Here a problem returns after its
-rest, because the policy may have forgotten how to solve it.
+Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. In this curriculum, a problem
+returns after its rest, because the policy may have forgotten how to solve it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def choose(
     retire_after: Groups = 1,
     return_after: Steps = 20,
 ) -> list[int]:
-    """Chooses the problems that were used least often, without those that rest.
+    """Chooses the problems that were used least often, without the problems that rest.
 
     If fewer than `count` problems remain, the problems that have rested longest are added.
 
@@ -38,7 +38,7 @@ def choose(
         return_after: Number of steps that a problem rests after its last group.
 
     Returns:
-        `count` indices.
+        The indices of the `count` chosen problems.
     """
     rests = (_solved_in_a_row(problems) >= retire_after) & (
         problems.step - problems.last_asked <= return_after
@@ -51,7 +51,8 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Counts for each problem the outcomes in a row, up to its last one, in which all rollouts were correct.
+    """Counts for each problem the outcomes in a row, up to the problem's last outcome, in which all rollouts were
+    correct.
 
     Returns an array of shape (problems,).
     """

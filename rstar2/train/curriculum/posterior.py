@@ -1,9 +1,9 @@
 """A curriculum of problems that are likely to have correct and wrong rollouts, by a Beta posterior of each pass rate.
 
-Source: MoPPS, arXiv 2507.04632. It draws each problem's pass rate from a posterior with temporal discounting
+The source is MoPPS, arXiv 2507.04632. MoPPS draws each problem's pass rate from a posterior with temporal discounting
 (`rstar2.train.outcomes.Problems.belief`), and takes the problems nearest a target. MoPPS calls this Thompson sampling
-with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. This falls with the distance
-of the pass rate p from 1/2, so the same problems are best for every n.
+with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. The probability of both
+outcomes falls with the distance of the pass rate p from 1/2, so the same problems are best for every n.
 
 Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
 random. GRESO (arXiv 2506.02177) explores problems without a signal in a similar way.
@@ -31,20 +31,21 @@ def choose(
     explore: Share = 0.1,
     discount: Discount = DISCOUNT,
 ) -> list[int]:
-    """Chooses unseen problems, then those with a pass rate near the target. Each rate is drawn from its posterior.
+    """Chooses unseen problems, then problems with a pass rate near the target. The pass rate of each problem is drawn
+    from its posterior.
 
     Args:
         problems: the problems to choose from.
         count: number of problems to choose.
         rng: the source of randomness.
-        target: The target pass rate. With 0.5, a group most likely has both correct and wrong rollouts.
-        unseen: The share of a step's problems that were never used before, until all have been used. With 1, no problem
-            is used twice before each has been used once.
+        target: The target pass rate. With a target of 0.5, a group most likely has both correct and wrong rollouts.
+        unseen: The share of a step's problems that were never used before, until all have been used. With a share of 1,
+            no problem is used twice before each has been used once.
         explore: The expected share of the remaining problems that is drawn at random, whatever their pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 
     Returns:
-        `count` indices, in random order.
+        The indices of the `count` chosen problems, in random order.
     """
     new = rng.permutation(np.flatnonzero(problems.times_asked == 0))
     seen = np.flatnonzero(problems.times_asked)

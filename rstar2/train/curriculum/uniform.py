@@ -1,7 +1,7 @@
 """The default curriculum: all problems equally often, in a new random order for each pass over the data.
 
 Source: arXiv 2508.20722, which names no other order. In training, VERL's own sampler draws the order; a seed therefore
-gives the same order as in earlier versions. `choose` does the same for simulations.
+gives the same order as in earlier versions. For simulations, `choose` orders the problems in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def choose(problems: Problems, count: int, rng: np.random.Generator) -> list[int
         rng: the source of randomness.
 
     Returns:
-        `count` indices.
+        The indices of the `count` chosen problems.
     """
     chosen: list[int] = np.lexsort((rng.random(len(problems)), problems.times_asked))[:count].tolist()
     return chosen

@@ -12,8 +12,8 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""An engine may get this many times the full-length rollouts that fit, because rollouts have a quarter of their full
-length on average while they grow."""
+"""An engine may get this many times the full-length rollouts for which its KV cache has room, because rollouts have a
+quarter of their full length on average while they grow."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -29,7 +29,7 @@ def stage_warnings(
         recipe: the stage's recipe.
         memory: the estimate of memory.
         judge: the estimate of the judge's load.
-        machine_memory: bytes of memory that all ranks on a CPU share; None if unknown.
+        machine_memory: bytes of memory that all ranks on a CPU share, or None if this memory is unknown.
     """
     hardware = recipe.hardware
     yield from division_warnings(shape, hardware)
@@ -58,7 +58,7 @@ def _kl_warnings(recipe: StageRecipe, memory: Memory) -> Iterator[str]:
 
 
 def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """Yields warnings about asynchronous modes."""
+    """Yields warnings about an RL stage's settings for asynchronous modes."""
     if recipe.mode != "sync" and recipe.algorithm.correction == "none":
         yield (
             f"with mode={recipe.mode}, older weights write part of the training tokens, and no correction is set: set "
@@ -101,7 +101,8 @@ def judge_warnings(judge: Judge) -> Iterator[str]:
 
 
 def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
-    """Yields a warning if the model's attention heads cannot be divided evenly. vLLM or VERL would not start then."""
+    """Yields a warning if the model's attention heads cannot be divided evenly. With an uneven division, vLLM or VERL
+    would not start."""
     for key in ("tensor_parallel", "sequence_parallel"):
         parts = getattr(hardware, key)
         if shape.heads % parts:
@@ -114,7 +115,7 @@ def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
 def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | None = None) -> Iterator[str]:
     """Yields warnings if the trainer or the engine does not fit into memory.
 
-    On a GPU, each needs memory only while it works. On a CPU, both need it all the time.
+    On a GPU, the trainer and the engine each need memory only while they work. On a CPU, both need memory all the time.
     """
     if memory.capacity is None:
         together = memory.update_total + memory.engine_weights + memory.engine_workspace + memory.kv_cache
@@ -187,7 +188,7 @@ def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
 
 
 def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """Yields warnings about groups in rounds."""
+    """Yields warnings about an RL stage's settings for rollouts in rounds."""
     rounds, algorithm = recipe.rounds, recipe.algorithm
     if rounds is None:
         return

@@ -1,8 +1,8 @@
 """Compares time limits with estimated durations, and counts with the sizes that they must fit into.
 
-In each pair, two parts of training have one number each, and neither part can see the other's. If they do not fit,
-there is a warning with the key to change. Recipes that VERL or vLLM would reject after minutes of work are rejected by
-`rstar2.train.trainer.verl_limits`.
+In each pair, two parts of training have one number each, and neither part can see the number of the other. For two
+numbers that do not fit together, there is a warning with the key to change. Recipes that VERL or vLLM would reject
+after minutes of work are rejected by `rstar2.train.trainer.verl_limits`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class SilentParts:
     """Seconds of the longest parts of a stage without a sign of life (see `rstar2.train.launch.SignsOfLife`)."""
 
     start: float
-    """Start of the trainer until it has its weights: Ray's limit for a process, and reading a model or checkpoint."""
+    """Seconds from the start of the trainer until it has its weights: Ray's limit for a process, and reading a model or
+    checkpoint."""
     rollout: float
-    """One rollout of full length, with one call that waits `judge.wait_s` for the judge."""
+    """Seconds of one rollout of full length, with one call that waits `judge.wait_s` for the judge."""
     micro_batch: float
-    """One micro-batch of the update."""
+    """Seconds of one micro-batch of the update."""
 
 
 def silent_parts(

@@ -26,7 +26,7 @@ def measured_assumptions(run: Path) -> Assumptions:
         run: the folder of a run, or of a stage.
 
     Raises:
-        UserError: there are no steps.
+        UserError: neither the folder nor a stage in it has steps.
     """
     folders = [step_metrics(folder) for folder in (*(run / f"stage{number}" for number in STAGES), run)]
     stages = [list(steps.values()) for steps in folders if steps]
@@ -39,10 +39,10 @@ def measured_assumptions(run: Path) -> Assumptions:
 
 
 def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
-    """Returns the assumptions from a stage's steps. Values that no step has measured get their defaults."""
+    """Returns the assumptions from a stage's steps. Assumptions that no step has measured get their defaults."""
 
     def measured(*metrics: str) -> list[tuple[float, ...]]:
-        """Returns the values of these metrics for each step that has all of them."""
+        """Returns the values of the named metrics for each step that has all of the named metrics."""
         rows = (tuple(float(step.get(metric, math.nan)) for metric in metrics) for step in steps)
         return [values for values in rows if all(map(math.isfinite, values))]
 

@@ -1,12 +1,12 @@
 """Estimates of one GPU's memory in the two parts of a step: while engines generate, and while the trainer updates.
 
-The trainer is VERL's FSDP2. Weights, gradients and AdamW's moments are in fp32, sharded over all ranks, and it computes
-in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU everything is in fp32, and stays
-in memory in both parts.
+The trainer uses VERL's FSDP2. Weights, gradients and AdamW's moments are in fp32, sharded over all ranks, and the
+trainer computes in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU all values are in
+fp32, and stay in memory in both parts of a step.
 
-The bytes of activations were counted: they are the tensors that PyTorch saves for the backward pass of Qwen3 and Qwen2
-(tests/train/estimate/test_memory.py counts them again). The memory for FSDP's gathered layers and for an engine's
-workspace is estimated.
+The bytes of activations were counted, namely the bytes of the tensors that PyTorch saves for the backward pass of Qwen3
+and Qwen2 (tests/train/estimate/test_memory.py counts these bytes again). The memory for FSDP's gathered layers and for
+an engine's workspace is estimated.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ ENGINE_FIXED = int(2.5 * GIB)
 PREFILL_TOKENS = 8192
 """Number of tokens that an engine prefills at a time, by VERL's default."""
 CPU_LOGITS = 6
-"""The largest number of copies of the logits on a CPU: those of the model, those without padding, and those of the loss
-and its gradients. A GPU needs fewer, because there is no padding, and the gradient overwrites the logits."""
+"""The largest number of copies of the logits on a CPU: the model's logits, the logits without padding, and the copies
+for the loss and its gradients. A GPU needs fewer, because there is no padding, and the gradient overwrites the logits.
+"""
 CPU_LIBRARIES = GIB // 2
 """Bytes of Python and its imports in a trainer's process on a CPU."""
 CPU_FRAGMENTED = 0.27
-"""On a CPU, the free blocks that glibc keeps during the backward pass, as a share of the activations. It was fitted to
-the models of 11 and 73 million parameters in `benchmarks/train/plan_memory.py`."""
+"""On a CPU, the free blocks that glibc keeps during the backward pass, as a share of the activations. The share was
+fitted to the models of 11 and 73 million parameters in `benchmarks/train/plan_memory.py`."""
 KV_BLOCK = 16
 """Tokens per block of vLLM's KV cache."""
 
 
 class Devices(Protocol):
-    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has them for a run."""
+    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has these properties for a
+    run."""
 
     @property
     def device(self) -> str:
-        """`cuda` or `cpu`."""
+        """The device to train on, `cuda` or `cpu`."""
 
     @property
     def nodes(self) -> int: ...
@@ -60,7 +62,7 @@ class Devices(Protocol):
 
     @property
     def gpu(self) -> str:
-        """One of `GPU_KINDS`."""
+        """The GPU model, one of `GPU_KINDS`."""
 
     @property
     def gradient_checkpointing(self) -> bool: ...
@@ -82,8 +84,8 @@ class Update:
     def lengths(self, longest: int) -> list[float]:
         """Returns a length in tokens for each rollout.
 
-        The lengths are spread evenly from 0 to twice the mean. If `longest` is less than twice the mean, the range is
-        narrower: it ends at `longest` and has the same mean.
+        The lengths are spread evenly from 0 to twice the mean. If `longest` is less than twice the mean, the range of
+        lengths is narrower: the range ends at `longest` and has the same mean.
         """
         high = min(longest, 2 * self.mean_tokens)
         low = 2 * self.mean_tokens - high
@@ -100,17 +102,17 @@ class Memory:
     """The memory of one GPU, or of one rank on a CPU. All values are bytes, except the two counts per engine."""
 
     capacity: int | None
-    """The GPU's memory; None if unknown."""
+    """Bytes of the GPU's memory, or None if the memory is unknown."""
     weights: int
     gradients: int
     optimizer: int
     activations: int
     """The peak of the activations, with a full micro-batch of the update or of log-probabilities, whichever is larger.
-    On a CPU it includes free blocks between them."""
+    On a CPU, the peak includes free blocks between the activations."""
     gathered: int
     """Weights and gradients of the layers that are being computed, gathered from all ranks."""
     process: int
-    """On a CPU: libraries of a process, and weights that are sent to the engine."""
+    """On a CPU, the bytes of a process's libraries, and of the weights that are sent to the engine."""
     update_total: int
     """The peak while the trainer updates, with a full micro-batch."""
     expected_update_total: int
@@ -191,7 +193,7 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
     Args:
         shape: the model's shape.
         recipe: SFT's recipe.
-        sample: tokens of some of the conversations. If it is empty, conversations of full length are expected.
+        sample: tokens of some of the conversations. If the sample is empty, conversations of full length are expected.
     """
     hardware, rows, longest = recipe.hardware, recipe.micro_batch_rows, recipe.max_tokens
     logits = 1 if hardware.device == "cuda" else CPU_LOGITS
@@ -247,7 +249,8 @@ def trainer_memory(
         hardware: the machines.
         tokens: tokens per GPU in a micro-batch of the update.
         logits: number of copies of the micro-batch's logits while the loss is computed.
-        log_prob_tokens: tokens per GPU in a micro-batch that only computes log-probabilities; 0 if there are none.
+        log_prob_tokens: tokens per GPU in a micro-batch that only computes log-probabilities; 0 without such
+            micro-batches.
         sends_weights: whether a process on a CPU also has a copy of the weights to send to the engine.
     """
     ranks = hardware.nodes * hardware.gpus_per_node
@@ -295,7 +298,8 @@ def activation_bytes(
         width: bytes of a value, 2 for bf16. Norms also store values in fp32.
         logits: number of copies of the logits while the loss is computed.
         checkpointing: whether only each layer's input is stored.
-        fragmented: free blocks in the backward pass, as a share of the used memory. There are none before it.
+        fragmented: free blocks in the backward pass, as a share of the used memory. The forward pass leaves no free
+            blocks.
     """
     inputs = width * shape.layers * shape.hidden
     ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim

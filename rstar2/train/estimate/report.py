@@ -38,7 +38,7 @@ from rstar2.train.recipe import SftRecipe, StageRecipe
 
 LONG_FILTER_HOURS = 6.0
 LONG_RUN_HOURS = 14 * 24.0
-"""The user is warned about a longer run. It is twice the time of the paper's run."""
+"""The user is warned about a run of more hours. The limit is twice the time of the paper's run."""
 FEWEST_PROMPTS = 16
 """The lowest number of problems per step that a warning suggests."""
 MOST_NODES = 64
@@ -55,7 +55,7 @@ class StageEstimate:
     disk: Disk
     checkpoint: Saving
     longest_silence: SilentParts
-    """Durations to compare with `hardware.hung_after_s`."""
+    """Seconds of the stage's silent parts, to compare with `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
     """Hours to sample the training problems before the stage; 0 if the stage uses all problems."""
@@ -77,7 +77,7 @@ class RunEstimate:
 
     @property
     def largest(self) -> int:
-        """The number of the stage with the most tokens per step; the last one if several have the same."""
+        """The number of the stage with the most tokens per step; the last such stage if several are equal."""
         return max(self.stages, key=lambda number: (self.stages[number].step.most_tokens, number))
 
     @property
@@ -115,7 +115,8 @@ class RunEstimate:
     def record(self) -> dict[str, Any]:
         """Returns the estimate for JSON, in bytes and seconds.
 
-        Its memory, step and judge are those of the largest stage. `stages` has those of every stage.
+        The record's memory, step and judge are those of the largest stage. The record's `stages` has the values of
+        every stage.
         """
         largest = self.stages[self.largest]
         stages = {f"stage{number}": asdict(stage) for number, stage in self.stages.items()}
@@ -155,10 +156,10 @@ def estimate_run(
     Args:
         shape: the model's shape.
         recipes: the stages' recipes by number.
-        judge_workers: number of the judge's workers; None if unknown.
-        machine_memory: bytes of memory that all ranks on a CPU share; None if unknown.
-        rates: tokens per second that the user states; None to calculate them.
-        assumptions: assumptions about rollouts; None for those from the paper.
+        judge_workers: number of the judge's workers, or None if the number is unknown.
+        machine_memory: bytes of memory that all ranks on a CPU share, or None if this memory is unknown.
+        rates: tokens per second that the user states, or None if the rates are to be calculated.
+        assumptions: assumptions about rollouts, or None for the assumptions from the paper.
     """
     assumptions, rates = assumptions or Assumptions(), rates or Rates()
     stages = {}
@@ -309,7 +310,8 @@ def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> S
 
 
 def sft_disk(shape: ModelShape, recipe: SftRecipe) -> Disk:
-    """Estimates the disk space of SFT's checkpoints and models. Those of the best step stay beside the last ones."""
+    """Estimates the disk space of SFT's checkpoints and models. The files of the best step stay beside the files of the
+    last steps."""
     by = recipe.chosen_by
     return stage_disk(shape, SFT_KEEP + (by == "validation"), models=1 + bool(recipe.held_out.data))
 

@@ -1,8 +1,8 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-The seconds follow from tokens per second, if the user states them. Otherwise they follow from the GPU's published
-speed, multiplied by shares. The shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps)
-is the week that it took.
+The seconds follow from tokens per second, if the user states them. If the user states none, the seconds follow from the
+GPU's published speed, multiplied by shares. The shares were chosen so that the estimate for the paper's run (14B, 64
+MI300X, 510 steps) is the week that the paper's run took.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ class Assumptions:
     """Values that are not known before a run. `rstar2.train.estimate.measured` takes some of them from another run."""
 
     mean_tokens: float | None = None
-    """Tokens of an average rollout after its prompt; None to calculate them with `mean_token_share`."""
+    """Tokens of an average rollout after its prompt. If None, they are calculated with `mean_token_share`."""
     tokens_of_largest_step: float | None = None
-    """Tokens of an average rollout in the step that trains on the most tokens, which needs the most memory. None: the
-    same as in other steps."""
+    """Tokens of an average rollout in the step that trains on the most tokens, which needs the most memory. If None,
+    the average is the same as in other steps."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
-    """The share of groups in that step that give a gradient, and are therefore trained on. If the recipe replaces
-    groups without a gradient, it trains on one group per problem."""
+    """The share of groups that give a gradient, and are therefore trained on. If the recipe replaces groups without a
+    gradient, the step trains on one group per problem."""
     calls_per_rollout: float = 2.75
-    """Tool calls per rollout. The paper has 45,000 in a step of 16,384 rollouts."""
+    """Mean number of tool calls per rollout. The paper has 45,000 tool calls in a step of 16,384 rollouts."""
     made_share: float = 1.0
-    """The share of a full group's rollouts that are made if groups are rolled out in rounds. 1 is the maximum."""
+    """The share of a full group's rollouts that are made if groups are rolled out in rounds. A share of 1 is the
+    maximum."""
     failed_calls_per_rollout: float | None = None
-    """Failed calls per rollout, from which the number of recoveries (`recover`) follows. None: as many recoveries as
-    the recipe allows."""
+    """Failed calls per rollout, from which the number of recoveries (`recover`) follows. If None, a step has as many
+    recoveries as the recipe allows."""
     recovery_tokens: float | None = None
-    """Tokens of a recovery after the turns that it begins with. None: half the tokens of an average rollout, as if
-    failed calls were in its middle."""
+    """Tokens of a recovery after the turns that it begins with. If None, a recovery has half the tokens of an average
+    rollout, as if failed calls were in its middle."""
     program_s: float = 0.3
-    """Core seconds of a tool call. It is the paper's mean time from a call to its answer."""
+    """Core seconds of a tool call. The default is the paper's mean time from a call to its answer."""
     mean_token_share: float = 0.5
-    """A rollout's mean length as a share of its token budget. In the paper it is 4K of 8K at the end of stage 1, and 8K
-    of 12K at the end of stage 3."""
+    """A rollout's mean length as a share of its token budget. In the paper, the mean length is 4K of 8K tokens at the
+    end of stage 1, and 8K of 12K tokens at the end of stage 3."""
     problems: int = 42_000
-    """Number of training problems, for the filter before stage 3. It is the paper's number."""
+    """Number of training problems, for the filter before stage 3. The default is the paper's number of problems."""
     peak_of_calls: float = 2.0
     """The peak of the calls per second, as a multiple of their mean."""
     memory_speed_share: float = 0.4
@@ -63,11 +64,13 @@ class Assumptions:
     compute_share: float = 0.2
     """The share of a GPU's operations per second that is reached while it updates."""
     busy_share: float = 0.5
-    """The share of the rollouts' time in which the engines are full. Later only the longest rollouts still run."""
+    """The share of the rollouts' time in which the engines are full. After this time, only the longest rollouts still
+    run."""
     disk_bytes_per_s: float = 1e9
     """Speed at which all ranks together write and read the run's folder."""
     between_steps_s: float = 20.0
-    """Seconds of a step for other work: weights to the engines, the queue, advantages. On a CPU it is always 3 s."""
+    """Seconds of a step for other work: weights to the engines, the queue, advantages. On a CPU, other work always
+    takes 3 s."""
 
     def rollout_tokens(self, rollout: RolloutSettings) -> float:
         """Returns the tokens of an average rollout after its prompt."""
@@ -79,7 +82,7 @@ class Assumptions:
         return min(self.mean_prompt_tokens, rollout.prompt_tokens)
 
     def times_rolled_out(self, recipe: StageRecipe) -> float:
-        """Returns the number of groups per problem of a step. It is above 1 if groups are replaced."""
+        """Returns the number of groups per problem of a step. The number is above 1 if groups are replaced."""
         return 1 / max(self.trained_groups, 1 / (1 + recipe.groups.refill_batches))
 
     def made_rollouts(self, recipe: StageRecipe) -> int:
@@ -132,15 +135,15 @@ class Assumptions:
 
 
 MOST_TPS = 1e9
-"""Limit for stated tokens per second of one GPU. The fastest GPUs reach less than a thousandth of it."""
+"""Limit for stated tokens per second of one GPU. The fastest GPUs reach less than a thousandth of this limit."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second of one GPU that the user states. None: they are calculated.
+    """Tokens per second of one GPU that the user states. A rate of None is calculated from the GPU's speed.
 
     Raises:
-        UserError: a value is not above 0 and at most `MOST_TPS`.
+        UserError: a rate is not above 0 and at most `MOST_TPS`.
     """
 
     generate: float | None = None
@@ -160,16 +163,16 @@ class Step:
     """The estimate of one training step."""
 
     rollouts: int
-    """Number of rollouts, including those of replaced groups, without `recoveries`. With `groups.round` it is the
-    maximum, unless another run shows which share of them rounds make."""
+    """Number of rollouts, including those of replaced groups, without `recoveries`. With `groups.round`, the number is
+    the maximum, unless another run shows which share of these rollouts rounds make."""
     recoveries: int
-    """Number of recoveries (`recover`). It is the maximum, unless another run shows how many calls fail."""
+    """Number of recoveries (`recover`). The number is the maximum, unless another run shows how many calls fail."""
     kept_rollouts: int
     """The largest number of rollouts that are trained on, including recoveries. Groups without a signal are dropped."""
     tokens: int
     """Tokens of all rollouts and recoveries at their mean length, including tool output."""
     most_tokens: int
-    """Tokens if every rollout used its whole budget."""
+    """Number of tokens in the step if every rollout used its whole token budget."""
     updated_tokens: int
     """Tokens of the rollouts that are trained on, with their prompts."""
     tool_calls: int
@@ -192,31 +195,31 @@ class Judge:
     calls_per_s: float
     """Mean number of calls per second while rollouts run."""
     program_s: float
-    """Core seconds of a call."""
+    """Core seconds that the judge needs for one call."""
     cores: int
     """Number of cores with which calls do not wait long even at the peak."""
     in_flight: int
     """Number of rollouts that may wait for the judge at the same time."""
     workers: int | None = None
-    """Number of the judge's workers; None if unknown."""
+    """Number of the judge's workers, or None if the number is unknown."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes in the run's folder."""
+    """Bytes that a stage or SFT needs in the run's folder."""
 
     checkpoint: int
     """Bytes of a checkpoint: weights and AdamW's moments in fp32."""
     kept_checkpoints: int
     """Number of checkpoints that stay on the disk."""
     model: int
-    """Bytes of a model in fp32. A stage makes one at its end, and one every `checkpoint.export_every` steps."""
+    """Bytes of a model in fp32. A stage makes one model at its end, and one every `checkpoint.export_every` steps."""
     filter: int
     """Bytes that the filter before the stage writes."""
     queue: int
-    """Bytes of the rollouts in each checkpoint. Only asynchronous modes have them."""
+    """Bytes of the rollouts in each checkpoint. Only asynchronous modes store rollouts in checkpoints."""
     total: int
-    """Bytes of all, with one more checkpoint while it is written."""
+    """Bytes of all these files, with one more checkpoint while that checkpoint is written."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +229,9 @@ class Saving:
     steps_between: int
     """Number of steps from one checkpoint to the next."""
     step_s: float
-    """Seconds of a step."""
+    """Seconds that one training step takes."""
     save_s: float
-    """Seconds to save a checkpoint."""
+    """Seconds that the trainer needs to save a checkpoint."""
     lost_s: float
     """The most seconds of work that a kill can lose: all steps since the last checkpoint, and an unfinished save."""
     signal_before_s: float
@@ -308,7 +311,8 @@ def update_flop(
 def _token_s(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, assumptions: Assumptions
 ) -> tuple[float, float]:
-    """Returns the seconds in which an engine generates one token for each running rollout, and the number of these.
+    """Returns the seconds in which an engine generates one token for each running rollout, and the number of running
+    rollouts.
 
     The time is that of reading the weights and the KV cache of all rollouts, or that of computing, whichever is longer.
     """
@@ -361,10 +365,10 @@ def saving(
 
     Args:
         every: steps after which a checkpoint is saved.
-        every_minutes: minutes after which a checkpoint is saved, if they end earlier.
+        every_minutes: minutes after which a checkpoint is saved, if these minutes end before `every` steps.
         step_s: seconds of a step.
         checkpoint: bytes of a checkpoint.
-        assumptions: they have the speed of the disk.
+        assumptions: the assumptions, which include the speed of the disk.
     """
     save_s = checkpoint / assumptions.disk_bytes_per_s
     between = min(every, max(1, math.ceil(60 * every_minutes / step_s)))
@@ -378,7 +382,7 @@ def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, assumpt
         shape: the model's shape.
         recipe: SFT's recipe.
         mean_tokens: tokens of an average conversation.
-        assumptions: they have the share of the GPU's speed.
+        assumptions: the assumptions, which include the share of the GPU's speed.
     """
     hardware = recipe.hardware
     flop = update_flop(shape, mean_tokens / 2, hardware.gradient_checkpointing, log_probs=False)

@@ -1,4 +1,4 @@
-"""Starts the engines of the filter: in this process on a CPU, otherwise vLLM servers on all GPUs.
+"""Starts the engines of the filter: in this process on a CPU, on GPUs as vLLM servers, which use all GPUs.
 
 The servers are started through Ray, on the cluster at RAY_ADDRESS or on this machine.
 """
@@ -28,7 +28,7 @@ from rstar2.train.command import worker_environment
 from rstar2.train.recipe import Hardware
 
 CPU_BATCH = 128
-"""Rollouts that an engine on a CPU generates at the same time."""
+"""Number of rollouts that an engine on a CPU generates at the same time."""
 READY_S = 2400.0
 """Limit for the seconds in which Ray places the servers and they load the policy."""
 _POLL_S = 0.5
@@ -70,14 +70,14 @@ def running_servers(
     """A context with running servers; its value is their URLs.
 
     Args:
-        command: the command of a server. `--host` and `--port` are added to it.
+        command: the command of a server. `--host` and `--port` are added to the command.
         environment: environment variables of the servers.
         count: number of servers.
         gpus: number of GPUs of each server.
         logs: folder for the servers' logs.
 
     Raises:
-        Failure: a server does not start. The error has the end of its log.
+        Failure: a server does not start. The error contains the end of the server's log.
     """
     logs = logs.absolute()
     log, ready = logs / "filter_servers.log", logs / "filter_servers.json"

@@ -1,4 +1,4 @@
-"""The progress of the filter before a stage, from the files in its folder. `rstar2 watch` reads them repeatedly."""
+"""The progress of the filter before a stage, from the files in its folder. `rstar2 watch` polls these files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class SamplesDone:
     """The progress of a filter that has not finished."""
 
     done: int
-    """Number of samples with a verdict. An error is not a verdict, because the sample is repeated."""
+    """Number of samples with a verdict. An `error` is not a verdict, because the sample is repeated."""
     wanted: int
-    """Number of all samples."""
+    """Number of all samples that the filter needs."""
 
 
 def samples_done(folder: Path) -> SamplesDone | None:
-    """Returns the progress of the filter in a folder, or None if there is no filter or it has finished."""
+    """Returns the progress of the filter in a folder, or None if the folder has no unfinished filter."""
     if (folder / CARD).exists():
         return None
     try:
@@ -34,7 +34,7 @@ def samples_done(folder: Path) -> SamplesDone | None:
 
 
 def verdicts_written(folder: Path) -> int:
-    """Returns the number of samples with a verdict in a filter's folder. An error is not a verdict."""
+    """Returns the number of samples with a verdict in a filter's folder. An `error` is not a verdict."""
     verdicts = b""
     with contextlib.suppress(FileNotFoundError):
         verdicts = (folder / VERDICTS).read_bytes()

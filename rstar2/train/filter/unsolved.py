@@ -1,6 +1,7 @@
 """Leaves out the problems that a policy solves every time.
 
-This is decided by new samples, by verdicts or traces of an earlier run, or by the outcomes of the stage before.
+Whether a problem is always solved is decided by new samples, by verdicts or traces of an earlier run, or by the
+outcomes of the stage before.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved
 _GRADERS = 4
 """Number of grader processes if the engines run on GPUs."""
 MAX_ERROR_SHARE = 0.05
-"""The largest share of samples with an error. A problem with an error remains, as if it had been wrong."""
+"""The largest share of samples with an error. A problem whose sample ended in an error remains, as if the sample had
+been wrong."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class StageFilter:
     model: Path
     """The policy that the stage starts from."""
     rows: Rows
-    """The training problems."""
+    """The rows of the training problems before the filter."""
     recipe: StageRecipe
     judge: JudgeAddress
     out: Path
@@ -74,8 +76,9 @@ class StageFilter:
 def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Rows:
     """Samples every problem `recipe.drop_solved` times, and returns those that were not solved every time.
 
-    The policy is the one that the stage starts from. `rstar2.train.sampling.drop_solved` has the exact rule. Verdicts,
-    remaining problems and card are written to `stage.out`. A call after a kill continues there.
+    The sampled policy is the one that the stage starts from. `rstar2.train.sampling.drop_solved` has the exact rule.
+    Verdicts, remaining problems and card are written to `stage.out`. A call after a kill continues with the verdicts in
+    that folder.
 
     Raises:
         UserError: vLLM is not installed, or the folder has verdicts of other settings.
@@ -111,7 +114,7 @@ def unsolved_by_outcomes(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
     correct. The probability follows from the posterior of its pass rate (`rstar2.train.outcomes.Problems.belief`).
 
     Raises:
-        UserError: see `outcomes_before`.
+        UserError: the outcomes cannot be used, see `outcomes_before`.
     """
     problems = outcomes_before(model, recipe).problems([row["extra_info"]["id"] for row in rows], 0, 0)
     belief = problems.belief(recipe.curriculum.discount)
@@ -122,7 +125,7 @@ def outcomes_before(model: Path, recipe: StageRecipe) -> OutcomeReader:
     """Returns the outcomes of the stage that made a model.
 
     Raises:
-        UserError: there are no outcomes, or they are of another reward than the recipe's.
+        UserError: the stage has no outcomes, or its outcomes are of another reward than the recipe's.
     """
     before = outcomes_of(model)
     hint = 'Set solved_by = "samples", which samples the problems with the model.'
@@ -145,7 +148,7 @@ def check_solved_file(path: Path, rows: Rows, recipe: StageRecipe) -> None:
     """Checks that a file decides about every problem.
 
     Raises:
-        UserError: a problem has too few samples in the file, or `solved_file` raises it.
+        UserError: a problem has too few samples in the file, or `solved_file` raises UserError.
     """
     file = solved_file(path, recipe)
     samples: Counter[str] = Counter()
@@ -166,11 +169,11 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
 
     Args:
         path: the file, or a folder that contains it.
-        recipe: the recipe of the stage that leaves out solved problems; None if no stage does.
+        recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves any out.
 
     Raises:
-        UserError: there is no such file or several, the verdicts are of another reward than the recipe's, or `recipe`
-            is None.
+        UserError: the folder has no such file or several, the verdicts are of another reward than the recipe's, or
+            `recipe` is None.
     """
     if recipe is None:
         raise UserError(
@@ -218,7 +221,7 @@ class PolicyMethod(AgentMethod):
         self._reward = reward
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Returns the trace with its verdict. It is `error` if the judge lost a call or the grader failed."""
+        """Returns the trace with its verdict. The verdict is `error` if the judge lost a call or the grader failed."""
         if trace.lost_calls:
             return trace.model_copy(update={"verdict": "error"})
         verdict = await self.verdict(trace, problem, text_to_grade(trace, self._reward))
@@ -231,7 +234,7 @@ def filter_part(
 ) -> Part:
     """Returns the filter's part of a run of `rstar2.eval.run`.
 
-    Verdicts are saved, including errors. With `keep_traces`, traces are saved too.
+    The verdicts of all samples are saved, including errors. With `keep_traces`, traces are saved too.
     """
     record = replace(VERDICTS, errors=True, results=False, beside=TRACES if keep_traces else None)
     return Part(problems, out, method, record=record, identity=identity)

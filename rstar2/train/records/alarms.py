@@ -1,8 +1,8 @@
 """Alarms: signs in a stage's metrics that training begins to collapse, or that rollouts are missing.
 
 The paper's training collapsed after its last step, whatever the authors changed (arXiv 2508.20722). An early warning is
-therefore useful. The paper gives no thresholds; these are ours. docs/results/alarms.md says how many collapses of
-short runs each alarm predicted (`benchmarks/train/alarms.py`).
+therefore useful. The paper gives no thresholds for alarms; the thresholds here are ours. docs/results/alarms.md says
+how many collapses of short runs each alarm predicted (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
@@ -36,45 +36,46 @@ _FINITE_METRICS = {
 
 
 class AlarmSettings(Strict):
-    """The thresholds of the alarms that warn of a collapse. An alarm does not stop training. It is reported in the
-    terminal, by `rstar2 watch` and on the report page. The comparisons use means over `window` steps."""
+    """The thresholds of the alarms that warn of a collapse. An alarm does not stop training. Each alarm is reported in
+    the terminal, by `rstar2 watch` and on the report page. The comparisons use means over `window` steps."""
 
     window: int = Field(5, ge=1)
     """Number of steps over which each metric is averaged. Entropy and tool calls are compared with the first window of
     the stage."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
-    """Report an alarm if entropy has fallen by more than this share since the stage's first window. 0.7 means: it is
-    below 30 % of its first value. The policy then writes almost the same every time."""
+    """Report an alarm if entropy has fallen by more than this share since the stage's first window. A value of 0.7
+    means: entropy is below 30 % of its first value. At such a low entropy the policy writes almost the same every time.
+    """
     entropy_rise: float = Field(2.0, gt=0)
-    """Report an alarm if entropy has risen by more than this share since the stage's first window. 2 means: it is above
-    3 times its first value. The policy then writes noise."""
+    """Report an alarm if entropy has risen by more than this share since the stage's first window. A value of 2 means:
+    entropy is above 3 times its first value. At such a high entropy the policy writes noise."""
     length_change: float = Field(2.0, gt=1)
     """Report an alarm if the mean length of rollouts has grown or shrunk by this factor within `length_over` steps."""
     length_over: int = Field(20, ge=1)
     """Number of steps over which `length_change` is measured."""
     truncated: float = Field(0.2, gt=0, le=1)
-    """Report an alarm if at least this share of the rollouts ended at the token budget. In stage 1 of the paper it was
-    10 % at times."""
+    """Report an alarm if at least this share of the rollouts ended at the token budget. In stage 1 of the paper, 10 %
+    of the rollouts were truncated at times."""
     undecided: float = Field(0.01, gt=0, le=1)
-    """Report an alarm if the grader could not decide more than this share of the answers. Such answers earn no reward.
-    Causes: the model writes answers that take the grader too much work or cause an error in it, or the grader's
-    processes are killed."""
+    """Report an alarm if the grader could not decide more than this share of the answers. Answers that the grader could
+    not decide earn no reward. Causes are that the model writes answers that take the grader too much work or cause an
+    error in it, or the grader's processes are killed."""
     reward_fall: float = Field(0.15, gt=0, le=1)
-    """Report an alarm if the pass rate is this much below the stage's highest. 0.15 means: 15 percentage points. The
-    pass rate covers the rollouts with a verdict, before selection."""
+    """Report an alarm if the pass rate is this much below the stage's highest. A value of 0.15 means 15 percentage
+    points. The pass rate covers the rollouts with a verdict, before selection."""
     information_fall: float = Field(0.2, gt=0, le=1)
-    """Report an alarm if the metric `rstar2/information` has fallen by this share from the stage's highest. It
-    estimates how much the text of rollouts depends on their problem (`rstar2.train.information`). At 0, the policy
-    writes the same text for every problem."""
+    """Report an alarm if the metric `rstar2/information` has fallen by this share from the stage's highest. The metric
+    estimates how much the text of rollouts depends on their problem (`rstar2.train.information`). When the metric is 0,
+    the policy writes the same text for every problem."""
     calls_change: float = Field(1.5, gt=1)
     """Report an alarm if the number of tool calls per rollout has grown or shrunk by this factor since the stage's
-    first window. The policy then stops using the tool, or calls it too often."""
+    first window. A policy with this sign stops using the tool, or calls the tool too often."""
     unsolved_rise: float = Field(0.1, gt=0, le=1)
-    """Report an alarm if the share of problems that no rollout solves is this much above the stage's lowest. 0.1 means:
-    10 percentage points."""
+    """Report an alarm if the share of problems that no rollout solves is this much above the stage's lowest. A value of
+    0.1 means 10 percentage points."""
     mismatch: float = Field(0.05, gt=0)
     """Report an alarm if the probabilities of the engine and of the trainer diverge by at least this many nats per
-    token. The rollouts then come from another policy than the one that is trained."""
+    token. If the probabilities diverge, the rollouts come from another policy than the one that is trained."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,10 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """The name of the sign. For a collapse: entropy, length, truncation, reward, information, calls, unsolved or
-    mismatch. For a value that is not a number: nan_entropy, nan_length, nan_reward or nan_gradient. For rollouts and
-    answers that do not count: undecided, failed, lost, discarded or held_out."""
+    """The name of the sign of collapse or of missing rollouts. The names for a collapse are entropy, length,
+    truncation, reward, information, calls, unsolved or mismatch. The names for a value that is not a number are
+    nan_entropy, nan_length, nan_reward or nan_gradient. The names for rollouts and answers that do not count are
+    undecided, failed, lost, discarded or held_out."""
     text: str
     """The message, with the values and the key of the threshold."""
 
@@ -173,7 +175,7 @@ def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]
 def _not_numbers(step: Metrics) -> list[Alarm]:
     """Returns an alarm for each metric that is NaN or infinite.
 
-    The thresholds do not cover this, because every comparison with NaN is false.
+    The thresholds do not raise an alarm for NaN, because every comparison with NaN is false.
     """
     return [
         Alarm(f"nan_{word}", f"{name} is not a number (NaN or infinite)")
@@ -183,7 +185,7 @@ def _not_numbers(step: Metrics) -> list[Alarm]:
 
 
 def _without_verdict(step: Metrics) -> Iterator[Alarm]:
-    """Yields alarms for rollouts without a verdict. A healthy run has none."""
+    """Yields alarms for rollouts without a verdict. In a healthy run, every rollout has a verdict."""
     rollouts, failed = step.get("rstar2/rollouts", 0), step.get("rstar2/failed_rollouts", 0)
     if failed:
         kinds = ((kind, step.get(f"rstar2/failed_rollouts/{kind}", 0)) for kind in get_args(FailureKind))
@@ -220,7 +222,7 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
 def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Alarm]:
     """Yields an alarm if the grader could not decide too many answers of the last `window` steps.
 
-    Until there are `window` steps, it covers all steps so far.
+    While a stage has fewer than `window` steps, the share covers all of its steps so far.
     """
     last = [step for step in steps[-settings.window :] if "rstar2/undecided" in step]
     share = sum(step["rstar2/undecided"] for step in last) / len(last) if last else 0.0

@@ -8,14 +8,16 @@ STAGE/finished-rollouts/
     reusable.rollouts     rollouts of earlier starts of the trainer that may be reused
 ```
 
-A failed rollout runs again. If more than `MAX_FAILED_SHARE` of a step's rollouts failed, none is reused, because long
-rollouts fail most often.
+When a run is resumed, its failed rollouts run again. If more than `MAX_FAILED_SHARE` of a step's rollouts failed, no
+rollout of the step is reused, because long rollouts fail most often.
 
 A rollout is reused only if every rollout that began before it has also ended. A kill mostly interrupts long rollouts.
-They run again, and may then have any length. If all finished rollouts were reused, a killed step would train on
-rollouts that are too short. With this rule, the length of a rollout does not decide whether it runs again.
+The interrupted rollouts run again, and may have any length in the second run. If all finished rollouts were reused, a
+killed step would train on rollouts that are too short. Because a rollout is reused only after all earlier ones have
+ended, the length of a rollout does not decide whether it runs again.
 
-A record in a file is `_HEAD`, then a key as JSON. A finished rollout has a body after it: JSON and three arrays.
+A record in a file is `_HEAD`, then a key as JSON. In the record of a finished rollout, a body of JSON and three arrays
+follows the key.
 """
 
 from __future__ import annotations
@@ -51,11 +53,12 @@ REUSABLE = "reusable.rollouts"
 _IGNORED_KEYS = (
     "format", "judge_url", "judge_token", "judge_wait_s", "traces", "trace_share", "may_end_unfinished"
 )  # fmt: skip
-"""Keys of agent_loop.yaml that do not change rollouts. `format` is a path; the digest of the file itself counts."""
+"""Keys of agent_loop.yaml that do not change rollouts. The key `format` is a path, which may change; the digest of the
+format file itself must not."""
 _HEAD = struct.Struct("<cIII")
 """The kind of record, the bytes of the key, the bytes of the body, and the CRC-32 of key and body."""
 MAX_FAILED_SHARE = 0.01
-"""The largest share of failed rollouts in a step with which the others are reused."""
+"""The largest share of failed rollouts in a step with which the step's other rollouts are reused."""
 _BEGUN, _FINISHED, _FAILED = b"B", b"F", b"X"
 _COUNTS = struct.Struct("<IIII")
 """The head of a body: bytes of the JSON, tokens of the prompt, tokens of the response, and 1 if there are
@@ -76,7 +79,7 @@ class SavedRollout:
     response_mask: list[int]
     logprobs: list[float] | None
     fields: dict[str, Any]
-    """All other data, as JSON values."""
+    """All data of the rollout other than its tokens, mask and log-probabilities, as JSON values."""
 
     def to_bytes(self) -> bytes:
         fields = json.dumps(self.fields).encode()
@@ -109,7 +112,7 @@ class RolloutStore:
 
     One process chooses the folder of a step for all workers, with `folder_or_none`. If each worker looked at the last
     checkpoint itself, it could see an old state on a network file system, and save nothing. The rule for reuse would
-    then miss its long rollouts.
+    then miss the long rollouts of this worker.
     """
 
     def __init__(self) -> None:
@@ -119,7 +122,8 @@ class RolloutStore:
         self._reusable: dict[Key, tuple[int, int]] = {}
 
     def take(self, step: int, key: Key) -> SavedRollout | None:
-        """Returns a rollout that an earlier start of the trainer finished, or None. Each rollout is returned once."""
+        """Returns a rollout that an earlier start of the trainer finished, or None. A saved rollout is returned only
+        once."""
         if step != self._step:
             return None
         place = self._reusable.pop(key, None)
@@ -138,7 +142,7 @@ class RolloutStore:
         self._append(step, _BEGUN, key)
 
     def finished(self, step: int, key: Key, rollout: SavedRollout) -> None:
-        """Saves a finished rollout."""
+        """Saves a rollout that has finished and is graded."""
         self._append(step, _FINISHED, key, rollout.to_bytes())
 
     def failed(self, step: int, key: Key) -> None:
@@ -165,7 +169,7 @@ class RolloutStore:
 
         Args:
             step: the step's number.
-            folder: the folder for its rollouts; None to save nothing.
+            folder: the folder for the step's rollouts, or None if the step's rollouts are not saved.
         """
         if self._step is not None and step <= self._step:
             return
@@ -181,7 +185,8 @@ class RolloutStore:
 
 
 def folder_or_none(stage: Path, step: int, model: str) -> Path | None:
-    """Returns `step_folder`. An error becomes a warning and None, because training can continue without the folder."""
+    """Returns the result of `step_folder`. An error becomes a warning and None, because training can continue without
+    the folder."""
     try:
         return step_folder(stage, step, model)
     except (OSError, UserError) as error:
@@ -211,9 +216,9 @@ def step_folder(stage: Path, step: int, model: str) -> Path | None:
 
 
 def prepare(stage: Path, model: str) -> int:
-    """Prepares the folder before a trainer starts, and returns the number of rollouts that may be reused.
+    """Prepares a stage's folder before a trainer starts, and returns the number of rollouts that may be reused.
 
-    It removes the rollouts of other steps, weights and settings.
+    Saved rollouts of other steps, weights and settings are removed.
     """
     write_json(stage / FOLDER / SETTINGS_FILE, _settings(stage))
     step = (saved_step(stage / "checkpoints") or 0) + 1
@@ -232,7 +237,7 @@ def remove_up_to(stage: Path, step: int) -> None:
 
 
 def forget(stage: Path) -> None:
-    """Removes the saved rollouts of a stage, and stops saving."""
+    """Removes the saved rollouts of a stage, and stops saving rollouts."""
     shutil.rmtree(stage / FOLDER, ignore_errors=True)
 
 
@@ -251,7 +256,7 @@ class _Record:
     kind: bytes
     key: Key
     at_s: float
-    """The time when it was written, in seconds since the epoch."""
+    """The time when the record was written, in seconds since the epoch."""
     start: int
     body_at: int
     body_bytes: int
@@ -291,7 +296,8 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
 
 
 def _gather(folder: Path) -> int:
-    """Moves the reusable rollouts of a step into one file, and returns their number. The workers' files are removed."""
+    """Moves the reusable rollouts of a step into one file, and returns their number. The files of the workers are
+    removed after that."""
     begun: dict[Key, float] = {}
     failed: set[Key] = set()
     finished: dict[Key, tuple[Path, _Record]] = {}

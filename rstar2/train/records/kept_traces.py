@@ -30,8 +30,8 @@ from rstar2.train.group import Rollout
 def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
     """Whether a rollout's trace is sent to the sampler, which may then save it.
 
-    This is so with probability `share`, and always if the rollout lost a call or the grader could not decide its
-    answer. It is never so if `share` is 0.
+    A trace is sent with probability `share`, and always if the rollout lost a call or the grader could not decide its
+    answer. If `share` is 0, no trace is sent.
     """
     if share <= 0:
         return False
@@ -44,7 +44,7 @@ def choose(
 ) -> list[int]:
     """Chooses the rollouts of a step whose traces are saved.
 
-    It draws `count` rollouts, and adds all that lost a call or whose answer the grader could not decide.
+    `count` rollouts are drawn, and all rollouts that lost a call or whose answer the grader could not decide are added.
 
     Args:
         rollouts: the step's rollouts.

@@ -7,8 +7,8 @@ STAGE/outcomes.jsonl
 ```
 
 The sampler of VERL's trainer appends a line for each step that is trained on. When the trainer starts, lines of steps
-after the last checkpoint are removed, because these steps run again. Outcomes of the stage before have step numbers of
-0 and below. A stage that began with an earlier version has no such file. It gets one when it is resumed.
+after the last checkpoint are removed, because the removed steps run again. Outcomes of the stage before have step
+numbers of 0 and below. A stage that began with an earlier version has no outcomes.jsonl until the stage is resumed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Counts = dict[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class StepOutcomes:
-    """The outcomes of one step."""
+    """The outcomes of the problems that one training step used."""
 
     step: int
     counts: Counts
@@ -59,7 +59,7 @@ class OutcomeReader:
         self._path = stage / OUTCOMES_FILE
         self._position = 0
         self.header: dict[str, Any] = {}
-        """The first line of the file; empty until it has been read."""
+        """The first line of the file; empty until this line has been read."""
         self.steps: list[StepOutcomes] = []
 
     def read(self) -> bool:
@@ -87,10 +87,10 @@ class OutcomeReader:
         return max((each.step for each in self.steps), default=0) + 1
 
     def problems(self, ids: Sequence[str], steps: int, rollouts: int) -> Problems:
-        """Returns these problems with their outcomes.
+        """Returns the problems `ids` with their outcomes.
 
         Args:
-            ids: the problems' ids. Outcomes of other problems are left out.
+            ids: the ids of the problems to return. Outcomes of other problems are left out.
             steps: number of steps of the stage.
             rollouts: number of rollouts per problem in a step.
         """
@@ -123,11 +123,11 @@ class OutcomeRecorder:
         """Appends the outcomes of a step's rollouts. Rollouts without a verdict are left out.
 
         Returns:
-            The metrics `rstar2/problems/…`.
+            The step's metrics, whose names begin with `rstar2/problems/`.
 
         Raises:
-            OSError: the file cannot be written. Training cannot continue then, because a resumed run would choose other
-                problems.
+            OSError: the file of outcomes cannot be written. Without the outcomes training cannot continue, because a
+                resumed run would choose other problems.
         """
         counts = counted(rollouts)
         self._reader.read()
@@ -170,8 +170,8 @@ def counted(rollouts: Sequence[Rollout]) -> Counts:
 def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str, float]:
     """Compares the pass rates of a step's problems with those expected from earlier outcomes.
 
-    Problems without earlier outcomes do not count. The correlation is left out if it is undefined: if there are fewer
-    than two problems, or if all values are equal.
+    Problems without earlier outcomes are left out of the comparison. The correlation is left out if it is undefined: if
+    there are fewer than two problems, or if all values are equal.
     """
     expected = dict(zip(ids, belief.mean.tolist(), strict=True))
     pairs = [
@@ -187,9 +187,11 @@ def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str,
 
 
 def begin(stage: Path, ids: Collection[str], reward: str, model: Path) -> None:
-    """Creates the file of a stage, unless it exists. It begins with the outcomes of the stage that made the model.
+    """Creates the file of a stage, unless the file exists. The new file begins with the outcomes of the stage that made
+    the model.
 
-    Outcomes are left out if they are of another reward, or of problems that this stage does not have.
+    Outcomes of the earlier stage are left out if they are of another reward, or of problems that this stage does not
+    have.
 
     Args:
         stage: the stage's folder.

@@ -22,20 +22,21 @@ class Panel:
     """A short title for a narrow terminal."""
     title: str
     y: str
-    """The label of the axis."""
+    """The label of the panel's vertical axis."""
     unit: Unit
     lines: tuple[tuple[str, str], ...]
     """For each curve its column and its label."""
     usual: str = ""
     """The usual range of the values, and its source."""
     measure: str = ""
-    """What the values are, in a few words before them in `rstar2 watch`. Empty if the labels say it."""
+    """What the values are, in a few words before the values in `rstar2 watch`; empty if the labels say what they are.
+    """
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
         """Returns the label and the points (step, value) of each curve.
 
-        A curve is left out if all its values are 0, except the first curve. Values that are missing, NaN or infinite
-        have no point.
+        A curve is left out if all its values are 0, except the first curve. A value that is missing, NaN or infinite
+        has no point on the curve.
         """
         curves = []
         for place, (column, label) in enumerate(self.lines):

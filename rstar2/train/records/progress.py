@@ -1,9 +1,10 @@
 """The progress of the current step, in two small files that the trainer's processes replace while they work.
 
-`rollouts.json` has the number of finished rollouts. The sampler writes it. `alive.json` has the activity of the
-trainer's first rank, such as "update, 37 of 120 micro-batches". `rstar2.train.verl.activity` writes it.
+`rollouts.json` has the number of finished rollouts, and is written by the sampler. `alive.json` has the activity of the
+trainer's first rank, such as "update, 37 of 120 micro-batches", and is written by `rstar2.train.verl.activity`.
 
-For `rstar2.train.launch`, a change of either file is a sign of life. `rstar2 watch` shows the newer one.
+For `rstar2.train.launch`, a change of either file is a sign of life. `rstar2 watch` shows the newer of `rollouts.json`
+and `alive.json`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ WRITE_EVERY_S = 2.0
 LOADING_MODEL, LOADING_CHECKPOINT = "loading the model", "loading a checkpoint"
 SENDING_WEIGHTS = "weights to the engines"
 _START_UP_PHASES = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS})
-"""Phases that occur before the first step. Weights are also sent after each step."""
+"""Phases that occur before the first step. The phase `SENDING_WEIGHTS` also occurs after each step."""
 
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """The progress of the rollouts of a stage's current step. Its fields are the keys of `rollouts.json`."""
+    """The progress of the rollouts of a stage's current step. The class's fields are keys of `rollouts.json`."""
 
     step: int
     finished: int
@@ -36,11 +37,13 @@ class RolloutProgress:
     wanted: int
     """Number of rollouts that the step needs; 0 while held-out problems are rolled out."""
     ahead: int = 0
-    """Further finished rollouts, which a later step may use. Only in asynchronous modes."""
+    """Further finished rollouts, which a later step may use. Only asynchronous modes have rollouts ahead of their step.
+    """
     judge_away_s: float = 0.0
     """Seconds that training has waited for the judge."""
     discarded: bool = False
-    """Whether the step's rollouts were discarded and no others are running. Ending training now would lose none."""
+    """Whether the step's rollouts were discarded and no others are running. Ending training at such a time would lose
+    no rollouts."""
     failed: int = 0
     """Rollouts of this step that failed and have no verdict."""
     fault: str = ""
@@ -58,7 +61,7 @@ class RolloutProgress:
 class ProgressWriter:
     """Writes `rollouts.json` in a stage's folder when there is progress, at most every `WRITE_EVERY_S`.
 
-    It writes at once if there is a new fault, or if rollouts were discarded.
+    The file is written at once if there is a new fault, or if rollouts were discarded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +82,7 @@ class ProgressWriter:
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of the trainer's first rank. Its fields are the keys of `alive.json`."""
+    """The activity of the trainer's first rank. The class's fields are the keys of `alive.json`."""
 
     phase: str
     """The phase, such as "update", "log-probabilities" or "saving a checkpoint"."""
@@ -92,7 +95,8 @@ class Activity:
 
     @property
     def in_step(self) -> bool:
-        """Whether a step has begun. It is False while weights are sent, because this also happens before the first."""
+        """Whether the first rank is within a training step. The value is False while weights are sent, because weights
+        are also sent before the first step."""
         return self.phase not in _START_UP_PHASES
 
     def text(self) -> str:
@@ -163,7 +167,7 @@ class FaultWarner:
         self._warned: set[str] = set()
 
     def look(self) -> None:
-        """Reads the file, and warns if it has a new fault."""
+        """Reads the file, and warns if the file has a new fault."""
         progress = read_progress(self._path)
         if progress and progress.fault and progress.fault not in self._warned:
             self._warned.add(progress.fault)

@@ -1,7 +1,8 @@
-"""Metrics of a step's rollouts before the selection, and of the selection itself. VERL's metrics cover only the rest.
+"""Metrics of a step's rollouts before the selection, and of the selection itself. VERL's metrics cover only the
+selected rollouts.
 
 Metrics of the policy (pass rate, length, failed calls, penalties) cover the rollouts with a verdict: those that
-finished and lost no call to the judge. Rollouts without a verdict are counted separately. If groups are rolled out in
+finished and lost no call to the judge. Rollouts without a verdict have counts of their own. If groups are rolled out in
 rounds, these metrics cover only first rounds: every problem has one, and later rounds happen only in undecided groups.
 
 Amounts (rollouts, tokens, calls) cover all rollouts.
@@ -26,11 +27,11 @@ from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
-"""The statuses of failed calls. `lost` is the judge's fault."""
+"""The statuses that count as failed tool calls. The status `lost` is the fault of the judge, not of the model."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
-"""Reasons why a rollout is not trained on. failed: it failed. lost: the judge lost a call. left_out: the selection
-excludes it. no_gradient: nothing of its group is trained on. wrong, correct: the selection did not choose it, and its
-reward is 0 or below, or above 0."""
+"""Reasons why a rollout is not trained on. failed: the rollout failed. lost: the judge lost a call. left_out: the
+selection excludes the rollout. no_gradient: no rollout of its group is trained on. wrong and correct: the selection did
+not choose the rollout, and its reward is 0 or below (wrong) or above 0 (correct)."""
 MISSED = get_args(Missed)
 """The reasons why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
@@ -44,9 +45,9 @@ class FailedRollout:
 
     kind: FailureKind
     reason: str
-    """The error's text."""
+    """The text of the error that ended the rollout."""
     tokens: int | None = None
-    """Tokens after its prompt when it failed; None if unknown."""
+    """Number of tokens after the rollout's prompt when the rollout failed, or None if the number is unknown."""
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:
@@ -75,12 +76,12 @@ def raw_metrics(
     """Returns the metrics `rstar2/…` of a step that is trained on.
 
     Args:
-        rollouts: the finished rollouts. At least one of them has a verdict.
+        rollouts: the step's finished rollouts, of which at least one has a verdict.
         chosen: indices into `rollouts` of those that are trained on.
         groups: for each problem, the indices of its rollouts.
         selection: the recipe's selection.
         failed: the failed rollouts of the same groups.
-        first_round: number of rollouts in the first round of a group; None if groups are not rolled out in rounds.
+        first_round: number of rollouts in the first round of a group; None if no group is rolled out in rounds.
     """
     all_judged = [rollout for rollout in rollouts if not rollout.lost_calls]
     first = [each for each in all_judged if first_round is None or each.sample < first_round]
@@ -174,7 +175,7 @@ def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str,
 def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Returns the share of problems that no rollout solved, and how much rollouts depend on their problem.
 
-    A metric is missing if there are too few rollouts with a verdict.
+    A metric is left out if the step has too few rollouts with a verdict.
     """
     judged = [group for group in groups if group]
     unsolved = sum(not any(rollout.correct for rollout in group) for group in judged)
@@ -207,9 +208,10 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
-    """Returns two shares of the turns with a failed call. It returns nothing if no call failed.
+    """Returns two shares of the turns with a failed call. The result is empty if no call failed.
 
-    The first is the share that a later turn repaired. The second is the share in rollouts with a correct answer.
+    The first share is of the turns that a later turn repaired. The second share is of the turns in rollouts with a
+    correct answer.
     """
     failed = sum(rollout.failed_turns for rollout in judged)
     if not failed:

@@ -2,7 +2,7 @@
 
 Each start of the trainer writes all of VERL's metrics to a file such as `stage1/metrics-1.jsonl`. After each step,
 `steps.csv` in the run's folder is made from these files, with one row per step over all stages. VERL writes null for a
-value that is NaN or infinite; in the table it is NaN.
+value that is NaN or infinite; in `steps.csv` such a value is NaN.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureK
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
-"""File in a stage's folder with the number of steps of the stages before. It cannot be counted from their metrics,
-which may lack a step: after a kill between a checkpoint and the step's metrics, the step does not run again."""
+"""File in a stage's folder with the number of steps of the stages before. The number cannot be counted from the metrics
+of these stages, which may lack a step: after a kill between a checkpoint and the step's metrics, the step does not run
+again."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 VALIDATION_METRIC = "val/loss"
@@ -36,7 +37,7 @@ Metrics = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table."""
+    """One column of the table `steps.csv`."""
 
     name: str
     meaning: str
@@ -83,7 +84,8 @@ def _waiting(step: Metrics) -> float:
 
 
 def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
-    """Returns the accuracy on held-out problems: the mean over their sources. None if it was not measured."""
+    """Returns the accuracy on held-out problems: the mean over their sources. The result is None if the step has no
+    evaluation."""
     accuracies = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
@@ -360,15 +362,16 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run."""
+    """One training step of a run, with the values of its row in `steps.csv`."""
 
     number: int
-    """The step's number over all stages, from 1. It also counts steps whose metrics were lost to a kill."""
+    """The step's number over all stages, from 1. Steps whose metrics were lost to a kill are counted too."""
     stage: int
     stage_step: int
     """The step's number in its stage, from 1."""
     values: dict[str, float | None]
-    """Values by the names of `COLUMNS`. None if a value was not measured, NaN if it is NaN or infinite."""
+    """The step's values by the names of `COLUMNS`. A value is None if it was not measured, and NaN if it is NaN or
+    infinite."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
@@ -377,7 +380,7 @@ def step_metrics(folder: Path) -> dict[int, Metrics]:
 
 
 def _by_step(folder: Path, metric: str) -> dict[int, Metrics]:
-    """Returns the metrics of the steps that have `metric`. Lines with only validation metrics lack it."""
+    """Returns the metrics of the steps that have `metric`. Lines with only validation metrics are left out."""
     rows = (row for row in _rows(folder) if metric in row["data"])
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
 
@@ -414,7 +417,8 @@ def sft_losses(folder: Path) -> list[float]:
 
 
 def validation_losses(folder: Path) -> dict[int, float]:
-    """Returns the validation losses of SFT in nats per taught token, by step. Steps without measurement are missing."""
+    """Returns the validation losses of SFT in nats per taught token, by step. Steps whose validation loss was not
+    measured are missing."""
     return {step: float(row[VALIDATION_METRIC]) for step, row in _by_step(folder, VALIDATION_METRIC).items()}
 
 

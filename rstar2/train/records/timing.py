@@ -1,6 +1,7 @@
 """The time of a training run, in wall-clock seconds by part, summed over all starts of a resumed run.
 
-Every phase (SFT, a stage, an evaluation) has its own `timing.json`. The run's folder has one for the whole run.
+Every phase (SFT, a stage, an evaluation) has its own `timing.json`. The run's folder has a `timing.json` for the whole
+run.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ TIMING_FILE = "timing.json"
 
 @dataclass
 class Timing:
-    """Wall-clock seconds by part. `wall_s` is the sum of the other parts and `other_s`, without `judge_s`."""
+    """Wall-clock seconds of a phase or run, by part. `wall_s` is the sum of the other parts and `other_s`, without
+    `judge_s`."""
 
     wall_s: float = 0.0
-    """From the start of the phase or run until this record was saved, without the time between two starts."""
+    """Seconds from the start of the phase or run until this record was saved, without the time between two starts."""
     start_up_s: float = 0.0
-    """Start of the judge, and of every trainer until its first step: Python, VERL, Ray, actors and the model. SFT
-    reports no time per step, so its first step is included."""
+    """Seconds for the start of the judge, and of every trainer until its first step: Python, VERL, Ray, actors and the
+    model. SFT reports no time per step, so its first step is included."""
     rollout_s: float = 0.0
-    """Until all rollouts of a step are generated, graded and selected (VERL's `gen`)."""
+    """Seconds until all rollouts of a step are generated, graded and selected (VERL's `gen`)."""
     judge_s: float = 0.0
-    """The part of `rollout_s` in which an average rollout waits for its tool calls. Per step it is rollout_s × (seconds
-    of all calls) / (seconds of all rollouts)."""
+    """The part of `rollout_s` in which an average rollout waits for its tool calls. For each step, this part is
+    rollout_s × (seconds of all calls) / (seconds of all rollouts)."""
     update_s: float = 0.0
-    """The rest of each step, without checkpoints: log-probabilities, advantages, the optimizer, and sending the weights
-    to the rollout engines. In SFT: from the end of the first step to the end of the last."""
+    """Seconds for the rest of each step, without checkpoints: log-probabilities, advantages, the optimizer, and sending
+    the weights to the rollout engines. In SFT, the part lasts from the end of the first step to the end of the last."""
     checkpoint_s: float = 0.0
     evaluation_s: float = 0.0
-    """Sampling of held-out problems, and of training problems if a stage leaves out the solved ones."""
+    """Seconds for sampling held-out problems, and training problems if a stage leaves out the solved ones."""
     export_s: float = 0.0
-    """Conversion of the last checkpoint to a model."""
+    """Seconds for the conversion of the last checkpoint to a model."""
 
     @property
     def other_s(self) -> float:
-        """The remaining seconds: preparing data and the first model, a trainer's end, and work between steps."""
+        """Seconds in no other part: preparing data and the first model, a trainer's end, and work between steps."""
         named: float = sum(asdict(self).values()) - self.wall_s - self.judge_s
         return max(0.0, self.wall_s - named)
 
@@ -54,7 +56,8 @@ class PhaseTimer:
 
     Args:
         folder: the folder of the phase.
-        run: the timer of the whole run. It is saved together with this timer, so that both agree after a kill.
+        run: the timer of the whole run. The run's timer is saved together with the phase's timer, so that both agree
+            after a kill.
     """
 
     def __init__(self, folder: Path, run: PhaseTimer | None = None) -> None:
@@ -85,7 +88,8 @@ class TrainerTimer:
         self._first_step = True
 
     def on_step(self, metrics: dict[str, float]) -> None:
-        """Adds one step, by VERL's metrics `timing_s/*`. SFT has none, so the time since the last step counts there."""
+        """Adds one step, by VERL's metrics `timing_s/*`. SFT has no `timing_s/*`, so the time since the last step is
+        added."""
         now = time.monotonic()
         passed, self._last = now - self._last, now
         timing = self._phase.timing

@@ -11,7 +11,7 @@ from rstar2.train.scheduler.lengths import HORIZONS, Floats, LengthModel
 from rstar2.train.scheduler.metrics import Reading
 
 BLOCK = 16
-"""Tokens per block of vLLM's KV cache. A session takes whole blocks."""
+"""Tokens per block of vLLM's KV cache. A session takes only whole blocks."""
 _FRESH_S = 30.0
 """Readings that are older than this many seconds are ignored."""
 _FULL_SHARE = 0.9
@@ -28,30 +28,31 @@ class Session:
     name: str
     group: str
     order: tuple[int, int]
-    """The order of waiting sessions: the number of the first request of its group, then that of its own first
+    """The order of waiting sessions: the number of the first request of its group, then the number of its own first
     request."""
     prompt: int
-    """Tokens of its first request."""
+    """Number of tokens of the session's first request."""
     longest: int
-    """Limit for its tokens, with its prompt."""
+    """Limit for the session's tokens, with its prompt."""
     tokens: int
-    """Number of tokens at the start of its last turn."""
+    """Number of tokens of the session at the start of its last turn."""
     updated_at: float
-    """The time when it last requested an engine, ended a turn, or was placed."""
+    """The time when the session last requested an engine, ended a turn, or was placed."""
     number: int = -1
-    """Its number in the length model; -1 until it is placed for the first time."""
+    """The session's number in the length model; -1 until the session is placed for the first time."""
     engine: str | None = None
     waiting_since: float | None = None
-    """The time since when it waits for an engine; None if it does not wait."""
+    """The time since when the session waits for an engine, or None if the session does not wait."""
     busy: bool = False
-    """Whether the engine is working on one of its turns."""
+    """Whether the engine is working on one of the session's turns."""
     mean: Floats | None = None
-    """Expected tokens in the KV cache at each horizon from now on, of shape (HORIZONS,); None if unknown."""
+    """Expected tokens in the KV cache at each horizon from now on, of shape (HORIZONS,), or None if the expectation is
+    unknown."""
     variance: Floats | None = None
-    """The variance of these tokens, of the same shape."""
+    """The variance of the expected tokens in the KV cache, of shape (HORIZONS,)."""
 
     def expect(self, lengths: LengthModel) -> None:
-        """Calculates `mean` and `variance`."""
+        """Calculates the session's `mean` and `variance` from `lengths`."""
         room = max(1, self.longest - self.prompt)
         chance = lengths.lasting((self.tokens - self.prompt) / room)
         if chance is None:
@@ -68,11 +69,12 @@ class EngineState:
 
     name: str
     capacity: int | None
-    """Tokens in its KV cache. If it is None, the capacity is unknown, and only `in_flight` limits its sessions."""
+    """Tokens in the engine's KV cache. If None, the capacity is unknown, and only `in_flight` limits the sessions."""
     in_flight: int
-    """Limit for the sessions that it works on at the same time. If the capacity is unknown, idle sessions count too."""
+    """Limit for the sessions that the engine works on at the same time. If the capacity is unknown, idle sessions count
+    too."""
     safety: float
-    """This many standard deviations of the needed tokens are kept free."""
+    """The number of standard deviations of the needed tokens that are kept free in the KV cache."""
     sessions: dict[str, Session] = field(default_factory=dict)
     _busy: int = 0
     _full: int = 0
@@ -91,7 +93,7 @@ class EngineState:
         self._count(session, 1)
 
     def remove(self, session: Session) -> None:
-        """Removes a session. Its values must be the same as when it was added."""
+        """Removes a session. The session's values must be the same as when it was added."""
         del self.sessions[session.name]
         session.engine = None
         self._count(session, -1)
@@ -125,10 +127,12 @@ class EngineState:
         self._preemptions = reading.preemptions
 
     def free(self, session: Session, now: float) -> float:
-        """Returns the tokens that stay free in the KV cache if one more session is added; negative if it does not fit.
+        """Returns the tokens that stay free in the KV cache if one more session is added; negative if the session does
+        not fit.
 
         The needed tokens are the maximum over all horizons of the sessions' expected tokens, plus `safety` standard
-        deviations. Sessions count with their full length if nothing is known about lengths, and never with more.
+        deviations. Sessions count with their full length if nothing is known about lengths, and never with more than
+        that length.
         """
         if self.capacity is None:
             return (self.in_flight - len(self.sessions) - 1) * float(blocks(session.longest))

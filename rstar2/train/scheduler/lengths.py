@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 16384
-"""Number of rollouts, the last that started, from which lengths are predicted. It is one step of the paper. Older
-rollouts are from an older policy."""
+"""Number of rollouts, the last that started, from which lengths are predicted. A step of the paper has this number of
+rollouts. Older rollouts are from an older policy."""
 BINS = 128
-"""Number of bins for the lengths."""
+"""Number of bins into which the lengths are counted."""
 HORIZONS = 17
 """Number of points at which a prediction is made: evenly spaced from now to one full length later."""
 _EVERY = 32
@@ -28,8 +28,8 @@ class LengthModel:
     """The lengths of the last rollouts, as shares of their full lengths.
 
     The rollouts that end first are short, so they are not a fair sample. Rollouts therefore count in the order in which
-    they started, and only as long as at most a share of `_UNENDED` has not ended. Those that have not ended count with
-    their full length.
+    they started, and only as long as at most a share of `_UNENDED` has not ended. Rollouts that have not ended count
+    with their full length.
 
     Args:
         window: number of rollouts, the last that started, that count.

@@ -14,21 +14,22 @@ class Reading:
     """The state of an engine's KV cache."""
 
     capacity: int | None
-    """Tokens; None if the engine does not report it."""
+    """Tokens that the KV cache holds, or None if the engine does not report this number."""
     used_share: float
-    """The share that running requests use. Blocks that are only cached for later turns do not count."""
+    """The share of the KV cache that running requests use. Blocks that are only cached for later turns do not count."""
     running: int
-    """Number of running requests."""
+    """Number of requests that the engine is running."""
     waiting: int
-    """Number of waiting requests."""
+    """Number of requests that wait in the engine."""
     preemptions: int
     """Number of requests that were preempted since the engine started, because the cache was full."""
 
 
 def read_vllm(text: str) -> Reading | None:
-    """Reads vLLM's metrics in Prometheus' text format. Returns None if they are missing (`disable_log_stats`).
+    """Reads vLLM's metrics in Prometheus' text format. Returns None if the metrics are missing (`disable_log_stats`).
 
-    If an engine uses data parallelism, its parts are combined: the largest share, and the sum of each count.
+    If an engine uses data parallelism, the metrics of its parts are combined: the largest share, and the sum of each
+    count.
     """
     values: dict[str, list[float]] = {}
     capacity = 0

@@ -1,4 +1,5 @@
-"""The scheduler's policy: it places sessions on engines in order, keeps them there, and moves them if it saves time."""
+"""The scheduler's policy: it places sessions on engines in order, keeps sessions there, and moves them if a move saves
+time."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from rstar2.train.scheduler.metrics import Reading
 
 MIN_RATIO, MIN_EXTRA = 2, 4
 """A session moves if its engine has at least `MIN_RATIO` times the sessions of the emptiest engine, plus `MIN_EXTRA`.
-Decoding there is then enough faster to pay for prefilling the session again."""
+Decoding on the emptiest engine is then enough faster to pay for prefilling the session again."""
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """Settings of the scheduler. The defaults are those of training."""
+    """Settings of the scheduler. The default values are those of training."""
 
     in_flight: int = 64
     """Limit for the sessions that an engine works on at the same time."""
@@ -26,13 +27,14 @@ class SchedulerSettings:
     """A session on an engine is given up after this many seconds without an event, because its rollout has died or its
     engine hangs. A waiting session is refused if no session was placed and no turn ended for this long."""
     safety: float = 4.0
-    """This many standard deviations of the tokens that an engine's sessions need are kept free."""
+    """The number of standard deviations, of the tokens that an engine's sessions need, that are kept free in the KV
+    cache."""
     window: int = WINDOW
     """Number of rollouts from which lengths are predicted. With 0, every rollout counts with its full length."""
 
 
 class Listener(Protocol):
-    """The receiver of the scheduler's decisions. It is called during the call of the scheduler that decides."""
+    """The receiver of the scheduler's decisions. The receiver is called during the scheduler's call that decides."""
 
     def placed(self, session: str, engine: str) -> None:
         """The session's next turn can start on the engine."""
@@ -45,12 +47,13 @@ class Scheduler:
     """Places the turns of sessions on engines.
 
     Waiting sessions are placed strictly in order: by the first request of their group, then by their own first request.
-    No session overtakes one that is too large for the free room. Large sessions therefore wait no longer than small
-    ones, and groups are complete early. The first session waits at most until an engine's present sessions have ended.
+    No session overtakes another session that is too large for the free room. Large sessions therefore wait no longer
+    than small ones, and groups are complete early. The first session waits at most until an engine's present sessions
+    have ended.
 
     Args:
         listener: the receiver of the decisions.
-        settings: the settings; None for the defaults.
+        settings: the settings, or None for the default settings.
     """
 
     def __init__(self, listener: Listener, settings: SchedulerSettings | None = None) -> None:
@@ -61,11 +64,12 @@ class Scheduler:
         self._listener = listener
         self.lengths = LengthModel(self._settings.window)
         self._queue: list[tuple[tuple[int, int], str]] = []
-        """A heap of waiting sessions. It may also have sessions that no longer wait; they are skipped."""
+        """A heap of waiting sessions. The heap may also have sessions that no longer wait; these sessions are skipped.
+        """
         self._groups: dict[str, list[int]] = {}
         """For each group with a session: the number of its first request, and its number of sessions."""
         self._arrivals = 0
-        """Number of sessions so far."""
+        """Number of sessions that have arrived so far."""
         self._progress_at = -math.inf
         """The time when a session was last placed, or ended a turn."""
 
@@ -75,11 +79,11 @@ class Scheduler:
         return sum(session.waiting_since is not None for session in self.sessions.values())
 
     def add_engine(self, name: str, capacity: int | None, now: float) -> None:
-        """Adds an engine.
+        """Adds an engine, on which sessions can be placed from now on.
 
         Args:
-            name: its name.
-            capacity: tokens in its KV cache; None if unknown.
+            name: the engine's name.
+            capacity: tokens in the engine's KV cache, or None if the capacity is unknown.
             now: the time in seconds, as in all methods.
         """
         settings = self._settings
@@ -87,7 +91,8 @@ class Scheduler:
         self._admit(now)
 
     def remove_engine(self, name: str, now: float) -> None:
-        """Removes an engine. Its sessions get another engine for their next turn, before sessions that came later."""
+        """Removes an engine. The engine's sessions get another engine for their next turn, before sessions that came
+        later."""
         state = self.engines.pop(name, None)
         for session in list(state.sessions.values()) if state else []:
             session.engine, session.busy = None, False
@@ -139,7 +144,7 @@ class Scheduler:
 
         Args:
             name: the session.
-            tokens: its number of tokens, with the prompt; None if unknown.
+            tokens: the session's number of tokens, with the prompt, or None if the number is unknown.
             now: the time in seconds.
         """
         session = self.sessions.get(name)
@@ -154,9 +159,10 @@ class Scheduler:
         self._admit(now)
 
     def forget_places(self, now: float) -> int:
-        """Makes every session that is between two turns choose a new engine. Returns the number of these sessions.
+        """Makes every session that is between two turns choose a new engine. Returns the number of sessions that must
+        choose again.
 
-        It is used when the engines' KV caches were emptied, or when engines were added.
+        The method is used when the engines' KV caches were emptied, or when engines were added.
         """
         idle = [each for each in self.sessions.values() if each.engine is not None and not each.busy]
         for session in idle:
@@ -184,7 +190,7 @@ class Scheduler:
         return session
 
     def _admit(self, now: float) -> None:
-        """Places waiting sessions in order, until the next one does not fit."""
+        """Places waiting sessions in order, until the next session does not fit."""
         while self._queue and self.engines:
             session = self.sessions.get(self._queue[0][1])
             if session is None or session.waiting_since is None or session.order != self._queue[0][0]:

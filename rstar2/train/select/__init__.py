@@ -1,7 +1,7 @@
-"""Selections: functions that choose which rollouts of a problem are trained on. Each module here holds one selection.
+"""Selections: functions that choose which rollouts of a problem are trained on. Each module of this package has one.
 
-A selection is a function `select(group, rng)`. It returns at most `group.keep` indices into `group.rollouts` (see
-`rstar2.train.group.Group`). Its keyword-only parameters are its settings.
+A selection is a function `select(group, rng)`. The function returns at most `group.keep` indices into `group.rollouts`
+(see `rstar2.train.group.Group`). The function's keyword-only parameters are its settings.
 
 A recipe names a selection under the key `select`: `select = "roc"`, or a table `[select]` with `name = "roc"` and
 settings such as `penalty_floor = 0.01`. A function in a user's own module is named `module:object`.
@@ -27,7 +27,7 @@ SELECTIONS = NamedFunctions(__name__, "select", ROLE, "select", ("group", "rng")
 
 
 class SelectFunction(Protocol):
-    """The signature of a selection. `settings` are its keyword-only parameters."""
+    """The signature of a selection. `settings` are the selection's keyword-only parameters."""
 
     def __call__(self, group: Group, rng: np.random.Generator, **settings: Any) -> Sequence[int]: ...
 
@@ -45,7 +45,7 @@ class SelectSettings(Strict, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Turns a name into a table, checks the settings, and adds the defaults of those that are missing."""
+        """Turns a name into a table, checks the settings, and adds the defaults of missing settings."""
         return SELECTIONS.completed(values)
 
 

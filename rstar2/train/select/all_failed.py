@@ -1,6 +1,6 @@
 """A selection that draws rollouts at random, without those whose tool calls all failed.
 
-It has no published source. It is a simple rule to compare Resampling on Correct (RoC) with.
+The selection has no published source. Its purpose is to have a simple rule to compare Resampling on Correct (RoC) with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Resampling on Correct (RoC) as in the authors' released code. It ranks rollouts; the paper draws them at random.
+"""Resampling on Correct (RoC) as in the authors' released code. The code ranks rollouts; the paper draws them at
+random.
 
 Source: github.com/microsoft/rStar, the down-sampling of its RL script.
 """
@@ -27,15 +28,16 @@ def select(
 
     The G chosen rollouts have the same shares of correct and wrong ones as the group. Each share is rounded, and raised
     to its minimum. If the two numbers do not add up to G, the G rollouts with the lowest p_total are chosen, whatever
-    their reward. Nothing is random. The settings have the names of the released code.
+    their reward. The choice is not random. The settings have the names of the released code.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.
         rng: not used.
         roc_error_ratio: Whether failed calls count against a correct rollout.
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
-        min_zero_reward_trace_num: Choose at least this many wrong rollouts, or all if there are fewer.
-        min_non_zero_reward_trace_num: Choose at least this many correct rollouts, or all if there are fewer.
+        min_zero_reward_trace_num: Choose at least this many wrong rollouts, or all wrong rollouts if there are fewer.
+        min_non_zero_reward_trace_num: Choose at least this many correct rollouts, or all correct rollouts if there are
+            fewer.
 
     Returns:
         The indices of min(N, G) rollouts.
@@ -66,9 +68,9 @@ def select(
 def penalty(rollout: Rollout, roc_error_ratio: bool = True, roc_answer_format: bool = True) -> float:
     """Returns p_total of the released code, in [0, 2].
 
-    The released code reads a rollout's text. It counts tool outputs in place of calls. A turn goes from
-    `<|im_start|>assistant` to `<|im_end|>`. The first turn does not count, because its header is in the prompt. A turn
-    that the token budget cut off does not count either.
+    The released code reads a rollout's text. The released code counts tool outputs in place of calls. A turn goes from
+    `<|im_start|>assistant` to `<|im_end|>`. The first turn of a rollout does not count, because its header is in the
+    prompt. A turn that the token budget cut off does not count either.
     """
     p_err = share_of_failed(rollout.error_replies, rollout.replies)
     p_format = surplus_blocks(rollout.closed_blocks, rollout.later_turns_ended)

@@ -1,7 +1,7 @@
 """Resampling on Correct (RoC), the selection of the paper's GRPO-RoC.
 
-Wrong rollouts are drawn uniformly. Of the correct ones, those with few failed calls and one answer are drawn more
-often. Source: arXiv 2508.20722, section on GRPO-RoC.
+Wrong rollouts are drawn uniformly. Among the correct rollouts, those with few failed calls and one answer are drawn
+more often. Source: arXiv 2508.20722, section on GRPO-RoC.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def select(
     roc_answer_format: bool = True,
     penalty_floor: Annotated[float, Field(gt=0)] = 1e-3,
 ) -> list[int]:
-    """Draws half of the wrong rollouts, and fills up to G with correct ones, weighted by 1 / p_total.
+    """Draws half of the wrong rollouts, and fills up to G with correct rollouts, weighted by 1 / p_total.
 
     Wrong rollouts are drawn uniformly, so that every way of failing remains in the batch. If N is not 2 G, there may be
     too few rollouts of one kind; the other kind then fills the gap.
@@ -35,7 +35,8 @@ def select(
         rng: the source of randomness.
         roc_error_ratio: Whether failed calls count against a correct rollout.
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
-        penalty_floor: Minimum of p_total. It keeps the weight 1 / p_total finite for a rollout without penalties.
+        penalty_floor: Minimum of p_total in the weights. The minimum keeps the weight 1 / p_total finite for a rollout
+            without penalties.
 
     Returns:
         The indices of min(N, G) rollouts.
@@ -64,7 +65,7 @@ def p_err(rollout: Rollout) -> float:
 
 
 def p_format(rollout: Rollout) -> float:
-    """Returns the number of surplus answer blocks per turn, at most 1. Without an answer block it is 1."""
+    """Returns the number of surplus answer blocks per turn, at most 1. Without an answer block, p_format is 1."""
     return surplus_blocks(rollout.answer_blocks, max(rollout.turns, 1))
 
 
@@ -74,5 +75,5 @@ def share_of_failed(failed: int, calls: int) -> float:
 
 
 def surplus_blocks(blocks: int, turns: int) -> float:
-    """Calculates p_format from its counts. It is 1 if there is no answer block or no turn."""
+    """Calculates p_format from its counts. The result is 1 if there is no answer block or no turn."""
     return min(1.0, (blocks - 1) / turns) if blocks and turns else 1.0

@@ -14,7 +14,7 @@ from rstar2.train.select import random
 def select(group: Group, rng: np.random.Generator) -> list[int]:
     """Draws G rollouts at random from those without a void turn.
 
-    Calls in the last allowed turn are not run, but they count.
+    Calls in the last allowed turn are not run, but a turn with such a call is not void.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.

@@ -1,4 +1,4 @@
-"""Finds the cause of a trainer's failure in its log, and a remedy. Errors that only follow from it are skipped."""
+"""Finds the cause of a trainer's failure in its log, and a remedy. Errors that only follow from another are skipped."""
 
 from __future__ import annotations
 
@@ -99,19 +99,20 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "Ray's processes did not start in time, for example because the disk is slow: raise hardware.worker_start_s.",
     ),
 )
-"""Patterns of root causes with their remedies. If a log matches several, the first in this list is the cause."""
+"""Patterns of root causes with their remedies. If a log matches several patterns, the first in this list is the cause.
+"""
 
 
 def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause:
     """Finds the cause of a trainer's failure in its log.
 
-    It is the first line that matches a known cause. If there is none, it is the last exception that does not only
-    follow from another one, or else the last exception, or else the last line.
+    The cause is the first line that matches a known cause. If no line matches, the cause is the last exception that
+    does not only follow from another exception, or else the last exception, or else the last line.
 
     Args:
         log: the trainer's log.
         start: the byte of the log from which to search.
-        exit_code: the trainer's exit code. It shows whether the trainer was killed.
+        exit_code: the trainer's exit code. The exit code shows whether the trainer was killed.
     """
     with log.open("rb") as file:
         size = file.seek(0, 2)

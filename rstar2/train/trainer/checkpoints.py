@@ -32,13 +32,13 @@ _PARTS = ("model", "optim", "extra_state")
 
 
 def steps_of(checkpoints: Path) -> list[int]:
-    """Returns the steps that have a checkpoint folder, complete or not, in order. `BEFORE` does not count."""
+    """Returns the steps that have a checkpoint folder, complete or not, in order. The folder `BEFORE` is left out."""
     names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
     return sorted(int(name) for name in names if name.isdigit() and int(name))
 
 
 def newest_size(checkpoints: Path) -> tuple[int, int]:
-    """Returns the step and the bytes of the newest checkpoint, complete or not; (0, 0) if there is none."""
+    """Returns the step and the bytes of the newest checkpoint, complete or not; (0, 0) if there is no checkpoint."""
     step = max(steps_of(checkpoints), default=0)
     size = 0
     for file in (checkpoints / f"global_step_{step}").rglob("*") if step else ():
@@ -54,9 +54,9 @@ def actor_of(checkpoint: Path) -> Path:
 
 
 def fault(checkpoint: Path) -> str | None:
-    """Says what is wrong with a checkpoint; None if it is complete.
+    """Says what is wrong with a checkpoint; None if the checkpoint is complete.
 
-    A truncated file lacks the index at its end. Only the index is checked; other bytes are not read.
+    A truncated file lacks the index at its end. Only the index of each file is checked; other bytes are not read.
     """
     actor = actor_of(checkpoint)
     try:
@@ -74,7 +74,7 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def _queue_fault(queue: Path) -> str | None:
-    """Says what is wrong with the pickled queue in a checkpoint; None if it is complete or missing."""
+    """Says what is wrong with the pickled queue in a checkpoint; None if the queue is complete or missing."""
     if queue.is_dir() and not (queue / "metadata.json").is_file():
         return f"{queue / 'metadata.json'} is missing"
     for path in sorted(queue.rglob("*.pkl")):
@@ -128,7 +128,7 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
 
 
 def finished_steps(checkpoints: Path) -> list[int]:
-    """Returns the steps with a finished checkpoint, in order. It is empty if the pointer is incomplete."""
+    """Returns the steps with a finished checkpoint, in order. The list is empty if the pointer is incomplete."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
@@ -137,7 +137,7 @@ def finished_steps(checkpoints: Path) -> list[int]:
 def saved_step(checkpoints: Path) -> int | None:
     """Returns the step after which a trainer would resume.
 
-    It is 0 if there is no checkpoint, and None if the pointer is incomplete.
+    The step is 0 if there is no checkpoint, and None if the pointer is incomplete.
     """
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
@@ -147,7 +147,7 @@ def saved_step(checkpoints: Path) -> int | None:
 def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
     """Removes all finished checkpoints except the last `keep`.
 
-    It also removes those of earlier starts, which VERL does not.
+    Checkpoints of earlier starts are removed too, which VERL does not do.
 
     Args:
         checkpoints: the folder of all checkpoints.

@@ -1,6 +1,7 @@
 """Compares the free disk space with the size of the next checkpoint: at a start, after each step, and before saving.
 
-Missing space is a UserError, so that training is not started again by itself. It would fail again, after another step.
+Missing space is a UserError, so that training is not started again by itself. A training that is started again would
+fail again, after another step.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ def require_disk_space(checkpoints: Path) -> None:
 def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | None:
     """Returns a warning if the next checkpoint, assumed to be as large as the last one, does not fit on the disk.
 
-    Returns None if it fits or if there is no checkpoint yet. An unfinished checkpoint counts as part of the next one.
+    Returns None if the next checkpoint fits or if there is no checkpoint yet. An unfinished checkpoint counts as part
+    of the next one.
 
     Args:
         checkpoints: the folder of all checkpoints.
-        removed_first: folders that VERL removes before it writes the next checkpoint. Their space counts as free.
+        removed_first: folders that VERL removes before it writes the next checkpoint. The space of these folders counts
+            as free.
     """
     shortage = _shortage(checkpoints, removed_first)
     return shortage and f"{shortage}: training will end before it is written. {_REMEDY}"
@@ -73,7 +76,7 @@ def _shortage(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | 
 
 
 def free_bytes(path: Path) -> int:
-    """Returns the free bytes on the disk of a folder. The folder need not exist."""
+    """Returns the free bytes on the disk of a folder. The folder itself need not exist yet."""
     existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
     return shutil.disk_usage(existing).free
 

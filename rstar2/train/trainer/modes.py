@@ -1,6 +1,6 @@
 """Modes of training: rollouts are sampled before each update, as in the paper, or while earlier updates run.
 
-The second kind uses VERL's asynchronous trainers.
+Modes in which earlier updates still run use VERL's asynchronous trainers.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """Settings of the asynchronous modes, in which rollouts run ahead of the update. In mode sync they have no
-    effect."""
+    """Settings of the asynchronous modes, in which rollouts run ahead of the update. In mode sync these settings have
+    no effect."""
 
     batches_ahead: float = Field(1.0, gt=0)
     """Number of problems whose rollouts start before the step that will train on them, in multiples of
     `rollout.prompts`."""
     max_steps: int = Field(8, ge=2)
-    """Age limit for a problem's rollouts, in steps. It counts every step from the one in which they start to the one
-    that trains on them, both included."""
+    """Age limit for a problem's rollouts, in steps. The age counts every step from the step in which the rollouts start
+    to the step that trains on them, both included."""
     too_old: Literal["drop", "wait"] = "drop"
     """The rule for rollouts that would exceed `max_steps`. drop: all rollouts of their problem are left out, and
-    another problem takes its place. wait: a step waits until they are finished, so that they do not become too old."""
+    another problem takes its place. wait: a step waits until such rollouts are finished, so that they do not become too
+    old."""
     rollout_nodes: int = Field(1, ge=1)
-    """Number of machines that only generate, in addition to `hardware.nodes`. Each has `hardware.gpus_per_node` GPUs.
-    Only for separate_async."""
+    """Number of machines that only generate, in addition to `hardware.nodes`. Each of these machines has
+    `hardware.gpus_per_node` GPUs. The key has an effect only in mode separate_async."""
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
-    """Says why a mode cannot work, or why it would waste every step; empty if it works.
+    """Says why a mode cannot work, or why it would waste every step; empty if the mode works.
 
     Args:
         device: `hardware.device` of the recipe.

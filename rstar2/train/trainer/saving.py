@@ -20,17 +20,17 @@ SAVE_EVERY = "rstar2_save_every_s"
 STOP_AFTER = "rstar2_stop_after"
 """Our key in the table `trainer` of SFT: the step after which the trainer saves and ends; null for the last step."""
 STOP_FILE = "stop_after_step"
-"""File in a stage's folder. If it exists, the trainer saves after the current step and then ends."""
+"""File in a stage's folder. If this file exists, the trainer saves after the current step and then ends."""
 
 
 @dataclass(frozen=True)
 class AtStepEnd:
-    """A decision at the end of a step."""
+    """The decision at the end of a step whether the trainer saves and whether it ends."""
 
     save: bool
     """Whether the trainer saves a checkpoint."""
     stop: bool
-    """Whether the trainer ends after this step. It then also saves."""
+    """Whether the trainer ends after this step. A trainer that ends also saves."""
 
 
 class SaveTiming:
@@ -48,7 +48,7 @@ class SaveTiming:
 
     @classmethod
     def of_config(cls, trainer: Any) -> SaveTiming:
-        """Creates it from VERL's table `trainer`, which `rstar2.train.command` writes."""
+        """Creates the object from VERL's table `trainer`, which `rstar2.train.command` writes."""
         return cls(Path(trainer.default_local_dir).parent, float(trainer[SAVE_EVERY]))
 
     def at_step_end(self, step: int) -> AtStepEnd:

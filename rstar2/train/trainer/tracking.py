@@ -44,7 +44,7 @@ _SWANLAB_OFFLINE = ("local", "offline", "disabled")
 class _Package:
     module: str
     distribution: str | None = None
-    """The name for pip; None if PyPI does not have the package."""
+    """The name for pip; None if the package is not on PyPI."""
 
 
 _PACKAGES = {
@@ -121,7 +121,7 @@ def check_trackers(
         environ: the user's environment.
 
     Raises:
-        UserError: a package or the credentials of a tracker are missing, or it cannot be used in SFT.
+        UserError: a package or the credentials of a tracker are missing, or a tracker cannot be used in SFT.
     """
     for key, names in (("trackers", trackers), ("trace_trackers", traces)):
         for name in names:

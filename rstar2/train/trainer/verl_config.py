@@ -15,7 +15,7 @@ def check_verl_keys(
 ) -> None:
     """Checks that VERL's config accepts all keys and values. If VERL is not installed, nothing is checked.
 
-    It takes half a second, because Hydra reads VERL's files without importing VERL.
+    The check takes half a second, because Hydra reads VERL's files without importing VERL.
 
     Args:
         trainer: the name of VERL's config.

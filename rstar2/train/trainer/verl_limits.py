@@ -1,6 +1,6 @@
 """Limits in VERL and vLLM, and checks for recipes that exceed them. VERL and vLLM themselves would fail much later.
 
-The numbers are those of VERL 0.9.1. A test compares them with VERL's.
+The numbers are those of VERL 0.9.1. A test compares these numbers with VERL's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _QUEUED = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
-    """Says why vLLM would not start with the recipe's `hardware.sequences_in_flight`; empty if it would.
+    """Says why vLLM would not start with the recipe's `hardware.sequences_in_flight`; empty if vLLM would start.
 
     Args:
         sequences_in_flight: the recipe's value.
@@ -35,7 +35,7 @@ def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
 
 
 def queue_fault(prompts: int, rollouts: int, batches: float, verl: Mapping[str, Any]) -> str:
-    """Says why VERL's queue would overflow in a step; empty if it would not.
+    """Says why VERL's queue would overflow in a step; empty if the queue would not overflow.
 
     Args:
         prompts: prompts per step.

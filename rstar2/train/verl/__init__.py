@@ -1,7 +1,8 @@
-"""The only folder that imports VERL or Ray. It extends VERL 0.9.1 through its hooks, and copies none of its code.
+"""The only folder that imports VERL or Ray. The package extends VERL 0.9.1 by hooks, and copies no code of VERL.
 
 - `plugin`: makes VERL train on a CPU. VERL_USE_EXTERNAL_MODULES loads it into every VERL process.
-- `torch_kernels`: replaces flash-attn by PyTorch if `hardware.attention` is "torch". It is loaded in the same way.
+- `torch_kernels`: replaces flash-attn by PyTorch if `hardware.attention` is "torch". The module is loaded in the same
+  way as `plugin`.
 - `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader, through VERL's agent-loop hook.
 - `sampler`: the selection of rollouts, such as Resampling on Correct (RoC), through VERL's custom-sampler hook.
@@ -9,7 +10,7 @@
 - `rendezvous`: the port at which the workers find each other, on CPUs and GPUs.
 - `rollout_fields`: the data that the agent loop passes to the sampler.
 
-It also replaces or uses these private parts of VERL, which tests/train/verl/test_contract.py checks:
+The package also replaces or uses these private parts of VERL, which tests/train/verl/test_contract.py checks:
 `initialize_global_process_group` and `initialize_global_process_group_ray` of `verl.utils.distributed`,
 `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch` and its
 `_sync_metadata_from_transfer_queue`, `PPOTrainer._validate` and its `_val_metrics_update`, `prepare_micro_batches` of

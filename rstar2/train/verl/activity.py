@@ -1,8 +1,8 @@
 """Reports the activity of the trainer's first rank: the current micro-batch, the tensor that it sends, or saving.
 
-An update can take hours and prints nothing. Hooks around methods of VERL's FSDP engine therefore write what it is
-doing. They are installed only in the process of rank 0, when it joins its process group. VERL's own code does not
-change.
+An update can take hours and prints nothing. Hooks around methods of VERL's FSDP engine therefore write what the engine
+is doing. The hooks are installed only in the process of rank 0, when this process joins its process group. VERL's own
+code does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PHASES = {
     "save_checkpoint": "saving a checkpoint",
     "load_checkpoint": LOADING_CHECKPOINT,
 }
-"""The phase that begins with each of these methods of VERL's engine."""
+"""Methods of VERL's engine, each with the phase that begins when the method is called."""
 
 
 def report_after(join: Callable[..., Any]) -> Callable[..., Any]:

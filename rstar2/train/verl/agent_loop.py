@@ -46,7 +46,7 @@ def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
 
 @functools.cache
 def _grader() -> GraderPool:
-    """Returns the process's pool of grader processes. It ends with the process."""
+    """Returns the process's pool of grader processes. The pool ends with the process."""
     pool = GraderPool(workers=1)
     pool.__enter__()
     return pool
@@ -55,12 +55,12 @@ def _grader() -> GraderPool:
 END_S = 5.0
 """Limit for the seconds in which training stops all its processes when it ends."""
 _ENGINE_ATTEMPTS = 3
-"""Limit for the engines that are tried for one turn, if engines die while they generate it."""
+"""Limit for the engines that are tried for one turn, if engines die while they generate the turn."""
 log = logging.getLogger(__name__)
 
 
 class GraderFault(Failure):
-    """The grader could not grade a finished rollout, because of an error of its own.
+    """The grader could not grade a finished rollout, because of an error of the grader itself.
 
     Args:
         why: the error.
@@ -73,9 +73,9 @@ class GraderFault(Failure):
 
 
 class _ServerEngine:
-    """An `Engine` for one rollout, over VERL's client. It records which weights wrote each turn.
+    """An `Engine` for one rollout, over VERL's client. The engine records which weights wrote each turn.
 
-    The id of its requests begins with the rollout's group (see `rstar2.train.verl.engines.router`).
+    The id of the engine's requests begins with the rollout's group (see `rstar2.train.verl.engines.router`).
     """
 
     name = "verl"
@@ -113,7 +113,7 @@ class _ServerEngine:
         return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
 
     async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
-        """Returns VERL's response. If the rollout's engine died, another engine generates it."""
+        """Returns VERL's response to a request. If the rollout's engine died, another engine generates the response."""
         for _ in range(_ENGINE_ATTEMPTS - 1):
             try:
                 return await self._client.generate(
@@ -131,7 +131,7 @@ class _ServerEngine:
         """Tells our router, if it is used, that the rollout has ended.
 
         Args:
-            tokens: its number of tokens, with the prompt; None if it failed.
+            tokens: the rollout's number of tokens, with the prompt, or None if the rollout failed.
         """
         end = getattr(self._router, "end_session", None)
         if end is not None:
@@ -142,10 +142,11 @@ class _ServerEngine:
 
 
 class _StopAfterLostCall:
-    """The tools of one rollout. After the judge has lost a call, every further call counts as lost without being run.
+    """The tools that one rollout calls. After the judge has lost a call, every further call counts as lost without
+    being run.
 
-    A rollout with a lost call is not trained on. Waiting for an unreachable judge in each of its turns would be in
-    vain.
+    A rollout with a lost call is not trained on. Waiting for an unreachable judge in each of the rollout's turns would
+    be in vain.
     """
 
     def __init__(self, tools: ToolRunner) -> None:
@@ -168,7 +169,8 @@ def _server_message(error: Exception) -> str:
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Runs rollouts. `rstar2.train.command.agent_loop_yaml` writes its settings, which are named as in the recipe."""
+    """Runs rollouts. `rstar2.train.command.agent_loop_yaml` writes the loop's settings, which are named as in the
+    recipe."""
 
     def __init__(
         self,
@@ -220,18 +222,18 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return sample_seed(self._seed, name, int(row["session_id"]))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Runs a rollout of a problem."""
+        """Runs a rollout of the problem in a row of VERL's batch."""
         return await self._roll_out(sampling_params, kwargs)
 
     async def recover(
         self, sampling_params: dict[str, Any], beginning: Beginning, replay: bool, **kwargs: Any
     ) -> AgentLoopOutput:
-        """Runs a recovery: a rollout that begins after a failed call of another.
+        """Runs a recovery: a rollout that begins after a failed call of another rollout.
 
         Args:
             sampling_params: VERL's sampling parameters.
             beginning: the turns that the recovery begins with.
-            replay: whether their calls run again first, because the tool keeps state.
+            replay: whether the calls of these turns run again first, because the tool keeps state.
         """
         return await self._roll_out(sampling_params, kwargs, beginning, replay)
 
@@ -297,8 +299,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Args:
             trace: the rollout, with its reward.
-            engine: the engine that generated it.
-            recovery: the result of a recovery; None if the rollout began with the problem.
+            engine: the engine that generated the rollout.
+            recovery: the result of a recovery, or None if the rollout began with the problem.
             keep_state: whether the tools keep state from one call to the next.
             with_logprobs: whether VERL uses the log-probabilities.
         """
@@ -329,7 +331,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Raises:
             GraderFault: the grader failed for a reason that no answer can cause.
-            Failure: a user's reward function raised an error. It ends training.
+            Failure: a user's reward function raised an error, which ends training.
         """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward.name))
         if verdict.grader_failed:

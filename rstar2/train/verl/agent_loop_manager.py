@@ -1,13 +1,14 @@
-"""Our version of VERL's manager of agent loops and of its workers. It differs from VERL's in four ways.
+"""Our version of VERL's manager of agent loops and of its workers. Our manager differs from VERL's in four ways.
 
-- One agent loop serves all rollouts of a process. VERL makes one for every rollout with Hydra. This takes 5 to 8 ms,
-  which is more than the loop itself takes. Our loop has no state between rollouts.
-- A failed rollout leaves a tag in VERL's queue, by which `rstar2.train.verl.sampler` counts it. VERL leaves nothing.
-- A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together; here each
-  waits for its round. If the group is decided earlier, the remaining ones return without a rollout. VERL takes a group
-  as finished when all of them have returned.
-- Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, before the last one returns. Long
-  rollouts therefore get as many recoveries as short ones.
+- One agent loop serves all rollouts of a process. VERL makes one agent loop for every rollout with Hydra. Making a loop
+  takes 5 to 8 ms, which is more than the loop itself takes. Our loop has no state between rollouts.
+- A failed rollout leaves a tag in VERL's queue, by which `rstar2.train.verl.sampler` counts it. With VERL's manager, a
+  failed rollout leaves nothing in the queue.
+- A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together; with our
+  manager, each rollout waits for its round. If the group is decided earlier, the remaining calls return without a
+  rollout. VERL takes a group as finished when all of its calls have returned.
+- Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, before the last rollout returns.
+  Long rollouts therefore get as many recoveries as short ones.
 
 VERL's setting `rollout.agent.agent_loop_manager_class` names this module's manager.
 """
@@ -107,7 +108,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         row: dict[str, Any],
         beginnings: list[tuple[Beginning, bool]],
     ) -> None:
-        """Runs the recoveries of a group, after a tag with their number was put into VERL's queue.
+        """Runs the recoveries of a group, after a tag with the number of recoveries was put into VERL's queue.
 
         Args:
             loop: the agent loop.
@@ -133,7 +134,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_rollout(
         self, run: Callable[[], Awaitable[agent_loop.AgentLoopOutput]], row: dict[str, Any], partition: str
     ) -> Rollout | None:
-        """Runs a rollout and puts it into VERL's queue. If it fails, it puts a tag there and returns None."""
+        """Runs a rollout and puts it into VERL's queue. If the rollout fails, puts a tag there and returns None."""
         try:
             output = await run()
             # The field is removed, because it is as large as the rollout and VERL's queue does not need it.
@@ -149,10 +150,10 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
 
 class Groups:
-    """Runs the rollouts of one worker in rounds, if the recipe says so.
+    """Runs the rollouts of one worker in rounds, if the recipe sets `groups.round`.
 
     Args:
-        settings: `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
+        settings: the table `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -164,11 +165,11 @@ class Groups:
         """The groups of which VERL has not started every rollout yet."""
 
     async def run(self, row: Mapping[str, Any], roll_out: Callable[[], Awaitable[Rollout | None]]) -> None:
-        """Runs the rollout of a row when its round begins. It does not run it if the group does not need it.
+        """Runs the rollout of a row when its round begins. A rollout that its group does not need is not run.
 
         Args:
             row: the row of VERL's batch.
-            roll_out: runs the rollout; it returns None if the rollout failed.
+            roll_out: runs the rollout, and returns None if the rollout failed.
         """
         if self._rounds is None:
             await roll_out()
@@ -196,7 +197,7 @@ class Beginnings:
     """Collects the failed calls of one worker's groups, after which recoveries may begin.
 
     Args:
-        settings: `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
+        settings: the table `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -220,8 +221,8 @@ class Beginnings:
         """Counts a rollout of a group that has ended or was not needed.
 
         Returns:
-            If it was the last of its group, the beginnings drawn for recoveries, each with `replay` of `add`. Otherwise
-            an empty list.
+            The beginnings drawn for recoveries, each with `replay` of `add`, if the rollout was the last of its group;
+            an empty list if it was not the last.
         """
         if not self.settings.failures:
             return []

@@ -1,4 +1,5 @@
-"""Runs torchrun on every node of a Ray cluster, for SFT on several nodes. It ends when one of them fails.
+"""Runs torchrun on every node of a Ray cluster, for SFT on several nodes. The program ends when torchrun fails on one
+node.
 
 `python -m rstar2.train.verl.every_node NODES GPUS NAMES -m torch.distributed.run …` adds the options of the rendezvous
 to torchrun's command line. NAMES are names of environment variables, separated by commas, that are copied to the nodes.
@@ -22,13 +23,13 @@ from rstar2.processes import die_with, free_port
 PLACEMENT_S = 600.0
 """Limit for the seconds until the cluster has free GPUs."""
 REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
-"""Ray's environment variable for the limit of a process's start. Its value comes from `hardware.worker_start_s`. An
-actor here may take one minute longer."""
+"""Ray's environment variable for the limit of a process's start. The variable's value comes from
+`hardware.worker_start_s`. An actor of this module may take one minute longer."""
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 
 class Node:
-    """An actor on one node, which owns its GPUs."""
+    """An actor on one node, which owns the GPUs of the node."""
 
     def rendezvous(self) -> tuple[str, int]:
         """Returns this node's address and a free port."""
@@ -44,7 +45,7 @@ class Node:
 
 
 def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
-    """Runs torchrun on all nodes.
+    """Runs torchrun on all nodes until every torchrun has ended or one has failed.
 
     Returns the exit code of the first torchrun that failed, or 0. Raises Ray's error if the cluster lacks the nodes.
     """

@@ -1,9 +1,9 @@
 """The client of the fork server: it runs `[-m MODULE | SCRIPT] ARGUMENTS…` in a fork of the server.
 
-If there is no server, it runs the command in a new interpreter.
+If there is no server, the client runs the command in a new interpreter.
 
-It replaces the Python executable of the trainer and of each of Ray's workers. While the forked process runs, the client
-forwards signals to it, and it ends with the same exit code. It is started by its path, as
+The client replaces the Python executable of the trainer and of each of Ray's workers. While the forked process runs,
+the client forwards signals to it, and ends with the same exit code. The client is started by its path, as
 `python -I -S fork_client.py …`, and imports very little, so that it starts fast.
 """
 
@@ -21,12 +21,12 @@ SOCKET_VARIABLE = "RSTAR2_FORK_SERVER"
 PARENT_POLL_S = 1.0
 """Seconds between two checks that the client's parent still lives."""
 ANSWER_S = 300.0
-"""Limit for the seconds until the server responds, including its own imports. After that, a new interpreter runs the
-command."""
+"""Limit for the seconds until the server responds, including its own imports. If the server is slower, a new
+interpreter runs the command."""
 
 
 def main() -> None:
-    """Runs the command of the command line. It never returns."""
+    """Runs the command of the command line. `main` never returns."""
     arguments = sys.argv[1:]
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": _umask()}
     may_begin, begin = os.pipe()
@@ -73,7 +73,7 @@ def _let_begin(pipe: int) -> None:
 
 
 def _wait(server: socket.socket, child: int) -> int:
-    """Returns the child's wait status.
+    """Waits for the forked child, and returns the child's wait status.
 
     If this process's parent ends, this process ends too, and the server kills the child. Without the fork server, the
     child itself would end with that parent.

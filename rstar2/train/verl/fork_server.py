@@ -1,10 +1,11 @@
 """The fork server: a process that has imported torch, transformers and VERL, and forks when a process needs them.
 
-A run of VERL on a laptop has nine processes. Each of them would import the same libraries, which takes several seconds
-of processor time, and again in every stage. A fork has them at once, and shares their memory.
+A run of VERL on a laptop has nine processes. By itself, each of the nine processes would import the same libraries,
+which takes several seconds of processor time, and again in every stage. A fork has the libraries at once, and shares
+their memory.
 
-The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is its client. If
-the server is missing or does not respond, the same commands run in new interpreters.
+The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is the server's
+client. If the server is missing or does not respond, the same commands run in new interpreters.
 
     python -m rstar2.train.verl.fork_server LISTENER LOG
 
@@ -52,17 +53,18 @@ PRELOADED = (
     "rstar2.train.verl.plugin",
     "rstar2.train.verl.sampler",
 )
-"""Modules that the trainer's processes import. If one is missing here, each process that needs it imports it itself."""
+"""Modules that the trainer's processes import. If one is missing here, each process that needs the module imports it
+itself."""
 FIXED_AT_IMPORT = {
     # The id of a cluster's first job. A trainer has a cluster of its own, so it is the first job.
     "RAY_JOB_ID": "01000000",
     # pyarrow's usual allocator starts a thread, and threads do not survive a fork.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""Environment variables that libraries read when they are imported. A fork cannot change them any more.
+"""Environment variables that libraries read when they are imported. A fork cannot change these variables any more.
 
-RAY_RAYLET_PID is also set, to the id of this process. A worker of Ray ends with the process of that id. Here it ends
-with this process, and `fork_client` ends with Ray's raylet.
+RAY_RAYLET_PID is also set, to the id of this process. A worker of Ray ends with the process of that id. A forked worker
+ends with this process, and `fork_client` ends with Ray's raylet.
 """
 REQUEST_S = 10.0
 """Limit for the seconds from a client's connection until its request is complete."""
@@ -98,7 +100,7 @@ class ForkServer:
         """Each child by two descriptors: its pidfd and the connection to its client."""
 
     def serve(self) -> Job:
-        """Forks a child for every request. It returns only in a child, with the child's job."""
+        """Forks a child for every request. `serve` returns only in a child, with the child's job."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
@@ -187,8 +189,8 @@ def _receive(connection: socket.socket) -> Job:
 def _set_up_process(job: Job, set_by_imports: dict[str, str]) -> None:
     """Gives this process the state of its client: descriptors, environment, folder and umask.
 
-    It returns when the client is ready to forward signals to this process. If the client ends before, this process
-    ends.
+    The function returns when the client is ready to forward signals to this process. If the client ends before it is
+    ready, this process ends.
     """
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):

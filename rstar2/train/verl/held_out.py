@@ -1,8 +1,8 @@
 """Measures the policy on held-out problems, over the rollouts that have a verdict.
 
 VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes such rollouts
-before VERL measures, and counts them here. If there are too many, the step has no measurement. VERL has no hook for
-this, so this module replaces two methods of VERL's trainer when it is imported.
+before VERL measures, and counts them here. If too many rollouts are removed, the step has no measurement. VERL has no
+hook for this, so this module replaces two methods of VERL's trainer when it is imported.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class NoVerdictsError(Exception):
 
 @dataclass
 class HeldOut:
-    """The rollouts of one measurement."""
+    """The rollouts of one measurement on held-out problems: their numbers, and the reasons for lost ones."""
 
     rollouts: int = 0
     lost: list[str] = field(default_factory=list)
     """The reason for each rollout that lost a tool call."""
     failed: list[FailedRollout] = field(default_factory=list)
     undecided: int = 0
-    """Rollouts whose answer the grader could not decide; they count as not correct."""
+    """Number of rollouts whose answer the grader could not decide; such rollouts count as not correct."""
 
     def add(
         self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout], undecided: int = 0
@@ -57,7 +57,7 @@ class HeldOut:
     def metrics(self) -> dict[str, float]:
         """Returns the metrics `rstar2/held_out_…`: counts of rollouts, and the share of undecided answers.
 
-        The share is over the rollouts with a verdict.
+        The share of undecided answers is over the rollouts with a verdict.
         """
         with_verdict = self.rollouts - len(self.lost) - len(self.failed)
         return {
@@ -68,7 +68,7 @@ class HeldOut:
         }
 
     def fault(self, step: int, max_lost_share: float, max_failed_share: float) -> str:
-        """Says why there is no measurement; empty if there is one."""
+        """Says why there is no measurement; empty if there is a measurement."""
         faults = []
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
@@ -93,16 +93,16 @@ def with_accuracy(
     verdicts: Sequence[float],
     samples: int,
 ) -> dict[str, Any]:
-    """Replaces the accuracies in VERL's metrics by one per source.
+    """Replaces the accuracies in VERL's metrics by one accuracy per source.
 
     The accuracy is the mean over the problems of a source of their shares of correct rollouts. VERL has an accuracy for
     each number of rollouts with a verdict that a problem can have, each over the problems with that number.
 
     Args:
-        metrics: VERL's metrics.
+        metrics: the metrics on held-out problems that VERL has computed.
         sources: the source of each rollout with a verdict.
-        problems: the problem of each of these rollouts.
-        verdicts: 1 for each of these rollouts that is correct, else 0.
+        problems: the problem of each rollout with a verdict.
+        verdicts: for each rollout with a verdict, 1 if it is correct, else 0.
         samples: rollouts per problem.
     """
     shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -143,9 +143,9 @@ def _val_metrics_update(
     sample_turns: list[int],
     expected_acc_counts: dict[tuple[str, str], int] | None = None,
 ) -> dict[str, Any]:
-    """Replaces VERL's `_val_metrics_update`.
+    """Replaces VERL's `_val_metrics_update`, so that missing rollouts do not count as wrong.
 
-    It ignores `expected_acc_counts`, with which VERL counts missing rollouts as wrong.
+    The replacement ignores `expected_acc_counts`, with which VERL counts missing rollouts as wrong.
     """
     metrics = _verls_metrics(self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns)
     samples = int(self.config.actor_rollout_ref.rollout.val_kwargs.n)

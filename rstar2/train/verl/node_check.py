@@ -1,7 +1,8 @@
 """Examines every node of a Ray cluster: its packages, its GPUs, the run's folder, and the connection to the judge.
 
 `python -m rstar2.train.verl.node_check` reads a request from standard input, as JSON, and prints a JSON list of
-reports: first that of this machine, then one for each node. `rstar2.train.machine_checks` compares them.
+reports: first that of this machine, then one for each node. `rstar2.train.machine_checks` compares the reports with
+each other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ PACKAGES = ("rstar2", "verl", "torch", "vllm", "transformers", "ray", "flash-att
 ALL_GPUS = dict.fromkeys(
     (f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")), "1"
 )
-"""With these variables, a Ray task that requests no GPU sees all GPUs of its node. Otherwise Ray hides them."""
+"""With these variables, a Ray task that requests no GPU sees all GPUs of its node. Without these variables, Ray hides
+the GPUs from such a task."""
 
 
 def examine(
@@ -28,15 +30,15 @@ def examine(
     try_gpus: str = "",
     gpus_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Examines the node that it runs on. It imports all modules itself, because the node may lack rstar2.
+    """Examines the node that it runs on. `examine` imports all modules itself, because the node may lack rstar2.
 
     Args:
         name: the node's name.
-        marker: a file in the run's folder whose content is its own name; None to skip this check.
-        judge: URL and token of the judge; None to skip this check.
+        marker: a file in the run's folder whose content is its own name, or None to skip the check of the folder.
+        judge: URL and token of the judge, or None to skip the check of the judge.
         gpus: number of GPUs that must work.
         try_gpus: a program that prints a word for each GPU that works.
-        gpus_s: limit for the seconds of this program.
+        gpus_s: limit for the seconds that `try_gpus` may run.
 
     Returns:
         A report with the keys `node`, `versions` (of packages), `sources` (a digest of rstar2's code), `faults`

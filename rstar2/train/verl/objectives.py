@@ -1,6 +1,7 @@
 """Advantages and losses that VERL lacks, or that it computes over the wrong rollouts.
 
-Importing this module registers them with VERL, under the names in `rstar2.train.algorithms.REGISTERED`.
+Importing this module registers these advantages and losses with VERL, under the names in
+`rstar2.train.algorithms.REGISTERED`.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ def equal_problems(
     """Computes GRPO's advantages, weighted so that every problem of a step has the same weight in the loss.
 
     VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight.
-    Here each advantage is multiplied by the mean number of tokens per problem, and divided by the number of tokens of
-    its own problem. The loss then is a mean over problems of each problem's mean over tokens. Nothing else changes,
-    because the clipped loss is proportional to the advantage.
+    In this function, each advantage is multiplied by the mean number of tokens per problem, and divided by the number
+    of tokens of its own problem. With these advantages, the loss is a mean over problems of each problem's mean over
+    tokens. The rest of the loss does not change, because the clipped loss is proportional to the advantage.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
         response_mask: 1 for each token that the model wrote; shape (rollouts, tokens).
         index: the problem of each rollout. A problem without tokens, as that of an empty rollout, does not count.
-        config: VERL's settings of the algorithm.
+        config: VERL's settings of the algorithm (VERL's table `algorithm`).
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". Both have the shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". Both tensors have the shape (rollouts, tokens).
     """
     advantages, _returns = compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
@@ -69,11 +70,11 @@ def maxrl(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the advantages of maximum-likelihood reinforcement learning (MaxRL): (reward − mean) / mean.
 
-    The mean is that of the rollout's group. The policy gradient is then an estimate of the gradient of log(pass rate),
-    truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1, with the control variate
-    of algorithm 1.
+    The mean is over the rewards of the rollout's group. The policy gradient is then an estimate of the gradient of
+    log(pass rate), truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1, with the
+    control variate of algorithm 1.
 
-    If the mean is 0 or below, all advantages of the group are 0: the formula has no meaning there.
+    If the mean is 0 or below, all advantages of the group are 0: the formula has no meaning for such a mean.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
@@ -81,7 +82,7 @@ def maxrl(
         index: the problem of each rollout.
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". Both have the shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". Both tensors have the shape (rollouts, tokens).
     """
     rewards = token_level_rewards.sum(-1)
     groups = torch.as_tensor(np.unique(index, return_inverse=True)[1], device=rewards.device)
@@ -96,7 +97,7 @@ def _of_real_rollouts(name: str) -> None:
     """Registers an estimator that applies VERL's to real rollouts only, without the empty ones that fill up a batch.
 
     VERL's `gpg` scales by the number of all rollouts. VERL's `grpo_passk` raises an error if a batch has one empty
-    rollout, because its group then has only one member.
+    rollout, because the group of an empty rollout has only one member.
     """
     estimate = get_adv_estimator_fn(REGISTERED[name])
 

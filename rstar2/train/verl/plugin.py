@@ -1,6 +1,7 @@
 """Makes VERL work with `trainer.device=cpu`, and with `rollout.name` `rstar2_cpu` or `vllm`.
 
-Every VERL process imports it. It has an effect only if VERL_PLATFORM is cpu, which the CPU profile sets.
+Every VERL process imports this module. The module has an effect only if VERL_PLATFORM is cpu, which the CPU profile
+sets.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _with_gloo(original: Any) -> Any:
 
 
 def _logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Replaces VERL's `logprobs_from_logits_v2`, which would loop over single tokens here."""
+    """Replaces VERL's `logprobs_from_logits_v2`, which would loop over single tokens on a CPU."""
     losses = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return -losses.view(labels.shape)
 

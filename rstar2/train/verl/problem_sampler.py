@@ -1,12 +1,12 @@
 """Makes VERL's data loader use the problems that a curriculum chooses.
 
 VERL 0.9.1 has no hook for the data loader's sampler, so this module replaces the function that creates it when it is
-imported. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. This is the case for the
+imported. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. VERL's own sampler serves the
 curriculum `uniform`.
 
-Outcomes come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step there before VERL
-fetches the problems of the next step. The data loader has no processes that fetch ahead, so every choice is based on
-all outcomes so far. VERL saves the state of the sampler in its checkpoints.
+The outcomes of problems come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step to
+this file before VERL fetches the problems of the next step. The data loader has no processes that fetch ahead, so every
+choice is based on all outcomes so far. VERL saves the state of the sampler in its checkpoints.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rstar2.train.records.outcome_log import OutcomeReader
 class ProblemSampler(Sampler[int]):  # type: ignore[misc]
     """An endless iterator over indices of problems, chosen by the outcomes so far.
 
-    It chooses the problems of a whole step at a time. When there are new outcomes, it drops the chosen problems that
-    were not used yet, for example after some of them replaced dropped groups.
+    The sampler chooses the problems of a whole step at a time. When there are new outcomes, the sampler drops the
+    chosen problems that were not used yet, for example after some of the chosen problems replaced dropped groups.
 
     Args:
         settings: the table that `rstar2.train.command` writes.
@@ -53,7 +53,7 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
         self._handed_out = 0
         """Number of problems that were returned so far."""
         self._chosen: list[int] = []
-        """Problems that will be returned next."""
+        """Indices of the problems that the sampler will return next."""
         self._under_way: list[int] = []
         """Problems that were returned and have no outcome yet, the oldest first."""
 
@@ -94,7 +94,7 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that VERL saves in a checkpoint. The outcomes are not part of it."""
+        """Returns the state that VERL saves in a checkpoint. The outcomes are not part of this state."""
         return {
             "handed_out": self._handed_out,
             "steps_read": self._steps_read,
@@ -113,7 +113,7 @@ _verls_sampler = trainer_base.create_rl_sampler
 
 
 def _create_sampler(data_config: Any, dataset: Any) -> Any:
-    """Replaces VERL's `create_rl_sampler`."""
+    """Replaces VERL's `create_rl_sampler`, so that a curriculum can choose the problems."""
     settings = data_config.get(PROBLEM_SAMPLER)
     if settings is None:
         return _verls_sampler(data_config, dataset)

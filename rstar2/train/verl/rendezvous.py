@@ -2,8 +2,8 @@
 
 VERL 0.9.1 picks a free port, and a worker listens on it some seconds later. On a busy machine, the kernel sometimes
 assigned the port to a connection in between, and training failed at its start. VERL's worker groups also accept a range
-of ports, which VERL's trainers do not set. Importing this module sets it. The range is determined on the trainer's
-machine, but the first worker's node uses it.
+of ports, which VERL's trainers do not set. Importing this module sets the range. The range is determined on the
+trainer's machine, but the first worker's node uses it.
 """
 
 from __future__ import annotations

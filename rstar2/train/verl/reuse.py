@@ -1,4 +1,4 @@
-"""Reuses rollouts that finished before the trainer was started again, and saves those that finish now.
+"""Reuses rollouts that finished before the trainer was started again, and saves rollouts that finish now.
 
 Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. The files, and the rule for what may be
 reused, are in `rstar2.train.records.finished_rollouts`.
@@ -24,15 +24,16 @@ from rstar2.train.verl.rollout_fields import from_saved, rollout_of, to_saved
 _HANDED_OUT = "handed_out"
 """Key in a row's `extra_info`: the number of times that the step has used the problem before."""
 _FOLDER = "rollouts_kept_in"
-"""Key in a row's `extra_info`: the folder for the step's rollouts; empty if they are not saved."""
+"""Key in a row's `extra_info`: the folder for the step's rollouts; empty if the rollouts are not saved."""
 _on_begin: ContextVar[Callable[[], None]] = ContextVar("on_begin")
 
 
 class ProblemMarker:
     """Adds two values to the rows of a batch on which all workers must agree.
 
-    One is the number of times that the step has used the problem before, because a step may use a problem twice. The
-    other is the folder for the step's rollouts. Only one process marks batches, so all workers get the same values.
+    One value is the number of times that the step has used the problem before, because a step may use a problem twice.
+    The other value is the folder for the step's rollouts. Only one process marks batches, so that all workers get the
+    same two values.
     """
 
     def __init__(self, config: Any) -> None:
@@ -58,11 +59,11 @@ class ProblemMarker:
 
 
 class RolloutReuse:
-    """Runs the rollouts of one agent-loop worker, and reuses those that finished before.
+    """Runs the rollouts of one agent-loop worker, and reuses rollouts that finished before.
 
     Args:
-        client: VERL's client of the engines. If it can tell when a rollout gets an engine, a rollout counts as begun
-            from then on.
+        client: VERL's client of the engines. If the client can tell when a rollout gets an engine, the rollout counts
+            as begun from that time on.
     """
 
     def __init__(self, client: Any) -> None:
@@ -78,7 +79,7 @@ class RolloutReuse:
         sampling: dict[str, Any],
         row: dict[str, Any],
     ) -> AgentLoopOutput:
-        """Returns the saved rollout of a row, or runs a new one and saves it.
+        """Returns the saved rollout of a row, or runs a new rollout and saves it.
 
         Args:
             rollout: runs a rollout.
@@ -116,8 +117,8 @@ class RolloutReuse:
     def _failed(self, step: int, key: Key) -> None:
         """Records a failure after `END_S`, if this process still runs then.
 
-        When training ends, engines and judge are stopped first. A rollout that fails because of this must not count as
-        failed.
+        When training ends, engines and judge are stopped first. A rollout that fails because the engines or the judge
+        were stopped must not count as failed.
         """
 
         async def record() -> None:
@@ -130,7 +131,8 @@ class RolloutReuse:
 
 
 def _report_begin(client: Any) -> None:
-    """Makes VERL's client call `_on_begin` when a rollout gets an engine. Until then it may have waited for long."""
+    """Makes VERL's client call `_on_begin` when a rollout gets an engine. Until the rollout gets an engine, it may have
+    waited for long."""
     acquire = client._acquire_server
 
     async def acquire_and_report(request_id: str, **fields: Any) -> Any:

@@ -2,11 +2,11 @@
 
 A finished rollout is in VERL's `extra_fields`. A failed rollout has no fields, only a tag with the cause. A group that
 is rolled out in rounds has one more key, whose tag has the group's result. A group with recoveries
-(`rstar2.train.recover`) has one more key, whose tag has their number.
+(`rstar2.train.recover`) has one more key, whose tag has the number of recoveries.
 
-The recoveries from a failed call form a group of their own. Its name is `PROBLEM_afterN` if the problem's group is
-PROBLEM. VERL reads the part of a key before the first underscore as the prompt. It compares rewards only among
-rollouts whose group has the same full name.
+The recoveries from a failed call form a group of their own. The name of this group is `PROBLEM_afterN` if the problem's
+group is PROBLEM. VERL reads the part of a key before the first underscore as the prompt. VERL compares rewards only
+among rollouts whose group has the same full name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def to_extra_fields(
         trace: the rollout, with its reward.
         with_trace: whether the fields contain the whole trace.
         written_by: the number of tokens in the turns that each step's weights started, by step.
-        recovery: the result of a recovery; None if the rollout began with the problem.
+        recovery: the result of a recovery, or None if the rollout began with the problem.
     """
     # Every rollout has all keys, because VERL's queue stacks them.
     return {
@@ -78,13 +78,13 @@ def rollout_of(extra_fields: Any) -> Rollout:
 
 
 def written_by(extra_fields: Any) -> dict[int, int]:
-    """Returns the number of tokens in the rollout's turns, by the step whose weights started them."""
+    """Returns the number of tokens in the rollout's turns, by the step whose weights started the turns."""
     tokens: dict[int, int] = getattr(extra_fields, "data", extra_fields)[_WRITTEN_BY]
     return tokens
 
 
 def trace_of(extra_fields: Any) -> Trace | None:
-    """Returns the trace in extra fields, or None if they have none."""
+    """Returns the trace in extra fields, or None if the fields have no trace."""
     text = getattr(extra_fields, "data", extra_fields)[_TRACE]
     return None if text is None else Trace.model_validate_json(text)
 
@@ -127,7 +127,7 @@ def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
 
 
 def take_recoverable(extra_fields: dict[str, Any]) -> tuple[Trace, bool] | None:
-    """Removes the field of `recoverable_field`, and returns its rollout and `replay`. Returns None if it is missing."""
+    """Removes the field of `recoverable_field`, and returns its rollout and `replay`; None if the field is missing."""
     field = extra_fields.pop(_RECOVERABLE, None)
     return None if field is None else (Trace.model_validate_json(field["trace"]), bool(field["replay"]))
 
@@ -169,5 +169,5 @@ def recoveries_of(tag: Mapping[str, Any]) -> int | None:
 
 
 def is_rollout(tag: Mapping[str, Any]) -> bool:
-    """Whether a tag belongs to a finished rollout. Only such a rollout has fields."""
+    """Whether a tag belongs to a finished rollout. Only a finished rollout has fields."""
     return failure_of(tag) is None and rounds_of(tag) is None and recoveries_of(tag) is None

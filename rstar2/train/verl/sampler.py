@@ -1,8 +1,8 @@
 """VERL's custom sampler: it applies the recipe's selection, so that at most G rollouts of a problem are trained on.
 
-Rollouts without a verdict are left out first: those that failed, and those with a tool call that the judge lost. If
-there are too many of them, all rollouts of the step are discarded. Training waits for a while, or until the judge
-answers if it lost the calls. Then the step is rolled out again.
+Rollouts without a verdict are left out first: rollouts that failed, and rollouts with a tool call that the judge lost.
+If there are too many such rollouts, all rollouts of the step are discarded. Training waits for a while, or until the
+judge answers if it lost the calls. After the wait, the step is rolled out again.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from rstar2.train.verl.rollout_fields import (
 POLL_S = 0.1
 """Seconds between two polls of VERL's queue. VERL's default of 2 would be most of a step's time for a small model."""
 POLL_SHARE = 0.05
-"""The largest share of the time that polling may take. A poll lists every rollout, so it takes longer the more there
-are."""
+"""The largest share of the time that polling may take. A poll lists every rollout, so a poll takes longer the more
+rollouts there are."""
 LONGEST_POLL_S = 10.0
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
@@ -77,14 +77,15 @@ more than another attempt."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
 """Seconds to wait, the first time and at most, before a step is rolled out again because too many rollouts failed."""
 _EVICTION_REASONS = ("off_policy", "rollout_failure")
-"""VERL's reasons to leave a group out. Each has its own metric, which is missing if no group was left out."""
+"""VERL's reasons to leave a group out. Each reason has its own metric, which is missing if no group was left out for
+this reason."""
 log = logging.getLogger(__name__)
 
 
 class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Selects the rollouts to train on, logs metrics of all rollouts before the selection, and saves traces.
 
-    Its settings are `sampler_kwargs` in the trainer config:
+    The settings of this class are `sampler_kwargs` in the trainer config:
 
     | key | value |
     |---|---|
@@ -106,7 +107,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """
 
     held_out: HeldOut
-    """The rollouts of the current measurement on held-out problems. `rstar2.train.verl.held_out` sets it."""
+    """The rollouts of the current measurement on held-out problems. `rstar2.train.verl.held_out` sets this attribute.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         options = kwargs["sampler_kwargs"]
@@ -130,7 +132,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Whether too many of the step's rollouts lost a call."""
         self._max_failed_share = float(options["max_failed_share"])
         self._failed: list[FailedRollout] = []
-        """The step's rollouts that failed."""
+        """The rollouts of the current step that failed."""
         self._finished_tokens = 0.0
         """The mean length of the step's rollouts that finished."""
         self._rollout_count = 0
@@ -173,8 +175,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         The step is rolled out again until there are rollouts to train on.
 
         Raises:
-            JudgeError: too many rollouts lost a call. Either the judge was away for longer than the recipe's
-                `judge.stop_after_s`, or it answered and the step still lost too many calls `EMPTY_STEPS` times.
+            JudgeError: too many rollouts lost a call. The judge was away for longer than the recipe's
+                `judge.stop_after_s`, or the judge answered and the step still lost too many calls `EMPTY_STEPS` times.
             Failure: too many rollouts failed `FAILED_STEPS` times, or nothing could be trained on `EMPTY_STEPS` times,
                 or the step would be rolled out again after a signal to stop.
         """
@@ -214,7 +216,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         selected_prompt_uids: list[str],
         partition_snapshot: dict[str, dict[str, Any]],
     ) -> KVBatchMeta:
-        """Returns the rollouts to train on. There are none if too many failed or lost a call."""
+        """Returns the rollouts to train on. The result is empty if too many rollouts failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         batch, in_rounds = _without_rounds(batch)
         batch, recoveries = self._without_recoveries(batch)
@@ -282,7 +284,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _count_without_verdict(
         self, rollouts: list[Rollout], recoveries: _Recoveries, failed: list[FailedRollout]
     ) -> None:
-        """Counts the step's rollouts that failed or lost a call, and logs why.
+        """Counts the step's rollouts that failed or lost a call, and logs the reasons.
 
         Args:
             rollouts: the finished rollouts of problems.
@@ -318,7 +320,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _started_rollouts(
         self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
     ) -> int:
-        """Counts the rollouts of these groups that were started, without recoveries."""
+        """Counts the rollouts of the given groups that were started, without recoveries."""
         full = self._per_problem[partition_id]
         return sum(in_rounds[each].made if each in in_rounds else full for each in problems)
 
@@ -375,9 +377,10 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return _cleared(batch, why), [*why.values(), *[without_record] * missing]
 
     def _with_verdict(self, batch: KVBatchMeta, failed: list[FailedRollout]) -> KVBatchMeta:
-        """Returns the held-out rollouts that lost no call. The others are counted and removed from the queue.
+        """Returns the held-out rollouts that lost no call. All other held-out rollouts are counted and removed from the
+        queue.
 
-        Raises NoVerdictsError if none is left, because VERL cannot go on with none.
+        Raises NoVerdictsError if no rollout is left, because VERL cannot go on without any.
         """
         rollouts = [rollout_of(each) for each in _extra_fields(batch.keys, batch.partition_id)]
         lost = {
@@ -412,7 +415,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
 
     def held_out_fault(self) -> str:
-        """Says why the current measurement on held-out problems is not valid; empty if it is."""
+        """Says why the current measurement on held-out problems is not valid; empty if it is valid."""
         return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -437,7 +440,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return RolloutProgress(self._step, finished, total, failed=len(failed), fault=self._fault)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Returns the finished groups to replace: those that give no gradient, up to the limit of `refill_batches`."""
+        """Returns the finished groups to replace, which give no gradient, up to the limit of `refill_batches`."""
         if partition_id == "val" or not self._refill_limit:
             return set(), Counter()
         undecided = self.finished_keys[partition_id] - self._accepted
@@ -501,8 +504,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     ) -> list[int]:
         """Returns the indices of the rollouts to train on.
 
-        If no group gives a gradient, it returns those of one group with equal rewards, because VERL needs a batch. If
-        no group has two rollouts, it returns nothing.
+        If no group gives a gradient, the rollouts of one group with equal rewards are returned, because VERL needs a
+        batch. If no group has two rollouts, the list is empty.
         """
         trained: list[int] = []
         spare: list[int] = []
@@ -518,7 +521,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _off_policy(self, trained: list[dict[int, int]]) -> float:
         """Returns the share of trained tokens in turns that started with older weights than the step's.
 
-        The weights of step n are those that step n - 1 produced. All tokens of a turn count, even if an update
+        The weights of step n are the weights that step n - 1 produced. All tokens of a turn count, even if an update
         interrupted the turn and newer weights continued it.
 
         Args:
@@ -542,7 +545,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Waits until the judge answers, and returns the seconds of waiting. Raises JudgeError after `limit_s`."""
+        """Waits until the judge answers, and returns the seconds of waiting. JudgeError is raised after `limit_s`."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         self.fault(f"{why}, so training waits for the judge at {settings['judge_url']}", discarded=True)
@@ -633,7 +636,7 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     """The sampler for VERL's asynchronous trainers.
 
     A step takes the oldest finished groups. VERL replaces a group with another problem if it is too old, or if its
-    rollouts failed without a record. See `rstar2.train.trainer.modes.AsyncSettings`.
+    rollouts failed without a record. `rstar2.train.trainer.modes.AsyncSettings` has the recipe's settings for this.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -645,7 +648,7 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Returns the batch of a step and its metrics. It also raises Failure if too many groups in a row failed."""
+        """Returns the batch of a step and its metrics. Failure is also raised if too many groups in a row failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)
@@ -674,7 +677,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def _clear_trained(self, partition_id: str) -> None:
         """Removes rollouts that belong to no group.
 
-        A checkpoint also has the rollouts of the step in which it was saved. They have been trained on.
+        A checkpoint also has the rollouts of the step in which it was saved. These rollouts have been trained on
+        already.
         """
         self._sync_metadata_from_transfer_queue()
         groups = self.prompt_global_steps[partition_id]
@@ -700,8 +704,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
 
 @dataclass(frozen=True)
 class _Recoveries:
-    """Recoveries: rollouts that began after a failed call. `keys`, `tags` and `fields` have an entry for each that
-    finished."""
+    """Recoveries: rollouts that began after a failed call. `keys`, `tags` and `fields` have an entry for each finished
+    recovery."""
 
     keys: list[str]
     tags: list[dict[str, Any]]
@@ -746,7 +750,7 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
     """Returns the recoveries of a finished group.
 
     Args:
-        tags: the tags of its recoveries by their key in VERL's queue.
+        tags: the tags of the group's recoveries by their key in VERL's queue.
         partition_id: "train" or "val", VERL's name for the part of the queue.
     """
     keys = sorted(key for key, tag in tags.items() if is_rollout(tag))
@@ -755,7 +759,7 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
 
 
 def _run_a_program(judge: SyncJudgeClient) -> None:
-    """Raises JudgeError if the judge cannot run a program. Its `/health` may answer even then."""
+    """Raises JudgeError if the judge cannot run a program. The judge's `/health` may answer even then."""
     judge.health()
     result = judge.run(RunRequest(code="print(1)"))
     if result.outcome == "lost":
@@ -779,8 +783,8 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
 def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
     """Returns the number of rollouts that a key of VERL's queue stands for in the progress of a step.
 
-    It is 1 for a rollout. For a group that was rolled out in rounds, it is the number of rollouts that the group did
-    not need.
+    The number is 1 for the key of a rollout. For the key of a group that was rolled out in rounds, the number is that
+    of the rollouts that the group did not need.
     """
     whole = rounds_of(tag)
     if recoveries_of(tag) is not None:
@@ -807,5 +811,5 @@ def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:
 
 
 def _group(key: str) -> str:
-    """Returns the group of a rollout. VERL's keys are GROUP_SESSION_INDEX."""
+    """Returns the group of a rollout. VERL's keys have the form GROUP_SESSION_INDEX."""
     return key.split("_")[0]

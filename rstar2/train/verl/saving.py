@@ -3,9 +3,9 @@
 VERL 0.9.1 saves only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names the callback
 in this module, so only the trainer's main process imports it. The import replaces `PPOTrainer.step`.
 
-At the end of each step's update, the callback sets `save_freq`, which VERL reads right after that. To stop, it also
-sets the total number of steps to the current one. VERL then saves, writes the step's metrics and ends as after any
-last step.
+At the end of each step's update, the callback sets `save_freq`, which VERL reads right after that. To stop training,
+the callback also sets the total number of steps to the current one. VERL then saves, writes the step's metrics and ends
+as after any last step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._every = config.trainer.save_freq
 
     def step_ended(self, trainer: PPOTrainer) -> None:
-        """Sets VERL's settings for saving. It is called after a step's update, before VERL reads them."""
+        """Sets VERL's settings for saving. VERL reads these settings after the callback, which runs after a step's
+        update."""
         now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every
         if now.stop:

@@ -18,15 +18,15 @@ from torch.utils.data import Dataset
 
 
 class EncodedConversations(Dataset):  # type: ignore[misc]
-    """The encoded conversations. VERL's setting `data.custom_cls` names this class.
+    """The encoded conversations as a dataset. VERL's setting `data.custom_cls` names this class.
 
     Rows are not padded, in line with the default of VERL's `data.pad_mode`.
 
     Args:
         parquet_files: a file that `rstar2.train.split` wrote, such as `train.npy`, with the numbers of the
-            conversations in the dataset. `train.arrow` beside it has all conversations. VERL gives this parameter its
-            name.
-        config: VERL's table `data`. Conversations are cut off after its `max_length` tokens.
+            conversations in the dataset. `train.arrow` beside it has all conversations. The name of this parameter
+            comes from VERL.
+        config: VERL's table `data`. Conversations are cut off after the table's `max_length` tokens.
     """
 
     def __init__(self, parquet_files: str | list[str], config: Mapping[str, Any], **_: Any) -> None:
@@ -51,7 +51,7 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling, without the open files. The receiving process opens them itself."""
+        """Returns the state for pickling, without the open files. The receiving process opens the files itself."""
         return {"_file": self._file, "_max_tokens": self._max_tokens}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ VERL 0.9.1 saves only every `trainer.save_freq` steps. After each step, this tra
 next: `save_freq`, and the total number of steps if training should stop.
 
 VERL's validation ignores the last rows if they do not fill a batch, which may be all of them, and averages over
-batches. Here every row counts, and the loss is the mean over all taught tokens.
+batches. With this trainer, every row counts, and the loss is the mean over all taught tokens.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
     def _is_measured(self, step: int) -> bool:
         """Whether the loss is measured after this step.
 
-        It is measured every `test_freq` steps, every `save_freq` steps, and at the last step. The saved models can then
-        be compared by it.
+        The loss is measured every `test_freq` steps, every `save_freq` steps, and at the last step, so that the saved
+        models can be compared by it.
         """
         if not self._validation:
             return False
@@ -120,7 +120,8 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         }
 
     def _decision(self, step: int) -> AtStepEnd:
-        """Returns the first rank's decision. Saving is a collective operation, so all ranks must decide the same."""
+        """Returns the first rank's decision after a step. Saving is a collective operation, so all ranks must decide
+        the same."""
         decision = [self._timing.at_step_end(step) if self.rank == 0 else None]
         torch.distributed.broadcast_object_list(decision, src=0)
         [now] = decision
@@ -130,8 +131,8 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
     def _load_place_in_epoch(self, checkpoint: str) -> None:
         """Restores the position within an epoch from a checkpoint.
 
-        It does not restore the position if the checkpoint was saved at the last step of an epoch. All batches are used
-        up there, so VERL would skip the next epoch.
+        The position is not restored if the checkpoint was saved at the last step of an epoch. At the end of an epoch
+        all batches are used up, so VERL would skip the next epoch.
         """
         if self.ckpt_handler.resume_global_step % self.steps_per_epoch:
             self._load_place(checkpoint)

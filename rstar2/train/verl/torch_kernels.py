@@ -4,11 +4,12 @@ Every VERL process imports this module if `hardware.attention` is "torch".
 
 VERL packs the sequences of a micro-batch into one row without padding. The position ids of each sequence start at 0.
 For such a row, transformers' `sdpa` builds a mask of shape (tokens, tokens). The mask takes memory, and PyTorch cannot
-use its flash attention with it. Here attention is computed for each sequence by itself, so no mask is needed.
+use its flash attention with a mask. In this module, attention is computed for each sequence by itself, so no mask is
+needed.
 
 Without flash-attn's loss, VERL computes log-probabilities in a loop over single tokens, and stores the softmax of all
-tokens in fp32. VERL also has a fused head. It fails if FSDP2 shards the head apart from the model, as it does for all
-models whose input and output embeddings differ.
+tokens in fp32. VERL also has a fused head. The fused head fails if FSDP2 shards the head apart from the model, which
+FSDP2 does for all models whose input and output embeddings differ.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Computes causal attention within each sequence of a packed row.
 
-    It has the interface of transformers' attention functions. `query`, `key` and `value` have the shape (1, heads,
-    tokens, head size), and `position_ids` has the shape (1, tokens). The result has the shape (1, tokens, heads, head
-    size).
+    `packed_attention` has the interface of transformers' attention functions. `query`, `key` and `value` have the shape
+    (1, heads, tokens, head size), and `position_ids` has the shape (1, tokens). The result has the shape (1, tokens,
+    heads, head size).
 
     Raises:
         ValueError: the row is not packed, or the model has a sliding window.
@@ -100,11 +101,11 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 def cross_entropy_loss(
     logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = False
 ) -> tuple[torch.Tensor, None]:
-    """Computes -log p(label) of each token. It replaces flash-attn's function of this name in VERL.
+    """Computes -log p(label) of each token. In VERL, this replaces flash-attn's function of the same name.
 
     Args:
-        logits: of shape (tokens, vocabulary).
-        labels: of shape (tokens,).
+        logits: the model's logits, of shape (tokens, vocabulary).
+        labels: the label of each token, of shape (tokens,).
         inplace_backward: whether the gradient may overwrite the logits.
 
     Returns:

@@ -2,9 +2,9 @@
 
 Every VERL process on GPUs imports this module, before VERL makes process groups.
 
-VERL 0.9.1 does not use its own key `actor_rollout_ref.nccl_timeout`. Its process groups have PyTorch's default timeout,
-and those of SFT a timeout of ten hours. Keys and tokens come from a file that only the user can read, because Ray shows
-the environment of its workers.
+VERL 0.9.1 does not use its own key `actor_rollout_ref.nccl_timeout`. VERL's process groups have PyTorch's default
+timeout, and the process groups of SFT a timeout of ten hours. Keys and tokens come from a file that only the user can
+read, because Ray shows the environment of its workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _set_timeout(seconds: int) -> None:
 def _read_secrets(path: Path) -> None:
     """Sets the secrets as environment variables, except those that are set already.
 
-    On the machine that started training, all of them are set already.
+    On the machine that started training, all secrets are set already.
     """
     for name, value in json.loads(path.read_text(encoding="utf-8")).items():
         os.environ.setdefault(name, value)

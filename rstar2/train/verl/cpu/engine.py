@@ -1,8 +1,8 @@
 """VERL's FSDP training engine on a CPU, with other micro-batches, and with memory freed between them.
 
-On a GPU, VERL removes padding and counts tokens without it. It mixes long and short rows, so that each micro-batch
-takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With VERL's
-division of rows, micro-batches would be mostly padding, and nothing would limit their memory.
+On a GPU, VERL removes padding and counts tokens without padding. VERL also mixes long and short rows, so that each
+micro-batch takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With
+VERL's division of rows, micro-batches would be mostly padding, and nothing would limit their memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rstar2.train.verl.cpu.platform import NAME, free_unused
 def padded_micro_batches(
     data: TensorDict, dp_group: Any = None, **more: Any
 ) -> tuple[list[TensorDict], list[list[int]] | None]:
-    """Divides a batch into micro-batches of rows with similar lengths. It replaces VERL's `prepare_micro_batches`.
+    """Divides a batch into micro-batches of rows with similar lengths. The function replaces VERL's
+    `prepare_micro_batches`.
 
     All ranks of `dp_group` make the same number of micro-batches. If the recipe limits rows instead of tokens, VERL's
     function divides the batch.
@@ -61,14 +62,14 @@ transformer_impl.prepare_micro_batches = padded_micro_batches
 class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """VERL's engine for CUDA, registered for the CPU.
 
-    There is no such engine for VERL's value models, because no algorithm here trains a critic.
+    VERL's value models have no engine for the CPU, because no algorithm here trains a critic.
     """
 
     def forward_step(self, *args: Any, **kwargs: Any) -> Any:
         """Computes a micro-batch's loss and outputs, after freeing unused memory.
 
-        The micro-batch before had other lengths. Activations of this one would not fit into the memory blocks that it
-        left.
+        The micro-batch before had other lengths. Activations of the new micro-batch would not fit into the memory
+        blocks that the earlier one left.
         """
         free_unused()
         return super().forward_step(*args, **kwargs)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST_PADDING = 0.25
-"""The largest share of padding in a micro-batch. A lower value makes more micro-batches, and each takes some time by
-itself."""
+"""The largest share of padding in a micro-batch. A lower value makes more micro-batches, and each micro-batch takes
+some time by itself."""
 
 
 def rows_of_like_lengths(lengths: Sequence[float], limit: int) -> list[list[int]]:
@@ -20,7 +20,7 @@ def rows_of_like_lengths(lengths: Sequence[float], limit: int) -> list[list[int]
 
     Args:
         lengths: tokens of each row.
-        limit: tokens.
+        limit: the largest number of tokens of a group, with padding.
 
     Returns:
         For each group the indices of its rows, the longest row first.

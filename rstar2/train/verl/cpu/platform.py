@@ -27,7 +27,8 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`, which has ten sizes. The ninth, `fordblks`, is the number of bytes in free blocks."""
+    """glibc's `struct mallinfo2`, which has ten sizes. The ninth size, `fordblks`, is the number of bytes in free
+    blocks."""
 
     _fields_ = [
         *((f"size{i}", ctypes.c_size_t) for i in range(8)),
@@ -37,11 +38,12 @@ class _Mallinfo(ctypes.Structure):
 
 
 def free_unused(*args: Any, **kwargs: Any) -> None:
-    """Returns freed memory to the operating system. It does nothing if the C library is not glibc.
+    """Returns freed memory to the operating system. If the C library is not glibc, nothing happens.
 
     glibc keeps freed blocks of up to 32 MiB, such as a layer's activations. VERL calls this function after each update.
-    Without it, the process would still own an update's memory while the next step computes its log-probabilities.
-    Less than `WORTH_FREEING` is not returned, because allocating it again would cost a small model a tenth of its time.
+    Without this function, the process would still own an update's memory while the next step computes its
+    log-probabilities. Less than `WORTH_FREEING` is not returned, because allocating it again would cost a small model a
+    tenth of its time.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
@@ -54,7 +56,7 @@ def free_unused(*args: Any, **kwargs: Any) -> None:
 
 
 def peak_memory(*args: Any, **kwargs: Any) -> int:
-    """Returns the peak memory of this process in bytes. VERL logs it as `perf/max_memory_allocated_gb`."""
+    """Returns the peak memory of this process in bytes. VERL logs this peak as `perf/max_memory_allocated_gb`."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

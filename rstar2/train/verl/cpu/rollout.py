@@ -86,10 +86,9 @@ class CpuServer:
         self._global_steps = global_steps
 
     async def abort_all_requests(self, **_: Any) -> None:
-        """Ends every request with the tokens it has so far. Later requests wait for `resume_generation`.
-
-        They wait for the duration of an update. `rstar2.train.launch` limits it: after `hardware.hung_after_s` without
-        a sign of life, it ends the trainer, and this actor with it.
+        """Ends every request with the tokens that the request has so far. Later requests wait for `resume_generation`.
+        The wait lasts for the duration of an update, which `rstar2.train.launch` limits: after `hardware.hung_after_s`
+        without a sign of life, the launcher ends the trainer, and this actor with it.
         """
         self._generates.clear()
         self._interruptions += 1

@@ -1,6 +1,6 @@
 """A router plugin for VERL, in which our scheduler assigns rollouts to engines. VERL runs it as a Ray actor.
 
-VERL's client calls `acquire_server` before each turn of a rollout, and `release_server` after it. The first call
+VERL's client calls `acquire_server` before each turn of a rollout, and `release_server` after the turn. The first call
 returns when an engine has room. Two further calls are ours: the agent loop calls `end_session` when a rollout has
 ended, and `engine_failed` when its engine has died. VERL's setting `rollout.router_config_path` names the file with the
 settings, which `rstar2.train.command` writes.
@@ -23,14 +23,14 @@ from rstar2.train.scheduler.metrics import read_vllm
 from rstar2.train.scheduler.policy import Scheduler, SchedulerSettings
 
 MOST_CALLS = 1 << 20
-"""Limit for the actor's concurrent calls. Every waiting rollout is one call. With Ray's default of 1,000, waiting calls
-could block the calls that make room for them."""
+"""Limit for the actor's concurrent calls. Every waiting rollout is one call. With Ray's default limit of 1,000, waiting
+calls could block the calls that make room for the waiting ones."""
 READ_EVERY_S = 2.0
 _HTTP_S = 5.0
 _PING_S = 10.0
 _FIRST_READING_S = 30.0
 GROUP_ENDS = "/"
-"""Separator in a request's id. The part before it is the rollout's group."""
+"""Separator in a request's id. The part of the id before the separator is the rollout's group."""
 _NO_SERVER = "No available servers in load balancer"
 """The text of an error after which VERL's asynchronous client waits and tries again."""
 
@@ -100,17 +100,17 @@ class SessionRouter:
         raise RuntimeError(_NO_SERVER)
 
     async def release_server(self, server_id: str, request_id: str) -> None:
-        """Called when a turn has ended."""
+        """Called by VERL's client when a rollout's turn has ended."""
         session = self._scheduler.sessions.get(request_id)
         if session is not None and session.engine == server_id:
             self._scheduler.turn_ended(request_id, time.monotonic())
 
     async def end_session(self, request_id: str, tokens: int | None) -> None:
-        """Called when a rollout has ended.
+        """Called by the agent loop when a rollout has ended.
 
         Args:
-            request_id: the id of its requests.
-            tokens: its number of tokens, with the prompt; None if it failed.
+            request_id: the id of the rollout's requests.
+            tokens: the rollout's number of tokens, with the prompt, or None if the rollout failed.
         """
         self.refused(request_id, "the rollout has ended")
         self._scheduler.end(request_id, tokens, time.monotonic())
@@ -164,7 +164,7 @@ class SessionRouter:
         }
 
     def _report(self) -> None:
-        """Prints the number of rollouts and turns since the last report. Ray forwards it to the trainer's log."""
+        """Prints the number of rollouts and turns since the last report. Ray sends the output to the trainer's log."""
         engines = (
             f"{name} {self._turns[name]} turns, KV cache of {state.capacity or 'unknown'} tokens"
             for name, state in self._scheduler.engines.items()
@@ -204,7 +204,7 @@ class SessionRouter:
             self._scheduler.read(name, reading, time.monotonic())
 
     async def _drop_if_dead(self, name: str) -> bool:
-        """Removes an engine if Ray reports that its actor is dead. Returns whether it is dead."""
+        """Removes an engine if Ray reports that its actor is dead. Returns whether the engine is dead."""
         handle = self._handles.get(name)
         if handle is None:
             return True

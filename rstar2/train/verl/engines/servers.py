@@ -1,9 +1,9 @@
 """Starts vLLM servers on all GPUs of a Ray cluster. The servers run until this process ends.
 
 `python -m rstar2.train.verl.engines.servers COUNT GPUS READY NAMES command …` starts the command COUNT times, with
-`--host` and `--port`. Each server gets GPUS GPUs of one node. When all servers respond, their URLs are written to the
-file READY as a JSON list. NAMES are names of environment variables, separated by commas, that are copied to the nodes.
-The servers' logs are in the folder of READY.
+`--host` and `--port`. Each server gets as many GPUs of one node as GPUS says. When all servers respond, their URLs are
+written to the file READY as a JSON list. NAMES are names of environment variables, separated by commas, that are copied
+to the nodes. The servers' logs are in the folder of READY.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Makes vLLM's CPU build keep its layers' plain weights, so that VERL can replace them.
+"""Makes vLLM's CPU build keep its layers' plain weights, so that VERL can replace the weights.
 
-By itself, vLLM repacks the weights of each layer and drops the plain ones. VERL's setting
+By itself, vLLM repacks the weights of each layer and drops the plain weights. VERL's setting
 `rollout.engine_kwargs.vllm.worker_extension_cls` names the class `PlainWeights`. Only vLLM's workers import this
 module, before they load the model.
 """
@@ -30,7 +30,7 @@ def _end_engine_with_server() -> None:
     """Starts a thread that kills vLLM's engine when VERL's server ends.
 
     VERL's server has started the engine, and the engine has started this process. Without the thread, the engine would
-    survive a server that was killed, and keep its memory. This process ends with the engine.
+    survive a server that was killed, and keep its memory. The worker, which is this process, ends with the engine.
     """
     engine = os.getppid()
     server = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
@@ -45,7 +45,7 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's extension of vLLM's worker, which receives new weights. Here the layers use the weights that it writes."""
+    """VERL's extension of vLLM's worker, which receives new weights. With this class, layers use the new weights."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:
         _end_engine_with_server()

@@ -1,7 +1,7 @@
 """Checks the free disk space before VERL writes a checkpoint. Every VERL process imports this module.
 
-Without it, VERL would fail while it writes, and leave a truncated checkpoint on the full disk. torch's error message
-does not name the disk.
+Without this check, VERL would fail while it writes, and leave a truncated checkpoint on the full disk. torch's error
+message does not name the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def own_bytes(manager: FSDPCheckpointManager) -> int:
 
 
 def _bytes(values: Iterable[Any]) -> int:
-    """Bytes of the tensors among the values. Of a tensor that is sharded over ranks, only this rank's shard counts."""
+    """Bytes of the tensors among the values. If a tensor is sharded over ranks, only this rank's shard counts."""
     local = (each.to_local() if hasattr(each, "to_local") else each for each in values)
     return sum(each.numel() * each.element_size() for each in local if isinstance(each, torch.Tensor))
 
@@ -43,7 +43,8 @@ def _space_fault(
 ) -> RStarError | None:
     """Removes the checkpoints that VERL removes before it writes, and returns why the next one cannot be written.
 
-    Any exception becomes a Failure, which the other ranks get too. They would otherwise wait until NCCL times out.
+    Any exception becomes a Failure, which the other ranks get too. Without the Failure, the other ranks would wait
+    until NCCL times out.
     """
     try:
         # VERL removes them itself, but only after this check. The space that this frees must count.
@@ -57,7 +58,7 @@ def _space_fault(
 
 
 def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `FSDPCheckpointManager.save_checkpoint`: either every rank raises before any writes, or none does."""
+    """Wraps `FSDPCheckpointManager.save_checkpoint`: either every rank raises before any writes, or no rank raises."""
 
     @functools.wraps(original)
     def save(

@@ -1,7 +1,8 @@
 """Sends traces of training rollouts to MLflow, trackio or Weave, with their reward, verdict and selection.
 
-VERL's own trace hooks run in the agent-loop processes, for all rollouts and before the selection. This code runs where
-the sampler writes traces to the stage's folder, so the trackers show the same rollouts as that folder.
+VERL's own trace hooks run in the agent-loop processes, for all rollouts and before the selection. The code of this
+module runs where the sampler writes traces to the stage's folder, so the trackers show the same rollouts as the stage's
+folder.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class Sink:
     """A tracker that has been started."""
 
     send: Callable[[Trace, int], None]
-    """Gives the tracker a trace and its step, counted over all stages. The tracker sends it in the background."""
+    """Gives the tracker a trace and its step, counted over all stages. The tracker sends the trace in the background.
+    """
     finish: Callable[[], object]
-    """Waits until all traces are sent."""
+    """Waits until the tracker has sent all of its traces."""
 
 
 class TraceSender:
@@ -39,11 +41,11 @@ class TraceSender:
         self._trackers = trackers
         self._run = run
         self._started: dict[TraceTracker, Sink | None] = {}
-        """The trackers by name; None if a tracker did not start. It is not started again, because each attempt may take
-        minutes."""
+        """The trackers by name; None if a tracker did not start. Such a tracker is not started again, because each
+        attempt may take minutes."""
 
     def send(self, traces: Iterable[Trace]) -> int:
-        """Sends traces to all trackers.
+        """Sends traces of rollouts to all of the phase's trackers.
 
         If a tracker fails, training continues, and the error is in the log.
 
@@ -59,7 +61,7 @@ class TraceSender:
         return failed
 
     def _sent(self, tracker: TraceTracker, sink: Sink, traces: list[Trace]) -> int:
-        """Gives traces to a tracker until it raises an error. Returns the number of traces that it accepted."""
+        """Gives traces to a tracker until it raises an error. Returns the number of accepted traces."""
         for accepted, trace in enumerate(traces):
             try:
                 sink.send(trace, first_step() + (trace.step or 0))
@@ -120,7 +122,7 @@ def _result(call: ToolCall) -> dict[str, Any]:
 
 
 def _mlflow(run: str) -> Sink:
-    """Starts MLflow. A rollout becomes a span, with a span below it for each turn and each call."""
+    """Starts MLflow as a trace tracker. A rollout becomes a span, with a span below it for each turn and each call."""
     import mlflow
     from mlflow.entities import SpanType
 
@@ -160,7 +162,7 @@ _MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
 
 
 def _trackio(run: str) -> Sink:
-    """Starts trackio. A rollout becomes a trace of messages."""
+    """Starts trackio as a trace tracker. A rollout becomes a trace of messages."""
     import trackio
 
     start_trackio(PROJECT, run)
@@ -172,7 +174,7 @@ def _trackio(run: str) -> Sink:
 
 
 def _weave(run: str) -> Sink:
-    """Starts Weave. A rollout becomes a call, with a call below it for each tool call."""
+    """Starts Weave as a trace tracker. A rollout becomes a call, with a call below it for each tool call."""
     import weave
 
     client = weave.init(PROJECT)

@@ -33,7 +33,8 @@ before_finish: list[Callable[[], None]] = []
 def first_step() -> int:
     """Returns the number of steps of the stages before.
 
-    It reads the environment at each call, because a forked process imports this module before its variables are set.
+    The function reads the environment at each call, because a forked process imports this module before its variables
+    are set.
     """
     return int(os.environ.get(FIRST_STEP, "0"))
 
@@ -41,8 +42,8 @@ def first_step() -> int:
 def start_mlflow(project: str) -> None:
     """Connects MLflow to the server or file in MLFLOW_TRACKING_URI, with the project as the experiment.
 
-    If it is a file, its artifacts are stored in the same folder. By itself, MLflow would store them in the current
-    folder.
+    If MLFLOW_TRACKING_URI names a file, artifacts are stored in the folder of that file. By itself, MLflow would store
+    artifacts in the current folder.
     """
     import mlflow
 
@@ -82,10 +83,10 @@ def _open(
     default_backend: str | list[str] = "console",
     config: Any = None,
 ) -> None:
-    """Replaces VERL's `Tracking.__init__`.
+    """Replaces VERL's `Tracking.__init__`, to start each tracker with one run per phase.
 
     Raises:
-        Failure: a tracker did not start. If MLflow does not start, VERL would only log this and train without it.
+        Failure: a tracker did not start. If MLflow does not start, VERL would only log this and train without MLflow.
     """
     names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
     for name, variable in (("wandb", "WANDB_RUN_ID"), ("swanlab", "SWANLAB_RUN_ID")):
