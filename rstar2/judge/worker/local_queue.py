@@ -130,7 +130,7 @@ class LocalQueue:
         return self.share - 1 - len(self.tasks)
 
     def is_long(self) -> bool:
-        """Returns whether the current task has run for so long that other tasks must not wait for it."""
+        """Returns whether the current task has run for longer than queued tasks may wait for it."""
         return self.current is not None and time.monotonic() - self.started_at > self._long_s
 
     @property
