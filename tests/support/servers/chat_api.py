@@ -43,6 +43,14 @@ class ChatEndpoint:
         if self.refuses_tools and "tools" in body:
             error = {"message": self.refuses_tools, "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=400)
+        if calls := _unanswered(body["messages"]):
+            # OpenAI's own message.
+            message = (
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(calls)}"
+            )
+            error = {"message": message, "type": "invalid_request_error"}
+            return JSONResponse({"error": error}, status_code=400)
         return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
 
     def _events(self, reply: dict[str, Any]) -> Iterator[str]:
@@ -63,6 +71,19 @@ class ChatEndpoint:
         if self.usage:
             yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [], 'usage': self.usage})}\n\n"
         yield "data: [DONE]\n\n"
+
+
+def _unanswered(messages: list[dict[str, Any]]) -> list[str]:
+    """Returns the ids of tool calls that no tool message answers before the next message of another role."""
+    unanswered: list[str] = []
+    waiting: list[str] = []
+    for message in [*messages, {"role": "end"}]:
+        if message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+        else:
+            unanswered += waiting
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+    return unanswered
 
 
 def _parts(text: str) -> list[str]:
