@@ -56,7 +56,7 @@ _SYMPY_NAMES = {
 _UNIT_LETTERS = {"metre": "m", "second": "s", "gram": "g", "litre": "l", "am": "am", "pm": "pm"}
 """The letters of units in products such as 5m and 9pm, which are not parsed as quantities."""
 MAX_POINTS = 8
-"""The most points that a certificate lists for two equal expressions."""
+"""Maximum number of points that a certificate lists for two equal expressions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ class ChatEndpoint:
         """The token counts that end each reply; empty for an endpoint that counts none."""
         self.refuses_tools = ""
         """The error message for a request with `tools`; empty if they are taken."""
+        self.name = "scripted"
+        """The name of its model."""
         self.owned_by = "someone"
         """The `owned_by` of its model; that of vLLM is `vllm`."""
         self.app = FastAPI()
@@ -32,7 +34,7 @@ class ChatEndpoint:
         self.app.post("/v1/chat/completions")(self._completions)
 
     async def _models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "scripted", "owned_by": self.owned_by}]}
+        return {"object": "list", "data": [{"id": self.name, "owned_by": self.owned_by}]}
 
     async def _completions(self, request: Request) -> Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":

@@ -20,7 +20,7 @@ _ASKED_FOR = ANGLES | {"det", "Re", "Im", "arg"}
 """Functions whose value a problem may ask for. The value of a root or a logarithm is only an intermediate step."""
 _DOTS = nodes.Symbol("dots")
 _MAX_PARTS = 1000
-"""The most terms or factors up to which a sum or product with dots is written out."""
+"""Maximum number of terms or factors of a sum or product with dots that is written out."""
 
 
 def named(node: Node) -> tuple[Node | None, Node]:

@@ -8,7 +8,7 @@ from rstar2.eval.grader.parse.nodes import Brackets, Matrix, Node, Number, Power
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_TERMS = 2000
-"""The most terms in one cell of a product."""
+"""Maximum number of terms in one cell of a product."""
 Table = tuple[tuple[Node, ...], ...]
 """The rows of a matrix."""
 

@@ -79,7 +79,7 @@ LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """The least number of points at which both expressions must have a value: smooth expressions, and expressions with
 corners, jumps or divisors."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
-"""The most points that are tried: `FIRST_TRIES` points, and `TRIES_PER_POINT` more for each point of agreement."""
+"""Limits of the points that are tried: `FIRST_TRIES`, and `TRIES_PER_POINT` more for each point of agreement."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
 """The number of points, for each point of agreement, at which only one of the expressions may have a value. The second
 number applies if only integers are compared. The third number applies if one expression is piecewise or a letter is an

@@ -28,7 +28,7 @@ from rstar2.eval.grader.values.letters import variables
 from rstar2.eval.grader.values.secret import keyed_number
 
 MAX_TERMS = 2000
-"""The most terms of a sum or product over an index that is computed."""
+"""Maximum number of terms of a sum or product over an index that is computed."""
 _TERM = 10
 """The cost of one term of a sum, or of the value of an unknown part, in units of `BUDGET`."""
 _ENDLESS = frozenset({nodes.Symbol("infinity"), nodes.Symbol("none")})

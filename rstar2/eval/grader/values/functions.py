@@ -23,7 +23,7 @@ MAX_ARGUMENT = 10_000
 MAX_DEGREE = 60
 """The largest lower number of a binomial coefficient that is computed as a polynomial."""
 MAX_GAMMA_DIGITS = 230
-"""The most digits to which factorials of fractions are computed. For 1,000 digits, mpmath takes a second."""
+"""Maximum number of digits to which factorials of fractions are computed. For 1,000 digits, mpmath takes a second."""
 
 ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 _EXPONENTIAL = frozenset({"exp", "sinh", "cosh", "tanh", "coth", "sech", "csch"})

@@ -71,10 +71,10 @@ _NEGATIVE_TURN = 6
 """If some letters are integers, the real letters are negative at one point out of `_NEGATIVE_TURN`: x^(n/2) has few
 values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
-"""The most digits of letters in expressions with steps, and the distance of a point just below a jump."""
+"""Maximum number of digits of letters in expressions with steps, and the distance of a point just below a jump."""
 _MAX_CENTRE, _MAX_CENTRES, _CENTRE_DENOMINATOR = 10**60, 8, 10**6
 """Centres are constants of an expression that are tried as values of letters. The three numbers are the largest centre,
-the most centres of one pair of expressions, and the denominator to which irrational centres are rounded."""
+the maximum number of centres of a pair of expressions, and the denominator to which irrational centres are rounded."""
 
 
 def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
