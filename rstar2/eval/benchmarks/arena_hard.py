@@ -1,4 +1,5 @@
-"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's, once in each order."""
+"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice: each of the
+two answers comes first once."""
 
 from __future__ import annotations
 
@@ -36,14 +37,15 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""For each label: the model's share of a game in which its answer is B, and the number of times that the game counts.
+"""For each label of the judge, for a game in which the model's answer is B: the share of the game that the model wins,
+and the number of times that the game counts.
 
 Source: lmarena/arena-hard-auto.
 """
 _JUDGE_TOKENS = 4096
 _ASK_AGAIN = "continue your judgment and finish by outputting a final verdict label"
 _MOST_UNREADABLE = 5
-"""Number of judgments without a verdict after which the run ends, if no judgment before them had a verdict."""
+"""If the first judgments of a run all lack a verdict, the run ends after this number of judgments."""
 WIN_RATE = "win rate"
 
 
@@ -94,7 +96,7 @@ def _field(place: str, row: Mapping[str, Any], *names: str) -> Any:
 
 
 def _question(place: str, row: Mapping[str, Any]) -> str:
-    """The question of a row, in either of the two forms that the dataset has had."""
+    """Returns the question of a row. The row may have either of the two forms in which the dataset was published."""
     if isinstance(row.get("prompt"), str):
         return str(row["prompt"])
     try:
@@ -116,7 +118,8 @@ def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
 
 
 class ArenaMethod(ChatMethod):
-    """Gets one answer to each question, and judges it in two games against the baseline, one in each order."""
+    """Gets one answer to each question. The judge model compares it with the baseline's answer in two games, in which
+    the order of the two answers differs."""
 
     def __init__(
         self, chat: Chat, settings: EvalSettings, judge: ServerChat, words: Mapping[str, str]
@@ -129,7 +132,8 @@ class ArenaMethod(ChatMethod):
         self.decides = {"judge_prompt_sha256": digest, "judge_model": judge.model}
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct if the answer wins more than it loses. A game without a verdict leaves the answer unverified."""
+        """The answer is correct if it wins more than half of the weighted games. If a game has no verdict, the answer's
+        verdict is `invalid`."""
         answer = answer_text(trace.final_text)
         first = await self._verdict(problem.problem, problem.answer, answer)
         second = await self._verdict(problem.problem, answer, problem.answer)
@@ -148,7 +152,7 @@ class ArenaMethod(ChatMethod):
         )
 
     async def _verdict(self, question: str, answer_1: str, answer_2: str) -> str | None:
-        """The judge's label for a game.
+        """Returns the judge's label for a game, or None if the judge gives no valid label.
 
         If the judge's reply has no label, the judge is asked once more, as the benchmark does.
         """

@@ -1,4 +1,4 @@
-"""BFCL v4 without web search, which needs keys of services, and without vector memory, which downloads a model."""
+"""BFCL v4 without the categories for web search, which need API keys, and vector memory, which download a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IFBench: 294 prompts whose instructions are harder than IFEval's and absent from common training sets."""
+"""IFBench: 294 prompts. Their instructions are harder than IFEval's, and common training sets do not contain them."""
 
 from __future__ import annotations
 

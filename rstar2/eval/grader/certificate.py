@@ -41,8 +41,8 @@ Certificate: TypeAlias = dict[str, Any]
 - `reading`: for equal values, whether a degree sign is π/180, a percent sign is 1/100, and a `logarithm` without a base
   is natural.
 - `replaced`: the expressions that replaced letters of the prediction, if any.
-- `name`: the name before a value, if the comparison dropped that name. Numbers that dots in the name leave out are
-  filled in.
+- `name`: the name before a value, if the comparison dropped that name. If the name has dots, the numbers for which the
+  dots stand are filled in.
 - `letters`: only in the first fact: the kinds of numbers that each answer states for its letters.
 """
 _INFINITY = Symbol("infinity")
@@ -56,7 +56,7 @@ _SYMPY_NAMES = {
 _UNIT_LETTERS = {"metre": "m", "second": "s", "gram": "g", "litre": "l", "am": "am", "pm": "pm"}
 """The letters of units in products such as 5m and 9pm, which are not parsed as quantities."""
 MAX_POINTS = 8
-"""The most points that a certificate lists for two equal expressions."""
+"""Maximum number of points that a certificate lists for two equal expressions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,13 @@ class Fact:
     identity: Identity | None = None
     """The evidence that the values of two expressions are equal."""
     letters: tuple[tuple[str, Node], ...] = ()
-    """The expressions that replace letters of the prediction in the fact that this fact follows from."""
+    """Letters of the prediction, each with the expression that replaces it in the fact from which this fact follows."""
     name: Node | None = None
     """The name before a value, if the comparison dropped that name."""
 
     def certificate(self) -> Certificate:
-        """Returns a fact about whole answers as plain data, with all facts that the returned fact follows from."""
+        """Returns this fact, which is about whole answers, as plain data. The data contain all facts from which this
+        fact follows."""
         return self._data() | {"letters": [letter_kinds(self.gold), letter_kinds(self.pred)]}
 
     def _data(self) -> Certificate:
@@ -105,11 +106,12 @@ def plain(part: Any) -> Any:
     Nodes that mean the same to the checker get one form:
 
     - A relation with > or >= is reversed, so that it has < or <=.
-    - The two brackets are one field, after the items.
-    - Vectors in angle brackets, and lists of three or more, are tuples. A set of a single tuple is that tuple.
-    - A quantity has the size of its unit, and the powers of the basic units in it, as letters.
+    - The opening and the closing bracket are one field, which comes after the items.
+    - Vectors in angle brackets, and lists of three or more items in square brackets, are tuples. A set of a single
+      tuple is that tuple.
+    - The unit of a quantity is described by its size, and by the letters of its basic units with their powers.
     - A time of day is a quantity of hours.
-    - Functions have their names in sympy.
+    - A function has the name that it has in sympy.
     - A series that cannot be added up is `Unsolved`.
     """
     match part:
@@ -172,7 +174,7 @@ def _plain_quantity(value: Node, unit: str) -> list[Any]:
 
 
 def _plain_time(time: Ratio) -> list[Any]:
-    """A time of day as a quantity. 15:30 is the same as 3:30 pm."""
+    """Returns a time of day as a quantity. 15:30 and 3:30 pm give the same quantity."""
     hours = _hours(time)
     if 1 <= hours < 13:
         return ["Quantity", plain(Number(hours)), "", "1", [["clock", 1]]]
@@ -188,7 +190,8 @@ def _hours(time: Ratio) -> Fraction:
 
 
 def _in_radians(node: Node) -> Node:
-    """The argument of a trigonometric function, in which a degree sign is always π/180."""
+    """Returns an argument of a trigonometric function with its degree signs as radians: in such an argument, a degree
+    sign always means π/180."""
     changed = with_parts(node, _in_radians)
     return (
         Call("radians", changed.args) if isinstance(changed, Call) and changed.name == "degree" else changed
@@ -202,6 +205,6 @@ def letter_kinds(answer: Node | str) -> dict[str, str]:
 
 
 def _plain_point(point: Point) -> dict[str, list[str]]:
-    """The values of letters, each as its real and its imaginary part."""
+    """Returns the values of letters as texts. Each value is a list of its real and its imaginary part."""
     parts = {name: value if isinstance(value, tuple) else (value, 0) for name, value in point.items()}
     return {name: [str(real), str(imaginary)] for name, (real, imaginary) in parts.items()}

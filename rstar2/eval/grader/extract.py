@@ -44,8 +44,8 @@ _STATED_IN_BOX = re.compile(
     r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
     re.IGNORECASE,
 )
-"""Words before an answer in a box, as in \\text{The answer is } 42. After a number or an operator, such words may name
-another value, as in \\text{1/answer}."""
+"""Words before an answer in a box, as in \\text{The answer is } 42. Such words are ignored after a number or an
+operator, because they may name another value there, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
@@ -55,7 +55,8 @@ _LEAD = re.compile(r"^(?:so|thus|hence|therefore|solution|result)\b[,:=]? +", re
 _GOLD_IN_A_SENTENCE = re.compile(r"[^$\\=<>]*\b(?:is|are|equals)\b:? +(\$[^$]+\$|[-+]?\d[\d.,/]*?)\s*\.?")
 """A gold answer at the end of a sentence, as in `The probability is $1/2$.`"""
 _FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
-"""Words before the formula of a sentence, which could be read as products of letters."""
+"""Words at the beginning of a sentence with a formula. They are removed, because they could be read as products of
+letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _QUANTITY = re.compile(
     r"[-+$]?\d[\d.,/]*(?:st|nd|rd|th)?\s*(?!(?:is|are|was|were|because|since|as|so|if|when|and|or)\b)"
@@ -81,14 +82,14 @@ _ALTERNATIVE = re.compile(
     rf"(?:\$([^$]+)\$|\\\(((?:(?!\\\().)+)\\\)|(?<!\S)(\d[\d.,/]*))\s+or\s+(?:{_HEDGE}\s+)?(?:\$|\\\()?$",
     re.IGNORECASE,
 )
-"""Another answer and `or`, before an answer."""
+"""The alternative before an answer: another answer, followed by `or`."""
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _GIVES_UP = re.compile(
     r"\b(?:(?:can(?:no|')t|can not|could not|couldn't|unable to|(?:do not|don't) know how to)"
     r" (?:solve|answer|find|determine|figure|compute|do)|I (?:do not|don't) know|no idea|gave up|give up)\b",
     re.IGNORECASE,
 )
-"""Words that give up. A number before words that give up is not an answer."""
+"""Words with which a model gives up. A number before such words is not an answer."""
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
@@ -106,7 +107,7 @@ def extract_answer(text: str) -> str | None:
 def gold_answer(text: str) -> str:
     """Returns the answer in the text of a gold answer.
 
-    In a worked solution, that is the answer in a box, in `<answer>` or after `answer is`. Any other text is the answer
+    In a worked solution, the answer is in a box, in `<answer>` or after `answer is`. Any other text is the answer
     itself.
     """
     is_solution = BOX.search(text) or "<answer>" in text or _STATED.search(text)

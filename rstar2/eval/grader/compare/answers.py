@@ -162,7 +162,7 @@ class _Comparison:
         return self._with_letters(a, b, letters) if letters else outcome
 
     def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
-        """Compares two answers after replacing letters of the second one, whose choice is free."""
+        """Compares two answers after replacing letters of the second answer that its author could choose freely."""
         facts, self._facts = self._facts, []
         try:
             outcome = self.compared(a, with_letters(b, letters))
@@ -234,7 +234,8 @@ class _Comparison:
         return self._same_in_order_only(one, other)
 
     def _same_in_order_only(self, one: Items, other: Items) -> bool:
-        """Whether members are equal in order. Raises NoValue if the members are equal in another order."""
+        """Whether two lists have equal members in the same order. Raises NoValue if the members are equal only in
+        another order."""
         if in_order(one, other, self.same):
             return True
         if unordered(one, other, self.same):
@@ -244,7 +245,8 @@ class _Comparison:
     def _same_titled_lists(self, one: Items, titles: Items, other: Items, other_titles: Items) -> bool:
         """Whether two lists with titles have the same members with the same titles.
 
-        A title is the name of a member, or its unit. Raises NoValue if the titles do not show which members correspond.
+        A title is a member's name, or a member's unit. Raises NoValue if the titles do not show which members
+        correspond.
         """
         if isinstance(one[0], nodes.Quantity) == isinstance(other[0], nodes.Quantity):
             return unordered(one, other, self.same)
@@ -316,7 +318,8 @@ class _Comparison:
         return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
-        """Whether sets with variables in their ends have the same form. Raises NoValue if the sets are not solved."""
+        """Whether two sets whose ends contain variables have the same form. Raises NoValue if a set is not solved for a
+        variable."""
         a, b = (
             node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
             for node in (a, b)
@@ -348,7 +351,7 @@ class _Comparison:
     def _value_against_relation(self, a: Node, b: Node) -> bool | Outcome:
         """Compares the value in a relation such as x = 5 with an answer that is not a relation.
 
-        A chain with ≈ can only be a gold answer, and any of its values may be the answer.
+        A relation that contains ≈ can only be the gold answer, and the prediction may equal any of its values.
         """
         (name, value), (other_name, other_value) = assignments.named(a), assignments.named(b)
         relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
@@ -371,7 +374,7 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """The kind as which two answers are compared. The kind is also the name of the rule that decides."""
+    """Returns the kind of answer by whose rule two answers are compared. The kind is also the name of the rule."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"
@@ -422,7 +425,8 @@ def _same_texts(a: Node, b: Node) -> bool:
 def _same_numerals(a: Node, b: Node) -> bool:
     """Whether numerals are equal. A number without a base never equals a number with a base.
 
-    Raises NoValue if the number has the same digits or has letters, which may be digits as in 1a_{16}.
+    Raises NoValue if the number without a base has the same digits as the other number, or contains letters, which may
+    be digits as in 1a_{16}.
     """
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value
@@ -449,9 +453,8 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """The members themselves if all are quantities in different units, else the names of all members.
-
-    The names are empty if a member has no name.
+    """Returns the titles of the members of a list: the members themselves if all are quantities in different units,
+    otherwise the names of the members. Returns an empty tuple if a member has no name.
     """
     quantities = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):
@@ -460,7 +463,7 @@ def _titles(items: Items) -> Items:
 
 
 def _items(node: Node) -> Items:
-    """The members of a list, set or tuple, or a single value as the only member."""
+    """Returns the members of a list, set or tuple. A single value is returned as the only member."""
     if isinstance(node, nodes.Listing | nodes.SetOf | nodes.Brackets):
         return node.items
     return (node,)
@@ -469,7 +472,8 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """The pair of intervals again, with a relation such as a < x read as a bound on its other name."""
+    """Yields the two intervals again, with a relation between two letters such as a < x read as a bound on the other
+    letter."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
