@@ -1,6 +1,6 @@
 """Sums, products, powers and indices: the operators of an expression and their precedence.
 
-The rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
+This file has the rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_COMMANDS = _NAMED.union(
     {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"},
     (*vocabulary.DOTS, *vocabulary.DECORATIONS, *vocabulary.PAIRED),
 )
-"""Commands that a factor may begin with."""
+"""Commands with which a factor may begin."""
 _DEGREE = frozenset({"circ", "degree"})
 
 
@@ -35,7 +35,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _operand(self) -> Node:
-        """An operand of the operators: a number, a name, a function or a group."""
+        """Reads an operand, to which operators apply: a number, a name, a function or a group."""
 
     @abstractmethod
     def _listing(self) -> Node:
@@ -46,7 +46,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
-        """Expressions separated by commas or semicolons, up to the token that closes them, which is taken too."""
+        """Reads expressions that commas or semicolons separate, and the token that closes them."""
 
     # --- sums ---
 
@@ -106,7 +106,8 @@ class Arithmetic(ABC):
         return negative(self._factor()) if negated else self._factor()
 
     def _side_by_side(self, left: Node) -> Node:
-        """The product of `left` and the factor after it, or the mixed number that `left` and the factor make."""
+        """Returns the product of `left` and the factor after it, or the mixed number that `left` and the factor
+        form."""
         tokens = self._tokens
         after_digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
         is_whole = (
@@ -257,7 +258,8 @@ class Arithmetic(ABC):
         return (last if last.text != "}" else self._tokens.peek(-2)).text in _DEGREE
 
     def _with_index(self, base: Node) -> Node:
-        """The base with the index after the base. An index is the base of a numeral, or else part of a name."""
+        """Reads the index after `base`. After a number, the index is the base of the numeral. After a name, the index
+        becomes part of the name."""
         self._tokens.expect("sign", "_")
         if isinstance(base, nodes.Number):
             return based(str(base.value), self._numeral_base())

@@ -1,4 +1,5 @@
-"""Quotients of polynomials: random points prove that two of them are equal, up to a known error.
+"""Compares quotients of polynomials at random points, which prove that two of them are equal with a known probability
+of error.
 
 Two different polynomials of degree d in n letters agree at a random point of S^n with a probability of at most d / |S|
 (Schwartz 1980, Zippel 1979).
@@ -13,11 +14,11 @@ from rstar2.eval.grader.parse.nodes import Based, Call, Node, Number, Power, Pro
 from rstar2.eval.grader.values.functions import MAX_DEGREE
 
 ERROR = 1e-12
-"""The largest acceptable probability that two different formulas are found equal."""
+"""Maximum probability that two different formulas are found equal."""
 _LARGEST_BITS, _SMALLEST_BITS = 60, 12
-"""The largest and the smallest size in bits of the integers that letters are set to."""
+"""Maximum and minimum size, in bits, of the integers that are the values of letters."""
 _VALUE_BITS = 20_000
-"""The approximate size in bits up to which a formula of high degree is computed exactly."""
+"""A formula of high degree is computed exactly only if its value has at most about this many bits."""
 _MAX_POINTS = 12
 
 
@@ -26,16 +27,15 @@ class Plan:
     """The test that decides whether two formulas are equal."""
 
     bits: int
-    """The size of the integers that letters are set to."""
+    """The size, in bits, of the integers that are the values of letters."""
     points: int
-    """The number of points."""
+    """The number of points at which the formulas are compared."""
 
 
 def degree(node: Node) -> int | None:
-    """Returns an upper bound on the degrees of an expression's numerator and denominator.
-
-    The expression is taken as one fraction. π and e count as letters: π is transcendental, and no rational relation
-    between π and e is known. Returns None if the expression is not a quotient of polynomials.
+    """Returns an upper bound on the degrees of the numerator and of the denominator if an expression is written as one
+    fraction. π and e count as letters: π is transcendental, and no rational relation between π and e is known. Returns
+    None if the expression is not a quotient of polynomials.
     """
     match node:
         case Number() | Based():
