@@ -1,6 +1,6 @@
-"""The confidence interval type, and the interval of a share.
+"""The type of confidence intervals, and the confidence interval of a share.
 
-This module needs no numpy, which the extra `grade` lacks.
+This module does not use numpy, because numpy is not installed with the extra `grade`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples problems with a model: many samples at once, each graded and written as it finishes.
+"""Samples problems with a model. Many samples run at once, and each sample is graded and written when it finishes.
 
 ```
 jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
@@ -7,10 +7,11 @@ jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue
 These four kinds of runs differ in the method (how a sample is made and graded), the engines (one or a pool) and the
 record (what is stored).
 
-The number of slots limits the samples in flight, so a slow rollout occupies one slot and delays no other. The queue has
-a limit too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
-`traces.jsonl`, is the state: the next start counts the samples in it and makes only the missing ones, each from its own
-seed. A sample that could not be graded, because a judge model was away, stays in `ungraded.jsonl` until the next start.
+The number of slots is the maximum number of samples in flight. A slow rollout occupies one slot and does not delay
+other rollouts. The length of the queue is limited too, so the samplers wait if grading or the disk is slower than the
+engine. The record's file, such as `traces.jsonl`, is the run's state. The next start reads the samples in it, and makes
+only the missing samples. Each sample has its own seed. If a sample could not be graded because a judge model did not
+answer, it stays in `ungraded.jsonl` until the next start.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _RETRY_HINT = "The results cover the other samples. To retry the failed ones, st
 _DISK_FULL_HINT = "Every sample written so far is kept; free disk space and start the same command again."
 _UNGRADED = "ungraded.jsonl"
 _STATUSES_OF_ONE_REQUEST = frozenset({400, 413, 422})
-"""HTTP statuses that the content of one request may cause. All other HTTP error statuses concern the account, the model
-or the address."""
+"""HTTP statuses whose cause may be the content of one request. All other HTTP error statuses concern the account, the
+model or the address."""
 _MOST_EQUAL_REFUSALS = 5
 """A run ends after this many refusals if all have the same HTTP status and no request was answered."""
 
@@ -65,7 +66,8 @@ class EvalResult:
 
     name: str
     summary: dict[str, Any]
-    """Computed by `SampleRecord.summary`, which for traces is `rstar2.eval.results.summarise`."""
+    """The summary that `SampleRecord.summary` computes. For traces, this function is
+    `rstar2.eval.results.summarise`."""
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
@@ -82,7 +84,8 @@ class SamplesRefused(Failure):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The problems with unreadable answers in a benchmark: no output can be graded correct against such an answer."""
+    """The problems of a benchmark whose gold answers are unreadable: no output can be graded correct against such an
+    answer."""
 
     problems: tuple[dict[str, str], ...] = ()
     """The `id`, `answer` and `why` of each problem, as in results.json."""
@@ -96,18 +99,18 @@ class Part:
 
     problems: list[Problem]
     out: Path
-    """The folder to write to."""
+    """The folder to which the benchmark's files are written."""
     method: Method
     combined: Combined | None = None
-    """Computes more scores from the scores of the traces."""
+    """Computes further scores from the scores that the traces contain."""
     record: SampleRecord = TRACES
     """How each sample is stored."""
     as_published: bool = False
-    """Whether the result may be compared with the paper's number once it is complete."""
+    """Whether the result may be compared with the paper's number when all samples are finished."""
     unreadable: Unreadable = field(default_factory=Unreadable)
     identity: Mapping[str, Any] | None = None
-    """Content of settings.json, which every later start must repeat. If None, settings.json contains the settings and
-    the problems, which a later start may extend (`rstar2.eval.extension.keep_settings`)."""
+    """The content of settings.json, which must be the same at every later start. If None, settings.json contains the
+    settings and the problems, which a later start may extend (`rstar2.eval.extension.keep_settings`)."""
 
 
 async def evaluate(
@@ -126,7 +129,7 @@ async def evaluate(
     """Sample every problem with the agent loop and grade every sample.
 
     Args:
-        benchmarks: the problems of each benchmark and the folder to write to, by the benchmark's name.
+        benchmarks: by name, the problems of each benchmark and the folder to which its files are written.
         engine: generates the turns.
         codec: converts between messages and token ids.
         tools: run the model's tool calls.
@@ -156,24 +159,25 @@ async def run_parts(
     about: Mapping[str, Any] | None = None,
     control: Control | None = None,
 ) -> list[EvalResult]:
-    """Sample and grade every benchmark, and write the samples and results.json of each.
+    """Sample and grade every benchmark, and write each benchmark's samples and results.json.
 
-    All benchmarks share the slots, so none waits for the last sample of another. A call with the same arguments
-    continues where the last one ended.
+    All benchmarks share the slots, so no benchmark waits for the last sample of another benchmark. A call with the same
+    arguments continues where the previous call ended.
 
     Args:
         parts: the benchmarks by name.
-        in_flight: samples at once.
-        services: the services whose counters tell the progress.
+        in_flight: how many samples may run at once.
+        services: the services whose counters show the run's progress.
         on_progress: called about twice a second (more rarely with a very large number of samples), and at the end.
         stop: when set, no new sample is started, and the samples in flight finish.
         about: further entries of results.json, such as the model and the versions.
-        control: limits the samples at once, instead of `in_flight`. A person can change the limit of `control` during
-            the run.
+        control: if set, it limits the number of samples that run at once, instead of `in_flight`. A person can change
+            the limit of `control` during the run.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
-        Failure: the engine or judge stayed away, or the disk is full. All finished samples are stored.
+        Failure: the engine or the judge did not answer for too long, or the disk is full. All finished samples are
+            stored.
         SamplesRefused: a server refused some samples. The error has the results of the other samples.
     """
     shared = _Shared(control or Control(in_flight), in_flight, stop or asyncio.Event())
@@ -198,7 +202,8 @@ async def run_parts(
 
 
 class _Refusals:
-    """Detects that a server refuses all requests, so that the run can end before it has sent one for every sample."""
+    """Detects that a server refuses all requests. The run can then end before it has sent a request for every
+    sample."""
 
     def __init__(self) -> None:
         self.answered = False
@@ -232,7 +237,7 @@ class _Shared:
 
     control: Control
     in_flight: int
-    """Samples at once, at the start."""
+    """How many samples may run at once at the beginning of the run."""
     stop: asyncio.Event
     """When set, no new sample is started, and the samples in flight finish."""
     sampling: _Refusals = field(default_factory=_Refusals)
@@ -505,7 +510,8 @@ class _Benchmark:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Context for writing a file of the run. Raises Failure if that fails, most often because the disk is full."""
+    """Returns a context manager for writing a file of the run. Raises Failure if writing fails, which usually means
+    that the disk is full."""
     try:
         yield
     except OSError as error:

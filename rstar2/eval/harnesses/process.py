@@ -21,15 +21,14 @@ from rstar2.processes import die_with
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
 ANSWER_S = 1800.0
-"""Time limit for the harness's own work on a request, without the model's replies."""
+"""Time limit for the harness's own work on a request. The time in which the model replies does not count."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
 _ACTIVITY_CHECKS = 20
 """Number of times that `activity` is checked within the time limit of a request."""
 _AT_ONCE = 256
-"""Number of requests that the program works on at once, which is the number of threads of `inside/program.py`.
-
-The time limit of other requests has not begun.
+"""Number of requests on which the program works at once, which is the number of threads of `inside/program.py`. Further
+requests wait, and their time limits begin only when the program works on them.
 """
 _LAST_LINES = 12
 """Number of lines of a log that a message quotes."""
@@ -38,11 +37,11 @@ Activity = Callable[[], object]
 
 
 class Refused(RStarError):
-    """The harness failed at one request. The message is the harness's own."""
+    """The harness failed at one request. The error's message is the harness's own message."""
 
 
 class HarnessProcess:
-    """A harness's program, made by `started`. The program takes any number of requests at once."""
+    """A running program of a harness, which `started` creates. Any number of requests may be sent at the same time."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -60,7 +59,8 @@ class HarnessProcess:
         Args:
             action: name of the method.
             within: time limit in seconds. The time limit starts again whenever the value of `activity` changes.
-            activity: tells progress, such as replies of the model.
+            activity: returns a value that changes with the progress of the work, such as the number of the model's
+                replies.
             arguments: arguments of the method.
 
         Raises:
@@ -140,7 +140,7 @@ async def started(
     log: Path,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[HarnessProcess]:
-    """Run a harness's program for the length of the block.
+    """Run a harness's program until the end of the `with` block.
 
     Args:
         harness: the harness, in whose environment the program runs.
