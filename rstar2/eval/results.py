@@ -172,7 +172,9 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
 
 def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """Returns a dict with the key `scores`, which contains the mean of each score with its interval clustered by
-    problem. Returns an empty dict if the rows have no scores.
+    problem.
+
+    Returns an empty dict if the rows have no scores.
     """
     by_score: dict[str, list[list[float]]] = {}
     for group in groups.values():

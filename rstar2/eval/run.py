@@ -207,14 +207,14 @@ class _Refusals:
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether any request was answered, or refused in a different way than the others."""
+        """Whether the server does not refuse all requests: it answered one, or it refused requests in different
+        ways."""
         self._status: int | None = None
         self._count = 0
 
     def final(self, error: EngineError) -> AccessRefused | None:
-        """Returns the refusal that every other request will meet too.
-
-        None if `error` is no sign of a refusal of all requests.
+        """Returns the refusal that every other request will get too, or None if `error` does not show that the server
+        refuses all requests.
         """
         if (refusal := access_refusal(error)) is not None:
             return refusal
@@ -281,7 +281,7 @@ class _Benchmark:
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
         self.failed: Counter[str] = Counter()
-        """Number of refused samples by cause."""
+        """Number of refused samples, by cause."""
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
@@ -312,7 +312,8 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Add the samples that earlier starts wrote to `groups`. Yields the key (problem id, sample number) of each."""
+        """Add to `groups` the samples that earlier starts wrote. Yields the key (problem id, sample number) of each
+        sample."""
         if not self._stored.exists():
             return
         seen: set[tuple[str, int]] = set()
@@ -331,7 +332,7 @@ class _Benchmark:
             yield key
 
     def _read_ungraded(self) -> Iterator[Trace]:
-        """The samples that earlier starts made but could not grade."""
+        """Yields the samples that earlier starts made but could not grade."""
         if (self._out / _UNGRADED).exists():
             for trace in read_traces(self._out / _UNGRADED):
                 if trace.problem_id in self.groups and (trace.problem_id, trace.sample) not in self._done:
@@ -358,7 +359,8 @@ class _Benchmark:
             self._on_disk.add(key)
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
-        """The missing samples, in rounds of one sample per problem, so that early numbers are representative."""
+        """Yields the missing samples: first the first sample of every problem, then the second, and so on. The numbers
+        of an unfinished run are then representative."""
         for sample in range(self.samples):
             for problem in self._problems.values():
                 if (problem.id, sample) not in self._sampled_before:
@@ -405,10 +407,11 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Wait for a slot, start a task that waits to make the following sample, and make the next sample of `jobs`.
+        """Wait for a slot, and make the next sample of `jobs`. Before the sample is made, a new task is started, which
+        waits for a slot for the sample after it.
 
-        If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, ends with its
-        last sample.
+        If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, can end when its
+        last sample ends.
         """
         if (job := next(jobs, None)) is None:
             return
@@ -435,7 +438,7 @@ class _Benchmark:
             await self._finished.put(trace)
 
     def _refuse(self, error: EngineError) -> None:
-        """Leave out a sample because of an error that concerns it alone."""
+        """Leave out a sample because of an error that does not concern other samples."""
         self.refused.append(error)
         count_cause(self.failed, error.cause)
 
@@ -501,7 +504,7 @@ class _Benchmark:
         return result
 
     def _timing(self, wall_s: float, sampled: int, outages: list[Outages]) -> dict[str, Any]:
-        """The timing of the last start that sampled anything."""
+        """Returns the timing of the last start that made any samples."""
         if not sampled:
             return (read_json(self._out / "results.json") or {}).get("timing") or {}
         waited = {"outages": [each.as_json() for each in outages]} if outages else {}

@@ -1,5 +1,4 @@
-"""The settings of an evaluation: the settings that decide the result, and the settings that only decide how the
-evaluation runs."""
+"""The settings of an evaluation. Some settings decide the result, and others only decide how the evaluation runs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from rstar2.judge.schema import Isolation
 
 @dataclass(frozen=True)
 class JudgeChoice:
-    """The judge that runs the model's programs: the judge at `url`, or one that is started for the run."""
+    """The judge that runs the model's programs: the judge at `url`, or a judge that is started for the run."""
 
     url: str | None = None
     """URL of a running judge. If None, a judge is started for the run, and `workers`, `isolation` and `preload` apply
@@ -25,7 +24,7 @@ class JudgeChoice:
     workers: int = 2
     """Number of programs that run at once."""
     isolation: Isolation | None = None
-    """Isolation of programs. If None, the best isolation that works on this machine is used."""
+    """How programs are isolated from this machine. If None, the best isolation that works on this machine is used."""
     preload: bool = True
     """Whether packages such as numpy are loaded before a program imports them."""
 
@@ -61,15 +60,15 @@ class EvalSettings(Strict):
     def protocol(self) -> dict[str, Any]:
         """The settings that decide the result.
 
-        A run is not resumed with other settings, since the run's numbers would then mix measurements.
+        A run is not resumed if these settings differ, because its numbers would then mix different measurements.
         """
         return self.model_dump(exclude={*HOW_IT_RUNS})
 
 
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
-    """The seed of one rollout, in 0..2^31-1.
+    """Returns the seed of one rollout, in 0..2^31-1.
 
-    The seed depends on the arguments alone, so the seed is the same on every start.
+    It depends only on the arguments, so it is the same on every start.
     """
     digest = hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

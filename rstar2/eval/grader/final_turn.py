@@ -158,8 +158,9 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 
 
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
-    """Returns the kind of output that a mark opens, and the kind of output that the mark closes. Both kinds are None
-    for a fence that begins code.
+    """Returns the kind of output that a mark opens, and the kind of output that the mark closes.
+
+    Both kinds are None for a fence that begins code.
     """
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)

@@ -51,8 +51,9 @@ log = logging.getLogger(__name__)
 
 
 def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """Returns the verdict of `grade_quickly`. As in a worker, an error in the grader's code is logged, and the answer
-    gets a verdict.
+    """Returns the verdict of `grade_quickly`.
+
+    As in a worker, an error in the grader's code is logged, and the answer gets a verdict.
     """
     try:
         return grade_quickly(gold, pred)

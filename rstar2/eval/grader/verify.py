@@ -320,8 +320,9 @@ class _Fact:
         return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
-        """Whether two answers are the same remainder modulo the same number. A number may stand for all numbers that
-        are congruent to it.
+        """Whether two answers are the same remainder modulo the same number.
+
+        A number may stand for all numbers that are congruent to it.
         """
         residue, plain = (a, b) if a[0] == "Residue" else (b, a)
         is_class = plain[0] != "Residue" and not _letters(residue) and not residue[3]

@@ -27,8 +27,9 @@ _LINE_BYTES = 1 << 28
 _ACTIVITY_CHECKS = 20
 """Number of times that `activity` is checked within the time limit of a request."""
 _AT_ONCE = 256
-"""Number of requests on which the program works at once, which is the number of threads of `inside/program.py`. Further
-requests wait, and their time limits begin only when the program works on them.
+"""Number of requests on which the program works at once, which is the number of threads of `inside/program.py`.
+
+Further requests wait, and their time limits begin only when the program works on them.
 """
 _LAST_LINES = 12
 """Number of lines of a log that a message quotes."""

@@ -26,7 +26,7 @@ class EvalView(LiveView):
         out: receives the results.
         err: receives progress and warnings.
         write_report: writes the report page of a run's folder, and returns the path of the page.
-        per_problem: whether to print a table of problems too.
+        per_problem: whether to print also a table of the problems.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class EvalView(LiveView):
         self._per_problem = per_problem
 
     def announce(self, plan: EvalPlan) -> None:
-        """Print the model, the benchmarks and the settings. Settings that several benchmarks share are printed once."""
+        """Print the model, the benchmarks and the settings. If several benchmarks have the same settings, these are
+        printed only once."""
         counts = ", ".join(
             f"{name} ({_problems(len(each.problems))})" for name, each in plan.benchmarks.items()
         )

@@ -454,7 +454,9 @@ def _words_of(title: Node) -> str:
 
 def _titles(items: Items) -> Items:
     """Returns the titles of the members of a list: the members themselves if all are quantities in different units,
-    otherwise the names of the members. Returns an empty tuple if a member has no name.
+    otherwise the names of the members.
+
+    Returns an empty tuple if a member has no name.
     """
     quantities = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):

@@ -148,8 +148,9 @@ def dropped_name(relation: Node) -> Node | None:
 
 
 def _written_out(side: Node, value: Node) -> Node | None:
-    """Returns a sum or product such as 1 + 2 + ... + 15 with all its terms or factors in place of the dots. Returns
-    None if the steps between the terms differ, or if the sum or product is not `value`.
+    """Returns a sum or product such as 1 + 2 + ... + 15 with all its terms or factors in place of the dots.
+
+    Returns None if the steps between the terms differ, or if the sum or product is not `value`.
     """
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
@@ -172,8 +173,10 @@ def _written_out(side: Node, value: Node) -> Node | None:
 
 
 def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
-    """Returns a list with one row: the numbers from `first` to `last`. Each number is `ratio` times the previous
-    number, plus `step`. Returns an empty list if `last` is not among the first `_MAX_PARTS` numbers.
+    """Returns a list with one row: the numbers from `first` to `last`.
+
+    Each number is `ratio` times the previous number, plus `step`. Returns an empty list if `last` is not among the
+    first `_MAX_PARTS` numbers.
     """
     row = [first]
     while row[-1] != last and len(row) < _MAX_PARTS:

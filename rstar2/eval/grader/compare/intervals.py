@@ -151,8 +151,10 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
 
 
 def as_interval(node: Node) -> nodes.Brackets | None:
-    """Returns the interval that a node describes. The node is an interval, or an inequality that bounds one variable.
-    The ends may be expressions. Returns None for any other node.
+    """Returns the interval that a node describes.
+
+    The node is an interval, or an inequality that bounds one variable. The ends may be expressions. Returns None for
+    any other node.
     """
     match node:
         case nodes.Brackets(items=(_, _)):

@@ -26,8 +26,10 @@ _MAX_DENOMINATOR = 10_000
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
     """Returns a dictionary that renames the prediction's letter for every integer to the gold answer's letter for every
-    integer. The dictionary is empty if an answer does not have exactly one such letter, or if one of the two letters
-    occurs in both answers.
+    integer.
+
+    The dictionary is empty if an answer does not have exactly one such letter, or if one of the two letters occurs in
+    both answers.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
@@ -184,7 +186,9 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
 
 def _whole_letter(node: Node) -> str | None:
     """Returns the letter that stands for every integer because the answer says so, or because the answer is a family of
-    angles. Returns None if no letter or more than one letter stands for every integer.
+    angles.
+
+    Returns None if no letter or more than one letter stands for every integer.
     """
     whole_letters = {
         part.name

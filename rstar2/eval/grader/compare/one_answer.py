@@ -39,9 +39,10 @@ _STRUCTURE = (
 
 
 def one_answer(pred: Node, same: Same) -> list[Node]:
-    """Returns the prediction in up to two forms, with each chain reduced to one value. The first form has the exact
-    values, and the second form has the rounded values. The second form is left out if it equals the first. Raises
-    NoValue if the prediction offers several answers.
+    """Returns the prediction in up to two forms, with each chain reduced to one value.
+
+    The first form has the exact values, and the second form has the rounded values. The second form is left out if it
+    equals the first. Raises NoValue if the prediction offers several answers.
     """
     parts = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
     chains = [part.operators for part in parts if isinstance(part, nodes.Relation)]

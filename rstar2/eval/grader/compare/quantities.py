@@ -11,8 +11,9 @@ from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
-    """Whether two quantities are equal. One of them may be a number without a unit. Raises NoValue if it cannot be
-    decided whether the two are equal.
+    """Whether two quantities are equal.
+
+    One of them may be a number without a unit. Raises NoValue if it cannot be decided whether the two are equal.
     """
     a, b = _with_letter_unit(a), _with_letter_unit(b)
     if any(isinstance(node, nodes.Quantity) and node.unit.lower() in units.HALF_DAYS for node in (a, b)):
@@ -153,8 +154,9 @@ def are_parts_of_a_sum(node: Node) -> bool:
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
-    """Whether two residues are equal. One of them may be a number. Raises NoValue if it cannot be decided whether the
-    two are equal.
+    """Whether two residues are equal.
+
+    One of them may be a number. Raises NoValue if it cannot be decided whether the two are equal.
     """
     if isinstance(a, nodes.Residue) and isinstance(b, nodes.Residue):
         if not same(a.modulus, b.modulus):

@@ -1,5 +1,6 @@
-"""Reads a whole answer: lists, relations, labels and named points. This file has the rules `answer` to `operator` of
-the grammar in `rstar2.eval.grader.parse`.
+"""Reads a whole answer: lists, relations, labels and named points.
+
+This file has the rules `answer` to `operator` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ class Answer(Side):
 
     def _coordinates_at(self, start: int) -> list[Token] | None:
         """Returns the tokens of the tuple that opens `start` tokens ahead, if a part of the answer ends with the tuple.
+
         Returns None if no such tuple opens there.
         """
         tokens = self._tokens

@@ -128,9 +128,10 @@ class Collection(Expression):
         return node
 
     def _set_builder(self) -> Node | None:
-        r"""Reads a set such as { x \in S | condition }, and returns its condition, which stands for the set. Returns
-        None if no such set comes next. In the condition, `numbers` of the symbol x names the elements of S. Raises
-        ConditionError if S selects only some of the numbers that satisfy the condition.
+        r"""Reads a set such as { x \in S | condition }, and returns its condition, which stands for the set.
+
+        Returns None if no such set comes next. In the condition, `numbers` of the symbol x names the elements of S.
+        Raises ConditionError if S selects only some of the numbers that satisfy the condition.
         """
         start, name = self._tokens.place, self._tokens.take()
         has_domain = self._tokens.accept("command", "in")

@@ -180,8 +180,9 @@ def with_combinations(text: str) -> str:
 
 
 def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
-    """Returns the text that replaces a command and its arguments, and the index after the arguments. Returns None if
-    the arguments do not fit the command.
+    """Returns the text that replaces a command and its arguments, and the index after the arguments.
+
+    Returns None if the arguments do not fit the command.
     """
     if name in _NAMES:
         return _NAMES[name], end + 2 * text.startswith("{}", end)
@@ -223,8 +224,9 @@ def _displayed(name: str, arguments: list[str]) -> str:
 
 
 def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int] | None:
-    """Returns the content of a brace without its label, and the index after the brace and its label. Returns None if
-    the label may be part of the answer.
+    """Returns the content of a brace without its label, and the index after the brace and its label.
+
+    Returns None if the label may be part of the answer.
     """
     sign = re.compile(rf"\s*\{_BRACES[name]}\s*").match(text, end)
     if sign is None:
@@ -263,8 +265,9 @@ def _as_cases(match: re.Match[str]) -> str:
 
 
 def braced(text: str, start: int) -> tuple[str, int] | None:
-    """Returns the content of the braces that open at `start`, and the index after the braces. Spaces before the braces
-    are skipped. Returns None if no braces open there, or if the braces are not closed.
+    """Returns the content of the braces that open at `start`, and the index after the braces.
+
+    Spaces before the braces are skipped. Returns None if no braces open there, or if the braces are not closed.
     """
     while start < len(text) and text[start].isspace():
         start += 1

@@ -118,8 +118,9 @@ def rephrased(cleaned: str) -> str:
 
 
 def spelled_out(text: str) -> str | None:
-    """Rewrites a number in words, such as `five apples`, with digits. A noun after the number is kept. Returns None if
-    the text is not a number in words, with or without a noun.
+    """Rewrites a number in words, such as `five apples`, with digits.
+
+    A noun after the number is kept. Returns None if the text is not a number in words, with or without a noun.
     """
     words = _IN_WORDS.fullmatch(text)
     number = in_words(words[1]) if words else None

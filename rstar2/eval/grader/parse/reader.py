@@ -154,8 +154,9 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
 
 
 def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
-    """Returns the equation of a value and the remark that restates it. Returns None if the value or the remark is not a
-    single value.
+    """Returns the equation of a value and the remark that restates it.
+
+    Returns None if the value or the remark is not a single value.
     """
     try:
         value, other = (_parsed(side, thousands, nouns) for side in (aside.value, aside.other))

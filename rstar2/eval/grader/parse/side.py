@@ -122,8 +122,9 @@ class Side(Collection):
         return CURRENCY_CODES[self._tokens.take().text.rstrip(".")]
 
     def _take_currency(self) -> str:
-        """Returns the currency of the value that was just read. Its sign or code came before the value, or comes next.
-        Returns an empty text if the value has no currency.
+        """Returns the currency of the value that was just read.
+
+        Its sign or code came before the value, or comes next. Returns an empty text if the value has no currency.
         """
         before, self._currency = self._currency, ""
         after = ""

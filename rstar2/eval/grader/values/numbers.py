@@ -59,8 +59,9 @@ def infinite(node: Node) -> int:
 
 
 def real_value(node: Node) -> Any:
-    """Returns a constant as a real mpmath number, which may be infinite. Raises NoValue if the constant has letters, is
-    complex or is too large.
+    """Returns a constant as a real mpmath number, which may be infinite.
+
+    Raises NoValue if the constant has letters, is complex or is too large.
     """
     value, context = constant_value(node), mpmath_context(LOW_DIGITS)
     if abs(context.im(value)) > context.mpf(10) ** -30:
@@ -157,8 +158,10 @@ def _more_digits(needed: int) -> int:
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """Returns whether two values are equal, if both are exact. Returns True if one is a rounded form of the other. For
-    other values, returns |a - b|, the larger of |a| and |b|, and whether both values are real.
+    """Returns whether two values are equal, if both are exact.
+
+    Returns True if one is a rounded form of the other. For other values, returns |a - b|, the larger of |a| and |b|,
+    and whether both values are real.
     """
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)

@@ -252,8 +252,9 @@ def _rounded(a: Node, b: Node) -> Iterator[Node]:
 def _with_multiple(
     random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
 ) -> dict[str, Fraction]:
-    """Returns a letter and the value of the letter at which an argument is a multiple of a number. The result is empty
-    if the argument is not linear.
+    """Returns a letter and the value of the letter at which an argument is a multiple of a number.
+
+    The result is empty if the argument is not linear.
     """
     name = random.choice(sorted(variables(arg) & whole))
     place = _place_of(number.numerator * random.randint(1, 99), arg, name, point)

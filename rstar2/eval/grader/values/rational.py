@@ -34,8 +34,9 @@ class Plan:
 
 def degree(node: Node) -> int | None:
     """Returns an upper bound on the degrees of the numerator and of the denominator if an expression is written as one
-    fraction. π and e count as letters: π is transcendental, and no rational relation between π and e is known. Returns
-    None if the expression is not a quotient of polynomials.
+    fraction. π and e count as letters: π is transcendental, and no rational relation between π and e is known.
+
+    Returns None if the expression is not a quotient of polynomials.
     """
     match node:
         case Number() | Based():

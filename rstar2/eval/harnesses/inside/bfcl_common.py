@@ -75,8 +75,9 @@ class BFCLWorker:
         return self.converse(self._entries[id].for_model, url)
 
     def prepare(self, id: str, url: str) -> None:
-        """With the model at `url`, run the conversations that must come before an entry. In most categories, entries
-        need no earlier conversations.
+        """With the model at `url`, run the conversations that must come before an entry.
+
+        In most categories, entries need no earlier conversations.
         """
 
     def converse(self, entry: dict[str, Any], url: str) -> dict[str, Any]:
