@@ -100,7 +100,7 @@ class Adaptations:
         self._about[entry] = known
         if (entry, key) not in self._printed:
             self._printed.add((entry, key))
-            self._warn(f"not exact: {message} Reason: {reason}")
+            self._warn(f"the results are not exact: {message} Reason: {reason}")
         if new:
             with writing(self._path):
                 write_json(self._path, self._entries)

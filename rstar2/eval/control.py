@@ -214,7 +214,7 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
             if time.monotonic() > deadline:
                 raise Failure(
                     f"{run} did not answer within {_ANSWER_S:.0f} s",
-                    "The run may have just ended: `rstar2 runs show` tells its state.",
+                    "The run may have just ended: `rstar2 runs show` shows its state.",
                 )
             time.sleep(_LOOK_EVERY_S / 5)
         answer = read_json(answer_file)

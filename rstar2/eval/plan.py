@@ -128,7 +128,7 @@ def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
     names = expanded(request.benchmarks)
     if request.files.data is not None and len(names) > 1:
         raise UserError(
-            f"--data replaces the data of one benchmark, but there are {len(names)}: {', '.join(names)}",
+            f"--data replaces the data of one benchmark, but there are {len(names)} benchmarks: {', '.join(names)}",
             "Name one benchmark, or name the files themselves in place of benchmarks.",
         )
     benchmarks = {folder: find(name) for folder, name in zip(_folder_names(names), names, strict=True)}
@@ -215,12 +215,12 @@ def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> N
     if request.target.oracle and (name in BENCHMARK_NAMES or benchmark.chat):
         raise UserError(
             f"--oracle has no answers for {name}",
-            "It works for mathematics sets and files of problems. Give a model.",
+            "--oracle works only for mathematics sets and files of problems. Give a model.",
         )
     if benchmark.harness is not None:
         require(benchmark.harness, name)
     if benchmark.judged and request.judge_model is None:
-        hint = "Give the URL of an OpenAI-compatible server that has one: --judge-model-url URL."
+        hint = "Give the URL of an OpenAI-compatible server with a judge model: --judge-model-url URL."
         raise UserError(f"{name} is graded by a judge model, but there is no --judge-model-url", hint)
 
 

@@ -26,7 +26,7 @@ from rstar2.retry import FIRST_ANSWER_S, RetryPolicy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (
-    "min_p, repetition_penalty and a top_k of 0 are not sent: the server's own defaults decide these"
+    "min_p, repetition_penalty and a top_k of 0 are not sent: the server's own defaults apply to them"
 )
 _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
 
@@ -66,12 +66,12 @@ class Target:
             )
         if self.api == "chat" and (not self.url or self.model or self.format.named):
             raise UserError(
-                "--api chat measures the model of an endpoint, which has its own tokenizer and format",
-                "Give --url, and --model-name if it has several models. Leave out --model and --format.",
+                "--api chat measures a model on a server that has its own tokenizer and format",
+                "Give --url, and --model-name if the server has several models. Leave out --model and --format.",
             )
         if self.tools_in != "request" and self.api != "chat":
             raise UserError(
-                "--no-tools and --tools-in-text are for --api chat, whose server has its own format",
+                "--no-tools and --tools-in-text are for --api chat, because there the server decides the format",
                 "Give --format no-tools or --format listed-tools, or add --api chat.",
             )
         if self.request_body and not self.url:

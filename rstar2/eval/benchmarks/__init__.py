@@ -212,11 +212,12 @@ def _problems_of(
     ids = Counter(problem.id for problem in problems)
     if not problems:
         raise UserError(
-            f"the benchmark {name} has no problems", "Return at least one from its function load."
+            f"the benchmark {name} has no problems", "Return at least one problem from its function load."
         )
     if repeated := [each for each, count in ids.items() if count > 1]:
         raise UserError(
-            f"the benchmark {name} has several problems with the id {repeated[0]!r}", "Give each its own id."
+            f"the benchmark {name} has several problems with the id {repeated[0]!r}",
+            "Give each problem its own id.",
         )
     return problems
 

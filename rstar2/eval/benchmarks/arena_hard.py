@@ -61,7 +61,8 @@ def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
         name = str(_field(place, row, "uid", "question_id"))
         if name not in answers:
             raise UserError(
-                f"{baseline} has no answer to question {name}", "Give a file with answers to these questions."
+                f"{baseline} has no answer to question {name}",
+                "Give a file that has an answer to every question.",
             )
         problems.append(Problem(name, _question(place, row), answers[name]))
     if not problems:
@@ -92,7 +93,7 @@ def _field(place: str, row: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         if row.get(name):
             return row[name]
-    raise UserError(f'{place}: no field "{names[0]}"', f"Rows must be as in {_HUB}.")
+    raise UserError(f'{place}: no field "{names[0]}"', f"A row must have the form of the rows in {_HUB}.")
 
 
 def _question(place: str, row: Mapping[str, Any]) -> str:
@@ -102,7 +103,9 @@ def _question(place: str, row: Mapping[str, Any]) -> str:
     try:
         return str(row["turns"][0]["content"])
     except (LookupError, TypeError) as error:
-        raise UserError(f"{place}: no question in turns[0].content", f"Rows must be as in {_HUB}.") from error
+        raise UserError(
+            f"{place}: no question in turns[0].content", f"A row must have the form of the rows in {_HUB}."
+        ) from error
 
 
 def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
@@ -113,7 +116,8 @@ def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
         return str(row["choices"][0]["turns"][0]["content"])
     except (LookupError, TypeError) as error:
         raise UserError(
-            f"{place}: no answer in choices[0].turns[0].content", f"Rows must be as in {_HUB}."
+            f"{place}: no answer in choices[0].turns[0].content",
+            f"A row must have the form of the rows in {_HUB}.",
         ) from error
 
 
@@ -189,7 +193,7 @@ class ArenaMethod(ChatMethod):
         if not self._readable and self._unreadable >= _MOST_UNREADABLE:
             raise Failure(
                 f"the judge model gave no verdict such as [[A>B]] in {self._unreadable} judgments; {last}",
-                "Use another judge model. If the server has several, choose one with --judge-model-name.",
+                "Use another judge model. If the server has several models, choose one with --judge-model-name.",
             )
 
 

@@ -268,9 +268,9 @@ def _comparison_table(comparisons: Sequence[Comparison], named: bool) -> Table:
 def incomplete_lines(each: Comparison) -> list[str]:
     """Returns one paragraph for each of the two runs that is incomplete."""
     return [
-        f"{each.name}: {run.run} is incomplete, {_missing(run)}. Samples are not missing at random: long ones fail or "
-        f"are unfinished more often. So the difference may come from what is missing. To finish {run.run}, start its "
-        "command again."
+        f"{each.name}: {run.run} is incomplete, {_missing(run)}. Samples are not missing at random: long "
+        "samples fail or are unfinished more often. So the difference may come from the missing samples. To finish "
+        f"{run.run}, start its command again."
         for run in each.incomplete
     ]
 
@@ -291,7 +291,7 @@ def detectable_line(each: Comparison) -> str:
         return f"{each.name}: {problems} too few to find a difference of any size"
     return (
         f"{each.name}: with {count:,} problems like these, a true difference of about {100 * each.detectable:.1f} "
-        "points is found in 80 % of comparisons. A smaller one is found less often."
+        "points is found in 80 % of comparisons. A smaller difference is found less often."
     )
 
 
