@@ -1,7 +1,8 @@
-"""Compares two measurements of the same problems. Each problem of one is paired with the same problem of the other.
+"""Compares two measurements of the same problems. Each problem of one measurement is paired with the same problem of
+the other.
 
-Pairing removes the differences in difficulty between problems. A paired comparison therefore finds a difference with
-far fewer samples than a comparison of two averages, each with its own interval.
+Pairing removes the effect that problems differ in difficulty. A paired comparison therefore finds a difference with far
+fewer samples than a comparison of two averages, each with its own interval.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """One of a benchmark's own scores in two runs. It is computed over the problems that both runs have."""
+    """One of a benchmark's own scores in two runs, computed over the problems that both runs have."""
 
     name: str
     a: float
@@ -69,7 +70,7 @@ class Incomplete:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one benchmark in two runs. It is computed over the problems that both runs have."""
+    """The comparison of one benchmark in two runs, over the problems that both runs have."""
 
     name: str
     a: float
@@ -81,8 +82,8 @@ class Comparison:
     interval: tuple[float, float]
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
-    """The size of the true difference that a comparison with these numbers of problems and samples finds in 80 % of
-    cases. None if no difference is found in 80 % of cases, however large it is."""
+    """The size of a true difference that 80 % of comparisons with as many problems and samples would find. None if no
+    true difference, however large, would be found by 80 % of such comparisons."""
     pairs: list[Pair]
     unpaired: int
     """Number of problems that only one run has. If the runs have different gold answers to a problem, the problem
@@ -96,8 +97,7 @@ class Comparison:
 
     @property
     def flipped(self) -> list[Pair]:
-        """The problems that exactly one of the runs solves, ordered by the size of the difference, the largest
-        first."""
+        """The problems that flipped (`Pair.flipped`). The problem with the largest change comes first."""
         flipped = (pair for pair in self.pairs if pair.flipped)
         return sorted(flipped, key=lambda pair: (-abs(pair.b - pair.a), pair.id))
 
@@ -201,9 +201,10 @@ def _incomplete(run: Literal["A", "B"], results: dict[str, Any]) -> list[Incompl
 
 
 def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDifference]:
-    """The differences between the runs' scores, also for the scores that the benchmark computes from others.
+    """Returns the differences between the runs' scores, including the scores that the benchmark computes from other
+    scores.
 
-    Entry i of `a` and of `b` is the same problem.
+    Entry i of `a` and entry i of `b` are the same problem.
     """
     # The scores of A, those of B, and their differences.
     sides: tuple[dict[str, Score], ...] = ({}, {}, {})
@@ -237,8 +238,8 @@ def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str,
     """Returns a benchmark's rows of problems. The key of a row is (id, gold answer), or (id, "") if `by_id`.
 
     An id may be just a line number, so two rows are the same problem only if the gold answers are also the same.
-    `by_id` ignores the gold answers. It is used if both runs are known to have the same problems, because a killed run
-    has only the gold answers that its traces contain, and these are letters in GPQA.
+    If `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems.
+    It is needed for a killed run: such a run has only the gold answers in its traces, which are letters in GPQA.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

@@ -25,7 +25,7 @@ _KINDS = ("eval", "agree")
 """The kinds of runs that can be controlled, as status.json names them."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
-"""How long `ask` waits for an answer. A very large run may be busy with its statistics for seconds."""
+"""How long `ask` waits for an answer. A very large run may be busy for seconds while it computes its statistics."""
 _REQUEST, _ANSWER = ".request.json", ".answer.json"
 _MAX_IN_FLIGHT = 100_000
 
@@ -95,7 +95,7 @@ class Control:
         each running sample, how many seconds it has taken so far).
 
         Raises:
-            UserError: no sample of that name is running, or `value` is not a number of samples.
+            UserError: no sample with the name `value` is running, or `value` is not a number of samples.
         """
         if action == "pause":
             self.paused = True
@@ -182,7 +182,7 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
     """Send a request to a running evaluation. Returns the run's state after the request, as `Control.apply` does.
 
     Raises:
-        UserError: `run` is no running evaluation, or the evaluation refuses the request.
+        UserError: `run` is not a running evaluation, or the evaluation refuses the request.
         Failure: the run is still starting, or does not answer.
     """
     if action not in get_args(Action):

@@ -25,14 +25,14 @@ def extended_config(
 
     Args:
         folder: the run's folder, which need not exist.
-        kind: kind of this start, as in config.json. If the stored run has another kind, `open_run` refuses this start.
-        config: `rstar2.eval.plan.EvalPlan.config` of this start.
+        kind: the kind of run that is started, as in config.json. If the stored run has another kind, `open_run` refuses
+            this start.
+        config: the value of `rstar2.eval.plan.EvalPlan.config` for this start.
         problems: the problems of this start, by benchmark.
 
     Returns:
-        Two values. The first is the new config.json, which is `config` with the benchmarks of earlier starts. The
-            second is a function for `compared` of `rstar2.runs.open_run`: it returns the part of a config that must not
-            change.
+        The new config.json, and a function for `compared` of `rstar2.runs.open_run`. The new config.json is `config`
+        with the benchmarks of earlier starts. The function returns the part of a config that must not change.
     """
     stored_kind, stored = load_config(folder) if (folder / "config.json").exists() else ("", {})
     if stored_kind != kind or not {"problems", "settings"} <= stored.keys():
@@ -68,7 +68,7 @@ def extended_config(
 
 
 def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -> None:
-    """Write a benchmark's settings.json, or compare the settings with those that an earlier start wrote.
+    """Write a benchmark's settings.json, or compare the settings with the settings that an earlier start wrote.
 
     If this start adds samples or problems, results.json is first marked as incomplete, so that results.json is correct
     even if this start is killed.

@@ -5,7 +5,7 @@ measure(request) ─→ plan_evaluation: servers, problems, model ─→ open_ru
                  ─→ judge, grader, methods ─→ run_parts: samples, verdicts, results.json ─→ view: tables
 ```
 After the first Ctrl-C, no sample is started, and the samples in flight finish. The second Ctrl-C abandons the samples
-in flight. In both cases, every finished sample is kept.
+in flight. Every finished sample is kept, after the first and after the second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from rstar2.runs import Run, open_run
 
 
 def measure(request: EvalRequest, view: LiveView) -> None:
-    """Sample and grade every benchmark, and print the results. Each benchmark has a folder NAME in the run's folder.
+    """Sample and grade every benchmark, and print the results. Each benchmark has a folder with its name in the run's
+    folder.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, some samples are missing, or Ctrl-C was pressed twice.
         SamplesRefused: a server refused some samples. The results of the other samples are printed first.
-        UserError, Failure: raised by `plan_evaluation` or `rstar2.eval.run.run_parts`.
+        UserError, Failure: errors of `plan_evaluation` and `rstar2.eval.run.run_parts`.
     """
     retries = RetryPolicy(request.wait_s)
     plan = plan_evaluation(request, retries)

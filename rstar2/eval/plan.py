@@ -27,7 +27,7 @@ from rstar2.runs import json_digest
 
 _PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
 _RESERVED = _PUBLISHED | {"analysis", "attempts", "memory"}
-"""Names of benchmarks and of the run's own folders. A user's own benchmark must have another name."""
+"""Names of published benchmarks and of the run's own folders. A user's own benchmark must not have such a name."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EvalRequest:
     benchmarks: list[str]
     """Names of benchmarks or groups, JSON Lines files, or `module:object` of users' benchmarks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The values of `EvalSettings` that the user set. All other values are decided by each benchmark's own protocol."""
+    """The values of `EvalSettings` that the user set. Each benchmark's own protocol decides all other values."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
     files: BenchmarkFiles = field(default_factory=BenchmarkFiles)
     """Files and options of the benchmarks. If `files.data` is set, the request may have only one benchmark."""
@@ -54,8 +54,8 @@ class EvalRequest:
 
     @property
     def wait_s(self) -> float:
-        """For how many seconds a service may fail to answer before the run stops. Raises UserError if a setting is
-        wrong."""
+        """The number of seconds for which a service may fail to answer before the run stops. Raises UserError if a
+        setting is wrong."""
         return resolve(EvalSettings, dict(self.settings), [], self.kind).wait_s
 
 
@@ -67,8 +67,8 @@ class Planned:
     problems: list[Problem]
     settings: EvalSettings
     as_published: bool
-    """Whether a real model is measured on all published problems. The result is compared with the paper's number only
-    if this is true."""
+    """Whether a real model is measured on all published problems. If False, the result is not compared with the paper's
+    number."""
     unreadable: Unreadable
 
 
@@ -80,7 +80,7 @@ class EvalPlan:
     request: EvalRequest
     opened: Opened
     benchmarks: dict[str, Planned]
-    """The benchmarks. The key is the name of a benchmark in results, and of its folder."""
+    """The benchmarks by name. The name of a benchmark is used in results, and for its folder."""
     judge_model: JudgeModel | None
     """The request's judge model, with the model name that its server reported."""
     judge_report: JudgeReport | None = None
@@ -103,7 +103,8 @@ class EvalPlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder. If the user does not name a folder, equal plans have the same folder."""
+        """The run's folder. If the user does not name a folder, the folder's name depends only on the plan, so that
+        equal plans have the same folder."""
         if self.request.folder is not None:
             return self.request.folder
         model = str(self.opened.identity["name"]).rpartition("/")[2]
@@ -111,8 +112,8 @@ class EvalPlan:
 
     @property
     def base(self) -> EvalSettings:
-        """The settings of the first benchmark. They are used for `in_flight` and the time limits, which are the same
-        for all benchmarks."""
+        """The settings of the first benchmark, used for `in_flight` and the time limits, which are the same for all
+        benchmarks."""
         return next(iter(self.benchmarks.values())).settings
 
 
@@ -227,8 +228,9 @@ def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> N
 def _folder_names(benchmarks: list[str]) -> list[str]:
     """Returns the names of benchmarks in results, which are also the names of their folders.
 
-    A file of problems has the file's name without its ending. A user's `module:object` has the module's name, followed
-    by the object's name unless the object's name is BENCHMARK. A name that is reserved gets the prefix `own-`.
+    The name of a file of problems is the file's name without its ending. The name of a user's `module:object` is the
+    module's name, followed by the object's name unless the object's name is BENCHMARK. If such a name is reserved, it
+    gets the prefix `own-`.
 
     Raises:
         UserError: two benchmarks have the same name, so they would share a folder.

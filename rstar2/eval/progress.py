@@ -17,7 +17,7 @@ from rstar2.files import no_room
 from rstar2.retry import Outages, RetryPolicy
 
 _WINDOW_S = 20.0
-"""Rates are averages over the last seconds of the run. The number of seconds is at most this number."""
+"""Rates are averages over the last part of the run, which is at most this many seconds long."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Progress:
     """Why the run waits: the engine, the judge or the judge model does not answer, or the disk is full. None if the run
     does not wait."""
     outages: list[Outages]
-    """For how long each service did not answer during this start, and why."""
+    """The time for which each service did not answer during this start, and the reason."""
 
 
 class TokenCounter(Protocol):
@@ -68,7 +68,7 @@ class Services:
 
     retries: RetryPolicy
     models: tuple[TokenCounter, ...] = ()
-    """The measured model, once for each interface through which the run uses it."""
+    """The counters of the measured model: one for each interface through which the run uses the model."""
     tools: RetryingTools | None = None
 
     @property
@@ -87,7 +87,8 @@ class Meter:
         services: the services of the run.
         problems: for each problem, the list of its rows, which grows as samples finish, and the final length of this
             list.
-        folders: the folders to which the run writes. A full disk is reported as trouble, even before a write fails.
+        folders: the folders to which the run writes. If the disk of such a folder is full, the meter reports trouble,
+            even before a write fails.
     """
 
     def __init__(

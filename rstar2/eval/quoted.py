@@ -14,11 +14,11 @@ class Quoted:
     """The number that is usually quoted for a benchmark."""
 
     label: str
-    """Name of the score. Empty if the number is the share of correct answers."""
+    """Name of the quoted score. Empty if the number is the share of correct answers."""
     value: float
-    """The number, a share in 0..1."""
+    """The quoted number, a share in 0..1."""
     interval: tuple[float, float]
-    """95 % interval of the number, clustered by problem."""
+    """95 % interval of the quoted number, clustered by problem."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BesidePaper:
     paper: float
     """The paper's number, a share in 0..1."""
     run: Quoted | None
-    """This run's number. None if the run lacks the score that is compared."""
+    """This run's number, a share in 0..1. None if the run does not have the score that is compared."""
 
     @property
     def difference(self) -> tuple[float, float, float] | None:
@@ -57,7 +57,7 @@ def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
 
 
 def beside_paper(summaries: Iterable[tuple[str, dict[str, Any]]]) -> list[BesidePaper]:
-    """Compare the results of benchmarks with the paper's results. Each benchmark is a pair (name, summary).
+    """Compare the results of benchmarks with the paper's results. A benchmark is given as a pair (name, summary).
 
     A benchmark is left out if the paper has no number for it, or if it was not measured as published.
     """

@@ -83,7 +83,7 @@ class Row:
 
     @property
     def could_not_verify(self) -> bool:
-        """Whether the trace has, or may have, an answer for which the grader could not decide whether it is correct."""
+        """Whether the trace has, or may have, an answer on which the grader could not decide."""
         return self.missed not in (None, "wrong", "no_answer")
 
 
@@ -146,7 +146,7 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns the table of problems, with one object per problem that can be written as JSON.
+    """Returns the table of problems: one object per problem, which can be written as JSON.
 
     `golds` contains the gold answer of each problem. In a returned object, `scores` contains the values of each score
     by the score's name.

@@ -9,9 +9,9 @@ record (what is stored).
 
 The number of slots is the maximum number of samples in flight. A slow rollout occupies one slot and does not delay
 other rollouts. The length of the queue is limited too, so the samplers wait if grading or the disk is slower than the
-engine. The record's file, such as `traces.jsonl`, is the run's state. The next start reads the samples in it, and makes
-only the missing samples. Each sample has its own seed. If a sample could not be graded because a judge model did not
-answer, it stays in `ungraded.jsonl` until the next start.
+engine. The record's file, such as `traces.jsonl`, is the run's state. The next start reads the samples in this file,
+and makes only the missing samples. Each sample has its own seed. A sample that could not be graded because a judge
+model did not answer stays in `ungraded.jsonl` until the next start.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class EvalResult:
 
     name: str
     summary: dict[str, Any]
-    """The summary that `SampleRecord.summary` computes. For traces, this function is
-    `rstar2.eval.results.summarise`."""
+    """The summary that `SampleRecord.summary` computes. For traces, `rstar2.eval.results.summarise` computes the
+    summary."""
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
@@ -168,8 +168,8 @@ async def run_parts(
         parts: the benchmarks by name.
         in_flight: how many samples may run at once.
         services: the services whose counters show the run's progress.
-        on_progress: called about twice a second (more rarely with a very large number of samples), and at the end.
-        stop: when set, no new sample is started, and the samples in flight finish.
+        on_progress: called about twice a second, less often for a very large number of samples, and at the end.
+        stop: if this event is set, no new sample is started, and the samples in flight finish.
         about: further entries of results.json, such as the model and the versions.
         control: if set, it limits the number of samples that run at once, instead of `in_flight`. A person can change
             the limit of `control` during the run.
@@ -207,15 +207,13 @@ class _Refusals:
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether the server does not refuse all requests: it answered one, or it refused requests in different
-        ways."""
+        """Whether the server answered a request, or refused requests in different ways. Such a server does not refuse
+        all requests."""
         self._status: int | None = None
         self._count = 0
 
     def final(self, error: EngineError) -> AccessRefused | None:
-        """Returns the refusal that every other request will get too, or None if `error` does not show that the server
-        refuses all requests.
-        """
+        """Returns the refusal if `error` shows that the server refuses all requests, otherwise None."""
         if (refusal := access_refusal(error)) is not None:
             return refusal
         refused = error if isinstance(error, Refused) else error.__cause__
@@ -239,7 +237,7 @@ class _Shared:
     in_flight: int
     """How many samples may run at once at the beginning of the run."""
     stop: asyncio.Event
-    """When set, no new sample is started, and the samples in flight finish."""
+    """If this event is set, no new sample is started, and the samples in flight finish."""
     sampling: _Refusals = field(default_factory=_Refusals)
     """Refusals of the model's server."""
     grading: _Refusals = field(default_factory=_Refusals)
@@ -359,8 +357,8 @@ class _Benchmark:
             self._on_disk.add(key)
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
-        """Yields the missing samples: first the first sample of every problem, then the second, and so on. The numbers
-        of an unfinished run are then representative."""
+        """Yields the missing samples: the first sample of every problem, then the second sample of every problem, and
+        so on. In this order, the numbers of an unfinished run are representative."""
         for sample in range(self.samples):
             for problem in self._problems.values():
                 if (problem.id, sample) not in self._sampled_before:
@@ -407,8 +405,8 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Wait for a slot, and make the next sample of `jobs`. Before the sample is made, a new task is started, which
-        waits for a slot for the sample after it.
+        """Wait for a slot, and make the next sample of `jobs`. Before that, start a task that waits for a slot to make
+        the sample after it.
 
         If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, can end when its
         last sample ends.
@@ -438,7 +436,7 @@ class _Benchmark:
             await self._finished.put(trace)
 
     def _refuse(self, error: EngineError) -> None:
-        """Leave out a sample because of an error that does not concern other samples."""
+        """Leave out a sample because of an error that concerns only this sample."""
         self.refused.append(error)
         count_cause(self.failed, error.cause)
 
@@ -466,7 +464,7 @@ class _Benchmark:
             self.groups[trace.problem_id].append(self._record.row(graded))
 
     def conclude(self, about: Mapping[str, Any], wall_s: float, outages: list[Outages]) -> EvalResult:
-        """Write results.json, if the record stores results, and return the benchmark's result."""
+        """Write results.json if `record.results` is true, and return the benchmark's result."""
         groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
         golds = {problem.id: problem.answer for problem in self._problems.values()}
         samples = sum(map(len, groups.values()))
@@ -513,8 +511,8 @@ class _Benchmark:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Returns a context manager for writing a file of the run. Raises Failure if writing fails, which usually means
-    that the disk is full."""
+    """Returns a context manager for writing a file of the run. Raises Failure if writing fails. The usual reason is a
+    full disk."""
     try:
         yield
     except OSError as error:

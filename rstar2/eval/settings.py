@@ -68,7 +68,7 @@ class EvalSettings(Strict):
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
     """Returns the seed of one rollout, in 0..2^31-1.
 
-    It depends only on the arguments, so it is the same on every start.
+    The seed depends only on the arguments, so it is the same on every start.
     """
     digest = hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

@@ -28,13 +28,13 @@ Samples = Sequence[Sequence[bool | int | float]]
 """The correctness of samples: one row per problem, with one entry per sample."""
 
 UNSEEN = 3
-"""Number of problems that may have changed although a comparison did not observe it, by the rule of three.
+"""Number of problems that may have changed although a comparison observed no change, by the rule of three.
 
 If none of P observed problems changed, up to a share 3/P of all such problems may still change (with 95 % confidence).
 """
 DOUBT = 0.8
-"""If all problems differ, each observed difference multiplies by this factor the weight of the possibility that an
-unseen change is a whole flip.
+"""Factor for the weight of the possibility that an unseen change is a whole flip. If all problems differ, each observed
+difference multiplies the weight by this factor.
 
 A whole flip is a change from never right to always right. If d of P problems differ, the weight of a whole flip is
 DOUBT^(d²/P). For example, if all of ten problems differ a little, the weight is a tenth. If only few problems differ,
@@ -46,19 +46,20 @@ POWER = 0.8
 
 @dataclass(frozen=True, slots=True)
 class AvgAtN:
-    """The share of correct samples of each problem, averaged over problems. It equals pass@1."""
+    """The share of correct samples of each problem, averaged over problems. This average equals pass@1."""
 
     mean: float
     run_to_run: Interval
-    """Interval for the average over repeated runs on the same problems. It covers only the noise of sampling."""
+    """Interval for the average over repeated runs on the same problems. The interval covers only the noise of
+    sampling."""
     by_problem: Interval
-    """Interval for the mean over all problems of the same kind. It covers the noise of sampling and the choice of the
-    benchmark's problems."""
+    """Interval for the mean over all problems of the same kind. The interval covers the noise of sampling and the
+    choice of the benchmark's problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledMean:
-    """The mean over all entries of all problems. Each entry has the same weight."""
+    """The mean over all entries of all problems, in which each entry has the same weight."""
 
     mean: float
     by_problem: Interval
@@ -72,7 +73,7 @@ class PairedDifference:
     by_problem: Interval
     detectable: float | None
     """The size of a true difference that a share `POWER` of such comparisons would find. None if no true difference,
-    not even one of size 1, would be found that often."""
+    not even a difference of 1, would be found that often."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -186,9 +187,9 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
     """Returns the mean of the problems' differences, with an interval clustered by problem.
 
-    The interval excludes zero if the paired t-test finds a difference. With few problems, it excludes zero less often
-    than the t-test: p must be below 0.049 with 30 problems, below 0.038 with 10 and below 0.006 with 5. With fewer than
-    5 problems, the interval never excludes zero.
+    The interval excludes zero if the paired t-test finds a difference. With few problems, the interval excludes zero
+    less often than the t-test finds a difference: the p-value must be below 0.049 with 30 problems, below 0.038 with 10
+    and below 0.006 with 5. With fewer than 5 problems, the interval never excludes zero.
 
     The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
     probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
@@ -196,13 +197,13 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
     other side of zero, requires changes of problems that were not observed. `_unseen_change` returns the assumed size
     of each such change, and the square of this size is added to the variance at the supposed mean. The ends of the
     interval are the supposed means at which the measured mean is just not rejected. If few problems flip, the interval
-    is close to Tango's score interval. If no problem differs, its ends are -3/P and +3/P.
+    is close to Tango's score interval. If no problem differs, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
 
     Args:
-        differences: the difference of each problem, in -1..1. The shape is (P,).
+        differences: shape (P,). The difference of each problem, in -1..1.
         doubt: see `DOUBT`.
 
     Raises:
@@ -215,8 +216,8 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns each problem's share of correct samples, and each problem's number of samples. Both have the shape
-    (P,)."""
+    """Returns two arrays of shape (P,): each problem's share of correct samples, and each problem's number of
+    samples."""
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
     if not len(sizes) or not sizes.all():
         raise ValueError(f"problem {sizes.argmin()} has no samples" if len(sizes) else "no problems")
@@ -241,7 +242,7 @@ def _paired(
 
     Args:
         difference: the measured difference.
-        residuals: the contribution of each problem to the error. The shape is (P,).
+        residuals: shape (P,). The contribution of each problem to the error.
         changes: the differences of the problems that both runs have.
         doubt: see `DOUBT`.
     """
@@ -269,8 +270,8 @@ def _paired(
 def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
     """Returns the assumed size of an unseen change.
 
-    If no problem differs, the size is 1. Otherwise it lies between the root mean square of the observed changes and 1:
-    the more problems differ, the closer it is to the root mean square.
+    If no problem differs, the size is 1. Otherwise the size lies between the root mean square of the observed changes
+    and 1. The more problems differ, the closer the size is to the root mean square.
     """
     nonzero = changes[changes != 0]
     if not len(nonzero):
@@ -316,7 +317,7 @@ class _Pooled:
     padded_mean: float
     """The mean over all entries and the pseudo-problems."""
     residuals: NDArray[np.float64]
-    """The contribution of each problem and pseudo-problem to the error. The shape is (problems + pseudo-problems,)."""
+    """Shape (problems + pseudo-problems,). The contribution of each problem and pseudo-problem to the error."""
 
 
 def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) -> _Pooled:

@@ -28,7 +28,7 @@ class SampleRecord:
     line: Callable[[Trace], str]
     """Returns the line of a sample, without the line break."""
     row: Callable[[Trace], Row]
-    """Returns the row that represents a sample in memory. It equals the row that `read` returns for the sample's
+    """Returns the row that represents a sample in memory. The row equals the row that `read` returns for the sample's
     line."""
     read: Callable[[Path], Iterator[Row]]
     """Reads the rows of a file. A last line that was not completely written is ignored. Raises UserError if another
@@ -40,7 +40,7 @@ class SampleRecord:
     beside: SampleRecord | None = None
     """A second record, which the run also writes, but never reads."""
     errors: bool = False
-    """Whether a sample that the engine refuses is stored with the verdict `error`, and sampled again by the next start.
+    """Whether a sample that the engine refuses is stored with the verdict `error`. The next start then makes it again.
     If False, a refused sample is missing from the file, and the run ends with `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
@@ -82,7 +82,7 @@ VERDICTS = SampleRecord(
     _agreement,
     _agreement_by_problem,
 )
-"""Stores the problem's id, the sample's number and the verdict. The table of problems of this record says how often
+"""Stores the problem's id, the sample's number and the verdict. The table of problems in this record says how often
 each problem was solved."""
 
 
@@ -91,8 +91,8 @@ class Measurement:
     """One measured benchmark."""
 
     name: str
-    """Path of the benchmark's folder, relative to the folder in which benchmarks are searched. If both are the same
-    folder, `name` is the folder's name."""
+    """Path of the benchmark's folder, relative to the folder in which benchmarks are searched. If the benchmark's
+    folder is the searched folder itself, `name` is the folder's name."""
     traces: Path
     """The file of traces."""
     results: dict[str, Any]

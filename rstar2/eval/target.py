@@ -45,11 +45,11 @@ class Target:
     oracle: bool = False
     format: FormatChoice = MODELS_OWN
     api: Literal["tokens", "chat"] = "tokens"
-    """The server's interface. tokens: a vLLM server; results are exact. chat: any OpenAI-compatible chat endpoint; some
-    numbers are estimates."""
+    """The server's interface. tokens: a vLLM server, with which results are exact. chat: any OpenAI-compatible chat
+    endpoint, with which some numbers are estimates."""
     api_key: str | None = None
     tools_in: ToolsIn = "request"
-    """How the model on a chat endpoint learns about its tools."""
+    """Where the model on a chat endpoint finds the descriptions of its tools."""
     request_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request to the server."""
 
@@ -101,7 +101,7 @@ class Opened:
 
     @property
     def left_to_server(self) -> str:
-        """A sentence about sampling settings that are not sent to the server, because it may refuse them.
+        """A sentence about sampling settings that are not sent to the server, because the server may refuse them.
 
         Empty if all sampling settings are sent.
         """

@@ -48,7 +48,7 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
 
 
 class Tally:
-    """The verdicts that were added so far. They take a few bytes of memory per sample, however long the rollouts are.
+    """The verdicts that were added so far. Each verdict takes a few bytes of memory, however long the rollouts are.
 
     A later verdict on a sample replaces `error`. Any other second verdict on a sample is ignored.
     """

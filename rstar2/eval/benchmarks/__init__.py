@@ -1,4 +1,4 @@
-"""The benchmarks that are not mathematics sets. Each has one file, which is named after the benchmark.
+"""The benchmarks that are not mathematics sets. Each benchmark has one file, which is named after the benchmark.
 
 Each file defines `BENCHMARK`. There is no list of benchmarks: a new file is a new benchmark of `rstar2 eval`. A user's
 own module defines `BENCHMARK` too, and `rstar2 eval my_module:BENCHMARK` measures it.
@@ -62,7 +62,7 @@ class BenchmarkFiles:
 
 @dataclass(frozen=True)
 class JudgeModel:
-    """A model that grades answers. It is reached on a server with OpenAI's API."""
+    """A model that grades answers, on a server with OpenAI's API."""
 
     url: str
     name: str | None = None
@@ -112,7 +112,7 @@ class Benchmark:
     harness: Harness | None = None
     """The benchmark's own program. None if the benchmark has no program of its own."""
     chat: bool = False
-    """Whether the model gets plain chat messages. If False, the agent loop runs, with tools."""
+    """Whether the model gets plain chat messages. If False, the model runs in the agent loop and has tools."""
     judged: bool = False
     """Whether a judge model grades the answers."""
     headline: str = ""
@@ -250,7 +250,7 @@ def needs_tokenizer(names: list[str]) -> bool:
 def harnesses_of(names: list[str]) -> list[Harness]:
     """Returns the harnesses of the named benchmarks and groups, without duplicates.
 
-    Raises UserError if a benchmark is unknown, or if a name needs no harness.
+    Raises UserError if a name is unknown, or if a named benchmark or group needs no harness.
     """
     needed: list[Harness] = []
     for name in names:

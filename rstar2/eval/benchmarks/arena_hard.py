@@ -1,5 +1,5 @@
-"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice: each of the
-two answers comes first once."""
+"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice: the model's
+answer comes first once, and second once."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""For each label of the judge, for a game in which the model's answer is B: the share of the game that the model wins,
-and the number of times that the game counts.
+"""For each label of the judge: how much of the game the model wins if its answer is B (0, a half or all), and how many
+times the game counts.
 
 Source: lmarena/arena-hard-auto.
 """
@@ -122,8 +122,8 @@ def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
 
 
 class ArenaMethod(ChatMethod):
-    """Gets one answer to each question. The judge model compares it with the baseline's answer in two games, in which
-    the order of the two answers differs."""
+    """Gets one answer to each question. The judge model compares each answer with the baseline's answer in two games,
+    in which the order of the two answers differs."""
 
     def __init__(
         self, chat: Chat, settings: EvalSettings, judge: ServerChat, words: Mapping[str, str]

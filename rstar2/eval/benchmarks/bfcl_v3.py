@@ -76,8 +76,8 @@ class BFCLMethod:
         return trace.model_copy(update={"extracted": json.dumps(result)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """The sample is correct if the harness's checker finds the result valid. Its score is stored under the name of
-        the entry's category.
+        """The sample is correct if the harness's checker finds the result valid. The sample's score is stored under the
+        name of the entry's category.
 
         If the checker cannot check the result, the sample's verdict is `invalid` and the sample has no score.
         """
@@ -94,8 +94,8 @@ class BFCLMethod:
         return trace.model_copy(update=update)
 
     async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """Returns the accuracy of each category as the harness's own runner computes it. It is compared with our
-        accuracy."""
+        """Returns the accuracy of each category as the harness's own runner computes it. This accuracy is used to check
+        our own accuracy."""
         return dict(await self._process.ask("check_all", results=results))
 
 
@@ -141,8 +141,8 @@ def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> S
     same weight.
 
     The lower end of the mean's interval is computed from the lower ends of the scores' intervals alone, and the upper
-    end from the upper ends alone (Zou and Donner, Statistics in Medicine 27, 2008). If a score's interval is shorter on
-    one side because it ends at 0 or 1, the mean's interval is therefore also shorter on that side.
+    end from the upper ends alone (Zou and Donner, Statistics in Medicine 27, 2008). Therefore, if a score's interval is
+    shorter on one side because it ends at 0 or 1, the mean's interval is also shorter on this side.
     """
     all_weights = list(weights or [1.0] * len(parts))
     shares = [weight / sum(all_weights) for weight in all_weights]
@@ -162,7 +162,7 @@ def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> S
 def grouped(
     scores: dict[str, Score], groups: Mapping[str, Callable[[dict[str, Score]], Score]]
 ) -> dict[str, Score]:
-    """Returns the scores of groups of categories, without the groups that have a category without a score.
+    """Returns the scores of groups of categories. If a category has no score, its groups are left out.
 
     A group may be computed from groups that come earlier in `groups`.
     """

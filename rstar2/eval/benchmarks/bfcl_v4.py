@@ -1,4 +1,4 @@
-"""BFCL v4 without the categories for web search, which need API keys, and vector memory, which download a model."""
+"""BFCL v4 without two kinds of categories: web search needs API keys, and vector memory downloads a model."""
 
 from __future__ import annotations
 

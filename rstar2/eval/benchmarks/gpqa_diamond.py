@@ -93,7 +93,7 @@ class GPQAMethod(AgentMethod):
         return text, LETTERS[choice_order.index(0)]
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Grade an answer, and set the text for which it votes in maj@n.
+        """Grade an answer, and set the text for which the answer votes in maj@n.
 
         A wrong answer votes for the text of the choice that it names, because letters differ between samples.
         """
@@ -115,8 +115,8 @@ class GPQAMethod(AgentMethod):
         return None
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
-        """Compare an answer with the letter of the right choice. If they differ, compare the answer with the text of
-        the right choice."""
+        """Compare an answer with the letter of the right choice. If answer and letter differ, compare the answer with
+        the text of the right choice."""
         by_letter = await super().verdict(trace, problem, part)
         if by_letter.correct or by_letter.extracted is None:
             return by_letter

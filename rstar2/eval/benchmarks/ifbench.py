@@ -1,4 +1,4 @@
-"""IFBench: 294 prompts. Their instructions are harder than IFEval's, and common training sets do not contain them."""
+"""IFBench: 294 prompts with instructions that are harder than IFEval's and that common training sets do not contain."""
 
 from __future__ import annotations
 

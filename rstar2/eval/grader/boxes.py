@@ -12,7 +12,7 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""A longer answer is cut to this number of characters. An answer of this length is not parsed."""
+"""An answer is cut to this number of characters. An answer that is still this long is not parsed."""
 REMARK_CHARS = 80
 """The number of characters before and after an answer that are searched for a remark about the answer."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
@@ -121,7 +121,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 
 def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
-    """Whether a box continues in the text around it, as in \\boxed{3}^2 or 2 + \\boxed{3}."""
+    """Whether the text around a box makes the box a part of a formula, as in \\boxed{3}^2 or 2 + \\boxed{3}."""
     before = turn[max(0, start - _GAP_CHARS) : start]
     if _POWER_AFTER.match(turn, end) or _FORMULA_AFTER.match(turn, end) or _FORMULA_BEFORE.search(before):
         return True
@@ -149,7 +149,7 @@ def _braced(text: str, start: int) -> tuple[str, int, bool]:
     """Returns the content of the braces that open at `start`, the index after the braces, and whether the braces are
     closed.
 
-    Braces that are never closed end with the line.
+    If the braces are never closed, their content ends at the end of the line.
     """
     if text[start] != "{":
         bare = _BARE_NUMBER.match(text, start)

@@ -65,7 +65,7 @@ class Fact:
 
     rule: str
     gold: Node | str
-    """The parsed answer or part, or text that needs no parsing."""
+    """The parsed answer, a parsed part of it, or a text that needs no parsing."""
     pred: Node | str
     because: tuple[Fact, ...] = ()
     """The facts that this fact follows from: about parts of the two answers, or about rewritten forms of the
@@ -73,7 +73,8 @@ class Fact:
     identity: Identity | None = None
     """The evidence that the values of two expressions are equal."""
     letters: tuple[tuple[str, Node], ...] = ()
-    """Letters of the prediction, each with the expression that replaces it in the fact from which this fact follows."""
+    """The replaced letters of the prediction. The fact in `because` is about the answers after each letter was replaced
+    by its expression."""
     name: Node | None = None
     """The name before a value, if the comparison dropped that name."""
 
@@ -101,7 +102,8 @@ class Fact:
 
 
 def plain(part: Any) -> Any:
-    """Returns a node as a list of its kind and its fields, such as ["Number", "1/2", 0, 0], and a tuple as a list.
+    """Returns a node as a list such as ["Number", "1/2", 0, 0], with the node's kind and then its fields. Returns a
+    tuple as a list.
 
     Nodes that mean the same to the checker get one form:
 
@@ -205,6 +207,6 @@ def letter_kinds(answer: Node | str) -> dict[str, str]:
 
 
 def _plain_point(point: Point) -> dict[str, list[str]]:
-    """Returns the values of letters as texts. Each value is a list of its real and its imaginary part."""
+    """Returns the values of letters. Each value becomes a list of two texts: the real part and the imaginary part."""
     parts = {name: value if isinstance(value, tuple) else (value, 0) for name, value in point.items()}
     return {name: [str(real), str(imaginary)] for name, (real, imaginary) in parts.items()}

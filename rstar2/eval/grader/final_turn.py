@@ -44,11 +44,12 @@ _OUTPUT_MARK = re.compile(
     rf"<(?P<tag>{_OUTPUT_TAG})>|</(?P<tag_end>{_OUTPUT_TAG})>|\[(?P<end>/?)TOOL_RESULTS\]"
     r"|<\uff5c(?P<deepseek>tool\u2581outputs?)\u2581(?P<side>begin|end)\uff5c>|(?P<fence>```+)(?P<label>\w*)"
 )
-"""Marks around tool output inside a turn: tags, and the fence ```` ```output ````, which a bare fence closes."""
+"""Marks around tool output inside a turn: tags, and the fence ````
+```output ````. A fence without a label closes this fence."""
 _OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
-"""Bold text in Markdown. Its stars must not be read as powers."""
+"""Bold text in Markdown. The stars around the text must not be read as powers."""
 _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
 """The beginning of a quote or a list item in Markdown."""
 
@@ -79,7 +80,8 @@ def last_turn(output: str) -> str:
 
 
 def ended_by_server(output: str) -> str:
-    """Returns a turn from a server that returns only text, changed if necessary so that `last_turn` finds its last box.
+    """Returns the turn of a server that returns only text. The turn is changed if `last_turn` would otherwise not find
+    its last box.
 
     A server that returns only text has split the turns itself, so an end-of-turn mark inside the text was written by
     the model. If such a mark would hide the last box, the marks are removed. If no mark would hide the last box, the
@@ -95,7 +97,7 @@ def ended_by_server(output: str) -> str:
 
 
 def _up_to_its_end(turn: str) -> str:
-    """A turn up to its end-of-turn token. End-of-turn tokens before any text are skipped."""
+    """Returns a turn up to its end-of-turn token. End-of-turn tokens before the first text are skipped."""
     end = _END_OF_TURN.search(turn)
     while end is not None and not turn[: end.start()].strip():
         turn = turn[end.end() :]
@@ -130,8 +132,8 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
     """The start and the end of each tool output of a turn.
 
     An output that is never closed extends to the end of the turn. A closing mark without an opening mark also ends an
-    output: either the previous output, whose text held a closing mark, or an output that began before the turn. Nested
-    outputs of one kind have to be closed one by one.
+    output. This is either the previous output, whose text contained a closing mark, or an output that began before the
+    turn. If outputs of the same kind are nested, each of them has to be closed.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False
@@ -160,7 +162,7 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
     """Returns the kind of output that a mark opens, and the kind of output that the mark closes.
 
-    Both kinds are None for a fence that begins code.
+    Each is None if the mark opens or closes no output.
     """
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)

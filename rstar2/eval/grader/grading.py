@@ -22,8 +22,8 @@ from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 QUICK_CHARS = 20_000
 """An output with more characters than this is searched by a worker process, not by the caller's process."""
 SAME_CHARS = 100
-"""The output as a whole is compared with the gold answer only if it is at most this many characters longer than the
-gold answer."""
+"""The whole output is also compared with the gold answer, unless the output is longer than the gold answer by more than
+this many characters."""
 SIMPLE_CHARS = 100
 """Answers up to this many characters are compared in the caller's process, if the comparison takes only basic
 arithmetic."""
@@ -71,7 +71,7 @@ class Verdict:
     extracted: str | None
     """The answer in the model's output; None if the output has no answer."""
     rule: str
-    """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
+    """The name of the rule that decided the verdict, such as `integer`, `text`, `number` or `interval`."""
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
     """Why a correct answer is correct, as data for `verify.verify`. None if the verdict is not `correct`."""
 
@@ -109,9 +109,9 @@ def as_text(value: AnswerValue) -> str | None:
 def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
     """Grades a model's output, or a bare answer, against the gold answer.
 
-    Runs in this process, without a deadline; the work of the grading is limited by a budget instead. `grade` never
-    raises an exception. Limits, integrals, and sums that are too long to add up are not computed. Two such expressions
-    count as equal only if all of their parts are equal.
+    Runs in this process, without a deadline. Instead, a budget limits the work for grading. `grade` never raises an
+    exception. Limits, integrals, and sums that are too long to add up are not computed. Two expressions that are not
+    computed count as equal only if all of their parts are equal.
 
     Args:
         gold: The gold answer, alone or in a worked solution.

@@ -1,8 +1,8 @@
 """A pool of processes that grade answers and can be killed. The pool may be used from any thread.
 
 Most answers are simple to grade: two integers, two equal texts, or a few short fractions. The caller's process grades
-them in well under a millisecond, by the same rules as a worker. All other answers are graded by a worker with limited
-CPU time, so that no model output can block the caller or use up its memory.
+such answers in well under a millisecond, by the same rules as a worker. All other answers are graded by a worker with
+limited CPU time, so that no model output can block the caller or use up its memory.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from rstar2.eval.grader.values.secret import secret
 WALL_FACTOR = 30.0
 """A worker is stuck if its answer takes more wall time than this many times the CPU deadline."""
 LEAST_WALL_S = 300.0
-"""Minimum limit of wall time for an answer. The wall time includes the start of the worker, which is slow on a busy
-machine."""
+"""The limit of wall time for an answer is at least this long. The wall time includes the start of the worker, which is
+slow on a busy machine."""
 _END_S = 60.0
 """How long to wait for the end of a process that was killed, or that has closed its output."""
 _PIPE_BYTES = 1 << 16
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     """Returns the verdict of `grade_quickly`.
 
-    As in a worker, an error in the grader's code is logged, and the answer gets a verdict.
+    If the grader's code raises an error, the error is logged and becomes a verdict, as in a worker.
     """
     try:
         return grade_quickly(gold, pred)
@@ -63,7 +63,7 @@ def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 
 
 class _Stopped(Exception):
-    """The worker ended or was ended before it answered."""
+    """The worker ended, or the pool ended it, before it answered."""
 
     def __init__(self, deadline: bool, stuck: bool = False) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Worker:
                 pipe.close()
 
     def _exchange(self, request: bytes) -> bytes:
-        """Writes a request and reads the answer. One limit of wall time applies to both together."""
+        """Writes a request and reads the answer. The limit of wall time applies to writing and reading together."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self._process.stdin.closed:
@@ -156,15 +156,15 @@ class _Worker:
 class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
     """Grades answers in worker processes, with a hard deadline for each grading. The pool may be used from any thread.
 
-    Use the pool as a context manager. Its processes end at the end of the `with` block. A grading that passes its
-    deadline gets the verdict `timeout`. If a worker is killed from outside, its answer is graded again by a new worker.
-    `outcomes.missed` distinguishes wrong answers from answers that could not be graded.
+    Use the pool as a context manager. The pool's processes end at the end of the `with` block. A grading that passes
+    its deadline gets the verdict `timeout`. If a worker is killed from outside, its answer is graded again by a new
+    worker. `outcomes.missed` distinguishes wrong answers from answers that could not be graded.
 
     Args:
         workers: The number of processes, which is the number of answers that are graded at once.
-        timeout_s: The CPU time that one grading may use, in seconds. The CPU time is measured in the worker, so the
-            verdict does not depend on how busy the machine is. A far larger limit of wall time catches workers that are
-            stuck.
+        timeout_s: The CPU time, in seconds, that a worker may use to grade one answer. The CPU time is measured in the
+            worker, so the verdict does not depend on how busy the machine is. A far larger limit of wall time catches
+            workers that are stuck.
 
     Raises:
         ValueError: If `workers` or `timeout_s` is too small.
@@ -195,7 +195,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self.close()
 
     def close(self) -> None:
-        """Ends the processes. If other threads still wait for verdicts, they get the verdict `unparsed`."""
+        """Ends the processes. Threads that still wait for a verdict get the verdict `unparsed`."""
         with self._lock:
             self._closed = True
             workers, self._all = list(self._all), set()
@@ -209,7 +209,8 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
     def grade_many(self, pairs: Iterable[tuple[AnswerValue, AnswerValue]]) -> list[Verdict]:
-        """Grades (gold, pred) pairs on all workers. Returns the verdicts in the order of the pairs."""
+        """Grades pairs of a gold answer and an output (gold, pred) on all workers. Returns the verdicts in the order of
+        the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 
     async def agrade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:

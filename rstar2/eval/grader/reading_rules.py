@@ -1,7 +1,7 @@
 """Reading rules: which part of a model's final turn counts as its answer.
 
 All rules read the same final turn (see `final_turn`), and the comparison with the gold answer is the same for all
-rules. A rule only selects the part that is graded.
+rules. A reading rule only selects the part of the final turn that is graded.
 """
 
 from __future__ import annotations

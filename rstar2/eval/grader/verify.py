@@ -1,7 +1,7 @@
 """An independent check of certificates.
 
-The check shares no code with the grader, and reads nothing but the certificate. A certificate is a fact. It has a
-`rule`, the parsed `gold` and `pred`, and in `because` the facts from which it follows. The check derives each fact
+The check shares no code with the grader, and reads nothing but the certificate. A certificate is a fact with a `rule`,
+the parsed `gold` and `pred`, and `because`, the list of facts from which the fact follows. The check derives each fact
 again. Values are computed by sympy, at the points of the certificate and at random points. Facts that are not about
 values are checked by the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
 """

@@ -30,8 +30,8 @@ versions = {each.name.lower().replace("_", "-"): each.version for each in import
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": versions, "absent": absent}))
 """
-"""A program that runs in an environment. It prints the environment's Python version, its packages, and which of the
-modules named in the arguments are absent."""
+"""A program that runs in an environment, and prints the environment's Python version and packages, and which of the
+modules in the arguments are absent."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def environments_folder() -> Path:
 
 
 def set_up(harness: Harness) -> bool:
-    """Make the environment unless it is in order. Returns whether the environment was made by this call.
+    """Make the environment, unless it exists and is in order. Returns whether this call made the environment.
 
     The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call makes
     it again from nothing.
@@ -227,8 +227,8 @@ def _inspect(harness: Harness) -> dict[str, Any]:
 def isolated(more: dict[str, str]) -> dict[str, str]:
     """The environment variables for a harness's program, which may run code that a model wrote.
 
-    They are the environment variables of this process without the grader's secret and without the variables that
-    configure our own Python, and the variables in `more`.
+    The program gets the variables in `more`, and the environment variables of this process without the grader's secret
+    and without the variables that configure our own Python.
     """
     inherited = {
         name: value

@@ -21,15 +21,16 @@ from rstar2.processes import die_with
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
 ANSWER_S = 1800.0
-"""Time limit for the harness's own work on a request. The time in which the model replies does not count."""
+"""Time limit for the harness's own work on a request. The time that the model needs for its replies does not count."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
 _ACTIVITY_CHECKS = 20
 """Number of times that `activity` is checked within the time limit of a request."""
 _AT_ONCE = 256
-"""Number of requests on which the program works at once, which is the number of threads of `inside/program.py`.
+"""Maximum number of requests on which the program works at once. It equals the number of threads of
+`inside/program.py`.
 
-Further requests wait, and their time limits begin only when the program works on them.
+Further requests wait, and the time limit of a request begins only when the program works on it.
 """
 _LAST_LINES = 12
 """Number of lines of a log that a message quotes."""
@@ -42,7 +43,8 @@ class Refused(RStarError):
 
 
 class HarnessProcess:
-    """A running program of a harness, which `started` creates. Any number of requests may be sent at the same time."""
+    """A running program of a harness, which `started` creates. Any number of requests may be sent to the program at the
+    same time."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -59,7 +61,8 @@ class HarnessProcess:
 
         Args:
             action: name of the method.
-            within: time limit in seconds. The time limit starts again whenever the value of `activity` changes.
+            within: time limit for the answer, in seconds. The time limit starts again whenever the value of `activity`
+                changes.
             activity: returns a value that changes with the progress of the work, such as the number of the model's
                 replies.
             arguments: arguments of the method.
@@ -146,7 +149,7 @@ async def started(
     Args:
         harness: the harness, in whose environment the program runs.
         module: module in `inside/` that has the `Worker`.
-        settings: arguments of the `Worker`.
+        settings: arguments with which the `Worker` is created.
         log: file that receives the program's output.
         env: further environment variables.
 

@@ -21,7 +21,7 @@ class Method(Protocol):
     def decides(self) -> Mapping[str, Any]:
         """Facts that decide the result in addition to the settings, such as the harness's version.
 
-        These facts are stored with the settings.
+        The facts are stored together with the settings.
         """
         ...
 

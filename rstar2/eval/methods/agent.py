@@ -34,7 +34,7 @@ class RetryingTools:
     """Tools that run a lost call again, and count all calls.
 
     If a call is lost again and again while the judge answers other calls, the model gets the result that the call is
-    lost. If the judge answers no call at all, `run` raises ServiceGone.
+    lost. If the judge answers no calls at all, `run` raises ServiceGone.
     """
 
     def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
@@ -142,8 +142,8 @@ class AgentMethod:
         return trace.model_copy(update={"problem": text, "gold": gold})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Returns the trace with two verdicts: one by the benchmark's reading rule, and one by the paper's reading
-        rule."""
+        """Returns the trace with two verdicts: one for the answer that the benchmark's reading rule finds, and one for
+        the answer that the paper's reading rule finds."""
         part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
         paper = part_to_grade(trace, "paper")

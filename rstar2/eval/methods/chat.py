@@ -1,8 +1,8 @@
 """Sends chat messages to a model and gets its replies. The model runs on a server with OpenAI's API, or in this
 process.
 
-Benchmarks with their own prompts use this module. Nothing is added to the messages of such a benchmark, which go
-through the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
+Benchmarks with their own prompts use this module. The messages of such a benchmark are sent unchanged, and are rendered
+with the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rstar2.loop.turns.turn import EMPTY, ParsedTurn
 from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
-"""How messages to the user name a model that grades answers."""
+"""The name that messages to the user use for a model that grades answers."""
 _FINISHES: dict[str, Finish] = {
     "length": "max_tokens",
     "content_filter": "content_filter",
     "refusal": "refusal",
 }
-"""The `finish` of a trace for each `finish` of a reply. For every other `finish` of a reply, the `finish` of the trace
-is "answer"."""
+"""Maps the `finish` of a reply to the `finish` of its trace. If a reply's `finish` is not listed here, the trace's
+`finish` is "answer"."""
 _WORDING = {
     "server": ServerTexts(),
     JUDGE_MODEL: ServerTexts(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
@@ -79,7 +79,7 @@ class Chat(Protocol):
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
-        """Get one reply of the model. `tools` are the schemas of functions that the model may call.
+        """Get one reply from the model. `tools` are the schemas of functions that the model may call.
 
         Raises:
             EngineError: the request is refused.
@@ -155,14 +155,14 @@ class ServerChat:
     """A model on any server that supports OpenAI's chat completions.
 
     If fewer tokens are left in the model's context than the budget allows, the reply gets the tokens that are left. If
-    none are left, the reply is empty and its finish is `length`.
+    no tokens are left, the reply is empty and its finish is `length`.
 
     Args:
         url: URL of the server, with or without `/v1`.
         model: name of the model on the server. If None, the server's only model is used.
         retries: the retry policy, shared by all requests of the run.
         turn_timeout_s: maximum number of seconds for one reply.
-        service: how messages to the user name the server: "server" or `JUDGE_MODEL`.
+        service: the name that messages to the user use for the server: "server" or `JUDGE_MODEL`.
         key: API key, if the server needs one.
         more: further fields of each request.
 
@@ -192,7 +192,8 @@ class ServerChat:
     async def named(self) -> str:
         """The model's name.
 
-        If no name is set, the server is asked. Raises EngineError if the server has several models.
+        If no name is set, the server is asked for the name of its model. Raises EngineError if the server has several
+        models.
         """
         if self.model is None:
             self.model = (await self._service.call(lambda: self._server.served(None))).model
@@ -215,12 +216,12 @@ class ServerChat:
             return self._takes_all
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
-        """Set a function that is called with each field that is left out of requests because the server refused it."""
+        """Set a function that is called whenever a field is left out of requests because the server refused it."""
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Set a function that is called with the maximum number of tokens of a reply whenever the server turns out to
-        have such a cap."""
+        """Set a function that is called if the server caps the length of replies. The function gets the maximum number
+        of tokens of a reply."""
         self._server.on_capped = on_capped
 
     async def reply(
@@ -273,7 +274,7 @@ def _message(choice: Choice) -> Message:
 
 
 class ChatMethod:
-    """Gets one reply to each question. A benchmark's subclass adds how the reply is graded."""
+    """Gets one reply to each question. A benchmark defines a subclass, which grades the reply."""
 
     decides: Mapping[str, Any] = {}
 
@@ -290,7 +291,7 @@ class ChatMethod:
 
 
 def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
-    """The sampling values of one reply."""
+    """Returns the sampling settings for one reply."""
     return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, seed)
 
 
@@ -318,6 +319,7 @@ def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: fl
 
 
 def answer_text(text: str) -> str:
-    """Returns a reply without its reasoning and without answer tags, or an empty text if the reasoning has no end."""
+    """Returns a reply without its reasoning and without answer tags. Returns an empty text if the reasoning was not
+    completed."""
     text = tags.after_reasoning(text).strip()
     return "" if text.startswith(tags.REASONING_STARTS) else tags.without_answer_tags(text).strip()

@@ -82,7 +82,7 @@ class LiveView(ABC):
             self._console.print(note, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line of text."""
         self._console.print(text)
 
     def warn(self, warnings: Iterable[str]) -> None:

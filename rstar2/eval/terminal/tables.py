@@ -44,9 +44,10 @@ def _table(*columns: Column, caption: str = "", gap: int = 2) -> Table:
 
 
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
-    """Returns a table of the summaries of benchmarks. Each benchmark is a pair (name, summary).
+    """Returns a table of the summaries of benchmarks. A benchmark is given as a pair (name, summary).
 
-    Each benchmark has a column. If the columns do not fit the console, each benchmark has a row with fewer figures.
+    Each benchmark has a column in the table. If the columns do not fit into the console, each benchmark has a row with
+    fewer figures.
     """
     table = _table(
         caption="avg@n: share of correct samples, averaged over problems. failed calls: share of all tool calls. "

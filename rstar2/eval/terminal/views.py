@@ -37,8 +37,8 @@ class EvalView(LiveView):
         self._per_problem = per_problem
 
     def announce(self, plan: EvalPlan) -> None:
-        """Print the model, the benchmarks and the settings. If several benchmarks have the same settings, these are
-        printed only once."""
+        """Print the model, the benchmarks and the settings. If several benchmarks have the same settings, the settings
+        are printed only once."""
         counts = ", ".join(
             f"{name} ({_problems(len(each.problems))})" for name, each in plan.benchmarks.items()
         )
@@ -72,7 +72,8 @@ class EvalView(LiveView):
 
 
 class AgreementView(LiveView):
-    """Announces the candidate problems, and prints for how many of them the model agrees with the label."""
+    """Announces the candidate problems, and prints for how many of these problems the model's answer agrees with the
+    label."""
 
     def announce(self, plan: EvalPlan) -> None:
         """Print the number of problems and the model."""

@@ -55,7 +55,7 @@ class Outcome:
 
     equal: bool
     rule: str
-    """The name of the rule that decided."""
+    """The name of the rule that decided whether the answers are equal."""
     fact: Fact | None = None
     """Why the two answers are equal; None if the answers differ."""
 
@@ -162,7 +162,8 @@ class _Comparison:
         return self._with_letters(a, b, letters) if letters else outcome
 
     def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
-        """Compares two answers after replacing letters of the second answer that its author could choose freely."""
+        """Compares two answers after some letters of the second answer were replaced. These are letters whose names an
+        author can choose freely."""
         facts, self._facts = self._facts, []
         try:
             outcome = self.compared(a, with_letters(b, letters))
@@ -351,7 +352,7 @@ class _Comparison:
     def _value_against_relation(self, a: Node, b: Node) -> bool | Outcome:
         """Compares the value in a relation such as x = 5 with an answer that is not a relation.
 
-        A relation that contains ≈ can only be the gold answer, and the prediction may equal any of its values.
+        Only a gold answer can still contain ≈ here. The prediction then may equal any of the values that ≈ joins.
         """
         (name, value), (other_name, other_value) = assignments.named(a), assignments.named(b)
         relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
@@ -374,7 +375,8 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """Returns the kind of answer by whose rule two answers are compared. The kind is also the name of the rule."""
+    """Returns the kind, such as `list`, as which two answers are compared. The kind is also the name of the rule that
+    compares them."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"
@@ -410,8 +412,8 @@ def _kind(a: Node, b: Node) -> str:
 def _same_texts(a: Node, b: Node) -> bool:
     """Whether two texts have the same words.
 
-    Raises NoValue if a text is not plain words and the two texts may be the same. A text that is too long to be parsed
-    has no words. Two texts that are too long to be parsed need not be the same.
+    Raises NoValue if the two texts may be the same, although their words are not known to be equal. A text that is too
+    long to be parsed has no words, so two such texts are not known to be the same.
     """
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words and a.words == b.words:
@@ -474,8 +476,8 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """Yields the two intervals again, with a relation between two letters such as a < x read as a bound on the other
-    letter."""
+    """Yields the two intervals again. A relation between two letters, such as a < x, is now read as a bound on the
+    other letter."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))

@@ -24,9 +24,9 @@ _MAX_PARTS = 1000
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
-    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for any other node.
+    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5.
 
-    Raises NoValue for an equation of constants that is false.
+    For any other node, returns (None, node). Raises NoValue for a false equation that contains only constants.
     """
     if not isinstance(node, nodes.Relation):
         return None, node
@@ -49,7 +49,7 @@ def named(node: Node) -> tuple[Node | None, Node]:
 
 
 def _holds(left: Node, right: Node) -> bool:
-    """Whether an equation or congruence of constants is true, such as 17 = 2 (mod 5)."""
+    """Whether an equation or a congruence that contains only constants is true, as 17 = 2 (mod 5) is."""
     if isinstance(right, nodes.Residue):
         difference = nodes.Sum((left, negative(right.value)))
         return equal(nodes.Residue(difference, right.modulus, is_remainder=True), number(0))
@@ -134,7 +134,7 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
 
 
 def dropped_name(relation: Node) -> Node | None:
-    """Returns the side of an equation that names its value, with dots written out.
+    """Returns the side of an equation that names the equation's value. Dots in this side are written out.
 
     Returns None if no side names the value.
     """
@@ -173,9 +173,9 @@ def _written_out(side: Node, value: Node) -> Node | None:
 
 
 def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
-    """Returns a list with one row: the numbers from `first` to `last`.
+    """Returns a list with one row, which contains the numbers from `first` to `last`.
 
-    Each number is `ratio` times the previous number, plus `step`. Returns an empty list if `last` is not among the
+    Each number is the previous number times `ratio`, plus `step`. Returns an empty list if `last` is not among the
     first `_MAX_PARTS` numbers.
     """
     row = [first]

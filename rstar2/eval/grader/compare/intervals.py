@@ -21,7 +21,7 @@ INFINITY = nodes.Symbol("infinity")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An interval, or a point if both ends are the same."""
+    """An interval of real numbers, or a single point if both ends are the same."""
 
     low: Any
     high: Any
@@ -151,10 +151,10 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
 
 
 def as_interval(node: Node) -> nodes.Brackets | None:
-    """Returns the interval that a node describes.
+    """Returns the interval that a node describes: an interval itself, or the interval of an inequality that bounds one
+    variable.
 
-    The node is an interval, or an inequality that bounds one variable. The ends may be expressions. Returns None for
-    any other node.
+    The ends may be expressions. Returns None for any other node.
     """
     match node:
         case nodes.Brackets(items=(_, _)):

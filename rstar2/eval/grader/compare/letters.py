@@ -19,17 +19,17 @@ _FAMILY_LETTERS = frozenset("klmn")
 _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
 """Letters that are integers in many formulas."""
 _WHOLE_KINDS = ("integer", "natural number", "whole number")
-"""The name of a kind of whole numbers ends with one of these texts, as `positive integer` does."""
+"""Texts with which the name of a kind of whole numbers ends, as `positive integer` ends with `integer`."""
 _MAX_DENOMINATOR = 10_000
-"""Maximum denominator of the fraction of π by which a family of angles may grow."""
+"""A family of angles grows by a fraction of π. The denominator of this fraction may be at most this number."""
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
     """Returns a dictionary that renames the prediction's letter for every integer to the gold answer's letter for every
     integer.
 
-    The dictionary is empty if an answer does not have exactly one such letter, or if one of the two letters occurs in
-    both answers.
+    The dictionary is empty if an answer does not have exactly one letter for every integer, or if one of the two
+    letters occurs in both answers.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
@@ -91,9 +91,10 @@ def states_kinds(node: Node) -> bool:
 def same_numbers(gold: Node, pred: Node) -> bool:
     """Whether two answers agree on the kinds of numbers for which their letters stand.
 
-    For example, kπ for all integers k is not kπ for positive integers k. If only one answer states a kind, this kind
-    has to be a usual kind. In a family of angles, the usual kind is integers. In a formula or an inequality, it is real
-    numbers. In a formula without bounds on the letter, a letter such as n may also stand for integers.
+    For example, kπ for all integers k is not the same as kπ for positive integers k. If only one answer states a kind,
+    this kind has to be a usual kind. In a family of angles, the usual kind is integers. In a formula or an inequality,
+    the usual kind is real numbers. A letter such as n may also stand for integers in a formula, unless an inequality
+    bounds the letter.
     """
     one, other = _stated_kinds(gold), _stated_kinds(pred)
     common = one.keys() & other.keys()
@@ -109,8 +110,8 @@ def same_numbers(gold: Node, pred: Node) -> bool:
 
 
 def _stated_kinds(node: Node) -> dict[str, str]:
-    """Returns the kind of number that an answer states for each of its letters. The kind is empty if the answer states
-    none. Names of values, such as x in x = 5, are left out."""
+    """Returns the kind of number that an answer states for each of its letters. The kind of a letter is empty if the
+    answer states no kind for it. Names of values, such as x in x = 5, are left out."""
     match node:
         case nodes.Listing(items=items) | nodes.SetOf(items=items) | nodes.Brackets(items=items):
             return {name: kind for item in items for name, kind in _stated_kinds(item).items()}
@@ -153,8 +154,8 @@ def has_condition(node: Node) -> bool:
 def family_letter(gold: Node, pred: Node) -> str | None:
     """Returns the letter that stands for every integer in two families of angles, or None if no letter does.
 
-    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n. It counts as a family only if it states that
-    n is an integer.
+    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n. Such an answer counts as a family only if it
+    states that n is an integer.
     """
     letter = _family_letter(gold)
     if letter is None or _family_letter(pred) != letter:
@@ -167,11 +168,11 @@ def family_letter(gold: Node, pred: Node) -> str | None:
 
 
 def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
-    """Returns a dictionary with the expression that replaces `letter` in the prediction, so that two families have the
-    same members in the same order.
+    """Returns a dictionary with an expression that replaces `letter` in the prediction. After the replacement, both
+    families have the same members in the same order.
 
     For example, -π/2 + kπ with k + 1 in place of k is π/2 + kπ. The dictionary is empty if no replacement is needed, or
-    if k has no replacement k + n or -k + n that fits.
+    if no expression k + n or -k + n is a suitable replacement for k.
     """
     if not (letter in variables(gold) and letter in variables(pred)):
         return {}
@@ -231,8 +232,8 @@ def _is_family(value: Node, letter: str) -> bool:
     """Whether a value is a family of angles, such as π/4 + kπ. From k to k + 2, such a value grows by the same angle
     for every k.
 
-    The value (k - 2)π does not count as a family: as a family, it would usually be written kπ, so the grader reads (k -
-    2)π as a formula in k.
+    The value (k - 2)π does not count as a family: the usual form of this family is kπ, so the grader reads (k - 2)π as
+    a formula in k.
     """
     if variables(value) != {letter}:
         return False

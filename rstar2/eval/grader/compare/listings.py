@@ -15,7 +15,7 @@ MAX_ITEMS = 50
 """Maximum number of differing members for which lists are compared in any order. If more members differ, only lists
 that are equal in the same order are verified."""
 MAX_SIGNS = 4
-"""Maximum number of independent ± in an answer. An answer with more of them is not verified."""
+"""Maximum number of independent ± in an answer. An answer with more independent ± is not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
 """A function that says whether two answers are equal. The function raises NoValue if equality cannot be verified."""
@@ -24,8 +24,8 @@ Same: TypeAlias = Callable[[Node, Node], bool]
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
     """Whether both sequences have equal members in the same order.
 
-    A single pair that differs decides the result, even if other pairs cannot be verified. Raises NoValue if no pair is
-    known to differ and some pair cannot be verified.
+    If one pair of members differs, the result is False, even if other pairs cannot be verified. Raises NoValue if no
+    pair is known to differ and some pair cannot be verified.
     """
     if len(one) != len(other):
         return False
@@ -42,7 +42,7 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both sequences have the same members, in any order. Repeated members count once.
+    """Whether both sequences have the same members, in any order. A member that is repeated counts once.
 
     Raises NoValue if it cannot be verified whether the members are the same.
     """
@@ -57,7 +57,7 @@ def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def _without(members: Sequence[Node], others: Sequence[Node]) -> list[Node]:
-    """The members that do not occur in the same form among `others`."""
+    """Returns the members that `others` does not contain in the same form."""
     other_forms = set(others)
     return [member for member in members if member not in other_forms]
 

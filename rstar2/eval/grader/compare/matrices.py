@@ -24,7 +24,7 @@ def has_matrix(node: Node) -> bool:
 def table_of(node: Node) -> Table | None:
     """Returns the table of an expression, or None for a scalar.
 
-    Raises NoValue if the sizes of matrices do not fit, or if cells would be too large.
+    Raises NoValue if the sizes of matrices do not fit together, or if cells would be too large.
     """
     sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
     if not sizes:

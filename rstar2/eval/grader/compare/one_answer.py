@@ -28,7 +28,8 @@ from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100
-"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by one part in this many."""
+"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by at most the exact value divided by
+this number."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
 """The names of calls that have two readings."""
@@ -100,8 +101,8 @@ def _is_constant(node: Node) -> bool:
 
 
 def _common_value(values: list[Node], same: Same) -> Node:
-    """Returns the last of several values that equals signs join. Raises NoValue if another value differs and is not
-    just a calculation."""
+    """Returns the last of several values that equals signs join. Raises NoValue if another of the values differs from
+    it. A calculation such as 5 + 5 + 1, or a value with letters, is not compared with it."""
     last = values[-1]
     for value in values[:-1]:
         # The values before a residue are congruent to it, not equal.
@@ -122,9 +123,9 @@ def _is_working(node: Node) -> bool:
 
 
 def _options(exact: Node, other: Node) -> list[Node]:
-    """The values that may be the answer in `exact ≈ other`.
+    """Returns the values that may be meant as the answer by `exact ≈ other`.
 
-    Raises NoValue if the values `exact` and `other` are not close to each other.
+    Raises NoValue if `exact` and `other` are not close to each other.
     """
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
@@ -144,7 +145,7 @@ def _options(exact: Node, other: Node) -> list[Node]:
 
 
 def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
-    """The pairs of corresponding numbers in two values.
+    """Returns pairs of corresponding numbers in two values.
 
     If only one value has a percent or degree sign, the other value is converted to percent or degrees.
     """
@@ -215,7 +216,7 @@ def _in_one_reading(node: Node) -> Node:
 def _without_signs(node: Node, *, plain: bool = False) -> Node:
     """Returns the number that a percentage or an angle denotes, such as 5/100 for 5 %.
 
-    With `plain`, returns the number before the sign, such as 5 for 5 %.
+    If `plain`, returns the number before the sign instead, such as 5 for 5 %.
     """
     return _replaced(_replaced(node, "percent", plain=plain), "degree", plain=plain)
 
@@ -313,8 +314,8 @@ def _is_safe_in_logs(node: Node) -> bool:
     decimal logarithms.
 
     The expression is safe if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and
-    pi. Expressions with e, log(-1), floors or roots of sums are not safe: they can be written so that they are 1 in one
-    reading and 7 in the other.
+    pi. Expressions with e, log(-1), floors or roots of sums are not safe: such an expression can be 1 with natural
+    logarithms and 7 with decimal logarithms.
     """
     return all(map(_is_algebraic, walk(node))) and _is_rational_in_logs(node)
 
@@ -342,7 +343,8 @@ def _is_positive(arg: Node) -> bool:
 
 
 def _is_monomial(node: Node) -> bool:
-    """Whether the expression has no sums with logarithms. Its sign is then the same in both readings."""
+    """Whether an expression has no sums with logarithms. The expression then has the same sign with natural and with
+    decimal logarithms."""
     sums = nodes.Sum | nodes.PlusMinus
     return not any(isinstance(part, sums) and "log" in functions(part) for part in walk(node))
 

@@ -11,9 +11,9 @@ from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
-    """Whether two quantities are equal.
+    """Whether two quantities are equal, or a quantity and a number.
 
-    One of them may be a number without a unit. Raises NoValue if it cannot be decided whether the two are equal.
+    Raises NoValue if it cannot be decided whether the two are equal.
     """
     a, b = _with_letter_unit(a), _with_letter_unit(b)
     if any(isinstance(node, nodes.Quantity) and node.unit.lower() in units.HALF_DAYS for node in (a, b)):
@@ -54,7 +54,7 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 def _with_letter_unit(node: Node) -> Node:
     """Returns a number with letters that are units, such as 5m, 5m/s, 5 m s^{-1} or 9pm, as a quantity.
 
-    Any other node is returned as it is.
+    Any other node is returned unchanged.
     """
     match node:
         case nodes.Product(
@@ -114,7 +114,7 @@ def _time_of_day(node: Node, is_clock: bool) -> Node:
 
 
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
-    """Whether two ratios or times of day are the same. A number counts as its ratio to 1.
+    """Whether two ratios or times of day are the same. A number counts as the ratio of the number to 1.
 
     Raises NoValue if a time and a ratio are equal as ratios, since 12:16 may be meant as 3:4. Also raises NoValue if a
     ratio in words such as `3 to 4` is compared with a number, since the words may mean a range or odds.
@@ -154,9 +154,9 @@ def are_parts_of_a_sum(node: Node) -> bool:
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
-    """Whether two residues are equal.
+    """Whether two residues are equal, or a residue and a number.
 
-    One of them may be a number. Raises NoValue if it cannot be decided whether the two are equal.
+    Raises NoValue if it cannot be decided whether the two are equal.
     """
     if isinstance(a, nodes.Residue) and isinstance(b, nodes.Residue):
         if not same(a.modulus, b.modulus):

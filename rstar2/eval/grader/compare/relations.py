@@ -121,8 +121,8 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
 def _as_fraction(node: Node) -> tuple[Node, Node]:
     """Returns an expression as a numerator and a denominator. Denominators without letters stay in the numerator.
 
-    The equation of a curve, such as y/x = 2, is compared without its denominator. This changes the curve only at points
-    where the equation is not defined.
+    The equation of a curve, such as y/x = 2, is compared without its denominator. The change affects the curve only at
+    points where the equation is not defined.
     """
     match node:
         case nodes.Quotient(over=over, under=under) if variables(under):

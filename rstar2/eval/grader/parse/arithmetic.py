@@ -39,9 +39,9 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _listing(self) -> Node:
-        """One answer, or several answers separated by commas and the like.
+        """Reads one answer, or several answers that are separated by commas and the like.
 
-        The content of braces is read by this rule too.
+        This rule also reads the content of braces.
         """
 
     @abstractmethod
@@ -284,7 +284,7 @@ class Arithmetic(ABC):
     def _argument(self, whole_number: bool = False) -> Node:
         """The argument of a command: a group in braces, or the next operand.
 
-        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. With
+        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. If
         `whole_number`, all digits of the number are taken.
         """
         tokens = self._tokens
@@ -312,7 +312,8 @@ def is_unit_word(token: Token) -> bool:
 
 
 def is_upright_function(tokens: TokenStream) -> bool:
-    """Whether the next token is a function in `\\text{}` or the like. `min` means minutes if no argument follows."""
+    """Whether the next token is a function inside `\\text{}` or a similar command. `min` means minutes if no argument
+    follows."""
     token = tokens.next
     is_minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
     return token.kind == "text" and token.text in vocabulary.FUNCTIONS and not is_minutes

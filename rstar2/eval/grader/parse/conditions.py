@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, Symbol, walk, with_parts
 
 _CHARS = 200
-"""Conditions are searched for in this many characters at the end of an answer."""
+"""A condition is searched for only in this many characters at the end of an answer."""
 _HINT = re.compile(r"\\in(?![A-Za-z])|\\forall|\bfor\b|integer|number|\breals?\b")
-"""Every condition contains at least one of these signs and words. An answer without any of them, as most are, is not
-searched for a condition."""
+"""Every condition contains at least one of these signs and words. Most answers contain none of the signs and words, and
+are not searched for a condition."""
 _START = re.compile(
     r"[,;(]|\\(?:text\w*|mbox|mathrm)\s*\{|\b(?:where|for|with|such that)\b|\\forall(?![A-Za-z])"
 )
@@ -63,7 +63,7 @@ class Condition:
     def fits(self, node: Node) -> bool:
         """Whether the condition describes letters of the answer.
 
-        In `x = 1, y \\in \\mathbb{R}`, the condition does not describe x, so it is part of the answer.
+        In `x = 1, y \\in \\mathbb{R}`, the condition does not describe x, and is therefore a part of the answer.
         """
         names = {part.name for part in walk(node) if isinstance(part, Symbol)}
         return self.is_quantified or names.issuperset(self.letters)

@@ -123,7 +123,7 @@ _SHORT_ANSWER = re.compile(
     r"|no (?:it|they|he|she|we|you|there|thi|that) (?:(?:is|are|do|doe|can|will|has|have) not"
     r"|(?:is|are|do|does|wo|has|have|ca)n't|cannot)"
 )
-"""`Yes` or `no`, followed by a clause that only repeats it, as in `no it is not`."""
+"""`Yes` or `no`, followed by a clause that only repeats this word, as in `no it is not`."""
 
 
 def key(text: str) -> str:

@@ -94,8 +94,8 @@ _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
 _UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
 _COUNTING_LETTER = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
 _END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
-"""The end of a combination. The text after it must not be a further part of the combination: C_4^2 C_2^1 are two
-combinations."""
+"""Matches after a combination, if the next text is not a further part of the combination. For example, C_4^2 C_2^1 are
+two combinations."""
 _SCRIPTS_BEFORE_LETTER = re.compile(
     rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_COUNTING_LETTER}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
@@ -139,7 +139,8 @@ _SYSTEM = re.compile(
 
 
 def rewritten(text: str) -> str:
-    """Returns the text without decoration, and with commands of packages and plain TeX as commands of the grammar."""
+    """Returns the text without decoration. Commands of packages and of plain TeX are rewritten into commands of the
+    grammar."""
     text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
     text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
     text = re.sub(r"\\(circ|degree|pi)\s*\{\s*\}", r"\\\1 ", text)

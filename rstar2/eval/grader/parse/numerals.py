@@ -9,8 +9,8 @@ from rstar2.eval.grader.parse.tokens import ParseError
 from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, TENS
 
 MAX_DIGITS = 4000
-"""Maximum number of digits. It is a little below 4,300, the number of digits above which Python refuses to convert
-between integers and text."""
+"""Maximum number of digits, a little below 4,300. Python refuses to convert between integers and text if there are more
+than 4,300 digits."""
 
 
 def numeral(text: str) -> Node:

@@ -135,10 +135,10 @@ def split_aside(text: str) -> Aside | str | None:
     """Splits off a remark in parentheses after a value.
 
     Returns an `Aside` if the remark restates the value, the text without the parentheses if the parentheses hold a
-    unit, and None otherwise. A number in parentheses may be a factor. It restates the value if a word such as `or` or a
-    sign such as = begins the remark, or if the value or the remark is a number in words. It also restates the value if
-    there is a space before the remark and the two have different forms: for example, if one is a percentage, an angle,
-    or the decimal of a fraction or a root.
+    unit, and None otherwise. A number in parentheses may be a factor. The remark restates the value if a word such as
+    `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The remark also
+    restates the value if there is a space before the remark, and if value and remark have different forms. For example,
+    one of them may be a percentage, an angle, or the decimal of a fraction or a root.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:

@@ -58,8 +58,8 @@ def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
 
     Args:
         text: An answer in LaTeX, plain text or Python-like mathematics.
-        nouns: Plural nouns that numbers may count, in addition to the built-in nouns. They are usually the plurals of
-            the gold answer.
+        nouns: Plural nouns that numbers may count, in addition to the built-in nouns: usually the plurals of the gold
+            answer.
     """
     # A number of a list does not begin with a zero, so the comma in 1,000 groups digits.
     is_ambiguous = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)

@@ -92,7 +92,7 @@ class Side(Collection):
     def _named_side(self) -> Node | None:
         r"""A word before an equals sign, as in \text{Area} = 5, or a function being defined, as in y(x) = 5.
 
-        The result is None if no such word or function comes next. The equals sign is not taken.
+        The result is None if no such word or function comes next. The equals sign stays in the token stream.
         """
         tokens, word = self._tokens, self._tokens.next.text
         if not tokens.next.is_words:
@@ -124,7 +124,8 @@ class Side(Collection):
     def _take_currency(self) -> str:
         """Returns the currency of the value that was just read.
 
-        Its sign or code came before the value, or comes next. Returns an empty text if the value has no currency.
+        The currency's sign or code came before the value, or comes next. Returns an empty text if the value has no
+        currency.
         """
         before, self._currency = self._currency, ""
         after = ""
@@ -368,7 +369,7 @@ def _has_degrees(node: Node) -> bool:
 
 
 def _without_degrees(node: Node) -> Node:
-    """A temperature without its degree signs, which would be read as angles."""
+    """Returns a temperature without degree signs, because degree signs would be read as angles."""
     node = with_parts(node, _without_degrees)
     match node:
         case nodes.Call(name="degree", args=(value,)):

@@ -54,7 +54,7 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlLNJVWAKT")
-"""Letters that are units if the letters are upright and follow a number."""
+"""Letters that are units if they are upright and follow a number."""
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
@@ -227,11 +227,11 @@ class TokenStream:
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
     def deeper(self) -> Self:
-        """Context manager: the block reads one level deeper. Raises ParseError beyond MAX_DEPTH levels."""
+        """Context manager for a block that reads one level deeper. Raises ParseError beyond MAX_DEPTH levels."""
         return self.enclosed(self.inside_bars)
 
     def enclosed(self, bars: bool = False) -> Self:
-        """Context manager: the block reads the inside of brackets or, with `bars`, of an absolute value.
+        """Context manager for a block that reads the inside of brackets or, if `bars`, the inside of an absolute value.
 
         A | inside brackets does not close an absolute value outside of the brackets. Raises ParseError beyond MAX_DEPTH
         levels.

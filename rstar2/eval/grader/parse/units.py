@@ -1,4 +1,4 @@
-"""Units: which words are units, and whether two units measure the same."""
+"""Decides which words are units, and whether two units measure the same kind of quantity."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rstar2.eval.grader.parse.nouns import is_counted
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
-"""The size of a unit in basic units, and each basic unit that it contains, with its power. The basic units are sorted
-by name."""
+"""The size of a unit in basic units, and the basic units that the unit contains, each with its power. The basic units
+are sorted by name."""
 
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
@@ -98,17 +98,17 @@ CURRENCY_SIGNS = {
     "yen": "yensign",
     "textrupee": "rupee",
 }
-"""Commands for currency signs, and the unit that each stands for."""
+"""Commands for currency signs, each with the unit for which it stands."""
 CURRENCY_CODES = {
     "USD": "dollar", "US": "dollar", "EUR": "euro", "GBP": "sterling", "JPY": "yen", "CNY": "yuan", "RMB": "yuan",
     "INR": "rupee", "Rs": "rupee",
 }  # fmt: skip
-"""Currency codes before an amount, and the unit that each stands for."""
+"""Currency codes before an amount, each with the unit for which it stands."""
 _OTHER_NAMES = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
 }
-"""For a currency whose sign or code was read: further names of it, which may also denote another unit."""
+"""Further names of a currency. These names may also denote another unit."""
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip
@@ -145,7 +145,7 @@ def is_unit(word: str) -> bool:
 def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
     """Whether words after a number say only what the number measures or counts.
 
-    `nouns` and `one` are as in `nouns.is_counted`.
+    `nouns` and `one` mean the same as in `nouns.is_counted`.
     """
     if measure(words) is not None or no_unit(words) or words.lower() in DEGREES | PERCENTS | SCALES.keys():
         return True
@@ -205,8 +205,8 @@ def _with_prefixes(text: str) -> str:
 
 
 def _in_lower_case(text: str) -> str:
-    """Returns a unit in lower case. Symbols, prefixes and speeds are first written out, because lower case would change
-    their meaning."""
+    """Returns a unit in lower case. Symbols, prefixes and speeds are first written out as words, because lower case
+    would change the meaning of their letters."""
     lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], _with_prefixes(text)).lower()
     lowered = _POINT.sub("", _PER_SECOND.sub("m s", lowered))
     for short, (over, under) in _SPEEDS.items():

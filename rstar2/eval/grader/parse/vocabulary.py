@@ -30,14 +30,14 @@ UNKNOWN_FUNCTIONS = name_set("f g h F G H P Q phi varphi Gamma")
 """Letters that are functions, rather than factors, if a parenthesis follows them."""
 
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
-"""Names, with more than one letter, of constants. Each name is mapped to the name of the constant's node."""
+"""Names of constants that have more than one letter, mapped to the name of the constant's node."""
 
 LETTERS = name_set("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
     angle triangle parallel star aleph nabla partial
 """)
-"""Commands, or typed words, that represent one letter."""
+"""Commands and typed words that stand for one letter."""
 
 GREEK = name_set("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi
@@ -69,8 +69,8 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | n
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top euro pounds yen textrupee
 """)
-"""All commands that the grammar reads. A command that is not listed may be a listed command with a letter joined to
-it."""
+"""All commands that the grammar reads. A command that is not listed may be a listed command and a letter that are
+written together, such as \\cotx."""
 
 SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
@@ -88,7 +88,7 @@ DENIAL = re.compile(
     r"(?:\}[^)\]]*|[$:]*(?:\b[A-Za-z])?[\s$:]*)$",
     re.IGNORECASE,
 )
-"""Words at the end of the text before an equals sign or a colon. They deny the value after the sign."""
+"""Words before an equals sign or a colon that deny the value after the sign."""
 
 OF_ANOTHER = re.compile(
     r"(?:the )?(?:twice|double|triple|half|third|quarter|reciprocal|inverse|negative|opposite|minus|square (?:of|root)"

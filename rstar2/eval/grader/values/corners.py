@@ -20,7 +20,7 @@ from rstar2.eval.grader.values.letters import variables
 _MAX_ARGUMENTS, _MAX_CORNERS = 12, 12
 """Maximum number of expressions whose zeros are searched as corners, and maximum number of corners for each letter."""
 _STEPS = 12
-"""The number of steps of the secant method. One step is enough for a linear expression."""
+"""Maximum number of steps of the secant method. One step is enough for a linear expression."""
 _STARTS = ((-7, -5), (1, 2), (11, 17))
 """Pairs of values at which the secant method starts."""
 _FAR = 10**9

@@ -74,7 +74,8 @@ SMOOTH_POINTS, EDGED_POINTS = 6, 64
 second to expressions with corners, jumps or divisors."""
 MANY_POINTS = 500
 """The number of points at which expressions with corners, jumps or divisors are compared, as long as
-`affords_large_values` is true. Most points are cheap, and some expressions differ at only one point in a hundred."""
+`affords_large_values` is true. Most points take little work, and some expressions differ at only one point in a
+hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Minimum number of points at which both expressions must have a value. The first number applies to smooth expressions,
 and the second to expressions with corners, jumps or divisors."""
@@ -82,10 +83,10 @@ FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Maximum number of points that are tried: `FIRST_TRIES`, plus `TRIES_PER_POINT` for each point at which the
 expressions agree."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
-"""Maximum number of points at which only one of the expressions has a value, for each point at which they agree. The
-second number applies if only integers are compared. The third number applies if one expression is piecewise or a letter
-is an integer, and the other expression is undefined: e^(ln(x - 3)) has values only if it equals |x - 3|, and 2n/(1 +
-(-1)^n) only if it equals (-1)^n n."""
+"""For each point at which two expressions agree: the number of further points at which only one of them may have a
+value. The second number applies if only integers are compared. The third number applies if one expression is piecewise
+or a letter is an integer, and the other expression is undefined: e^(ln(x - 3)) has values only where it equals |x - 3|,
+and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,14 @@ class Identity:
     """The evidence that two expressions are equal."""
 
     points: tuple[Point, ...]
-    """The points at which the expressions agree. Numbers have one empty point. There is no point if the expressions
-    have the same form."""
+    """The points at which the expressions agree. For numbers, this is one empty point. For expressions of the same
+    form, there is no point."""
     degree: bool = False
-    """Whether a degree sign was read as π/180. If False, it was dropped."""
+    """Whether a degree sign was read as π/180. If False, the degree sign was dropped."""
     percent: bool = False
-    """Whether a percent sign was read as 1/100. If False, it was dropped."""
+    """Whether a percent sign was read as 1/100. If False, the percent sign was dropped."""
     natural_log: bool = True
-    """Whether `log` without a base was read as ln. If False, it was read as log10."""
+    """Whether `log` without a base was read as ln. If False, `log` was read as log10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,11 @@ class _Test:
     most: int
     """While the budget has work left, further points are compared until there are this many points."""
     undefined: float
-    """Maximum number of points at which only one of the expressions is undefined, for each point at which they
-    agree."""
+    """For each point at which the expressions agree: the number of further points at which only one of them may be
+    undefined."""
     beyond: float
-    """Maximum number of points at which only one of the expressions is too large or a `NotACount`, for each point at
-    which they agree."""
+    """For each point at which the expressions agree: the number of further points at which only one of them may be too
+    large or a `NotACount`."""
 
 
 def equal(a: Node, b: Node) -> bool:
@@ -179,9 +180,10 @@ def _unknown_names(node: Node) -> set[str]:
 
 
 def proportional(a: Node, b: Node) -> Fraction | None:
-    """Returns the sign (1 or -1) of c if a = c·b as functions, for some real number c other than 0.
+    """Returns the sign (1 or -1) of the factor c if two functions are proportional: a = c·b for a real number c other
+    than 0.
 
-    Returns None if no such c exists. Raises NoValue if it cannot be verified whether such a c exists.
+    Returns None if there is no such factor c. Raises NoValue if it cannot be verified whether there is such a factor.
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
@@ -193,7 +195,8 @@ def proportional(a: Node, b: Node) -> Fraction | None:
 
 
 def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> Fraction | None:
-    """Computes `proportional` for quotients of polynomials. Their ratio has to be the same at all points."""
+    """Computes `proportional` for quotients of polynomials. The ratio of the two quotients has to be the same at all
+    points."""
     ratios: list[Fraction] = []
     source = rational_points(point_source(a, b, "ratio"), names, rational.bits)
     for point in islice(source, (rational.points + 1) * TRIES_PER_POINT):
@@ -281,7 +284,7 @@ def _same_ratio(one: Value, other: Value, context: Any) -> bool:
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
     """Yields one setting for each way to read degree signs, percent signs and logarithms without a base. The settings
-    have no point yet."""
+    do not contain a point yet."""
     either, both = functions(a) | functions(b), functions(a) & functions(b)
     degrees = [False, True] if "degree" in either else [False]
     percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
@@ -377,8 +380,8 @@ def _at_whole_points(
 
 
 def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
-    """Whether a node has a series or a binomial coefficient that is zero at all points, as the number of ways to choose
-    9000 of n things is for small n."""
+    """Whether a node has a series or a binomial coefficient that is zero at all points. An example is the number of
+    ways to choose 9000 of n things, which is zero for small n."""
     candidates = [
         part
         for part in dict.fromkeys(walk(node))
@@ -391,8 +394,8 @@ def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
 
 
 def _is_zero(node: Node, setting: Setting) -> bool:
-    """Whether the value of an expression is zero. Returns False if the expression has no value, as the body of a sum
-    has none."""
+    """Whether the value of an expression is zero. Returns False if the expression has no value, such as the body of a
+    sum."""
     try:
         return bool(evaluate(node, setting) == 0)
     except TooMuchWork:

@@ -55,7 +55,8 @@ def is_unsolved(node: nodes.Node) -> bool:
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
     """Returns the value of an expression.
 
-    Raises NoValue if the expression has no value, or if the guards do not allow to compute it.
+    Raises NoValue if the expression has no value, or if its value cannot be computed within the limits of
+    `guarded_numbers`.
     """
     setting.step()
     match node:
@@ -133,8 +134,8 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
 
 
 def _remembered(node: nodes.Series, setting: Setting) -> Value:
-    """Returns the value of a sum without free letters. It is computed once per grading, because it is the same at every
-    point."""
+    """Returns the value of a sum without free letters. The value is computed only once while an answer is graded,
+    because it is the same at every point."""
     reading = (setting.degree, setting.percent, setting.real, setting.natural_log, setting.others)
     key = (node, setting.context.dps, reading)
     cache = setting.budget.values
@@ -155,8 +156,8 @@ def _remembered(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _series(node: nodes.Series, setting: Setting) -> Value:
-    """Returns the value of a series. It is computed term by term if the bounds allow it; otherwise the series counts as
-    an unknown part."""
+    """Returns the value of a series. If the bounds allow it, the series is computed term by term. Otherwise, the series
+    counts as an unknown part."""
     if is_unsolved(node):
         return _unknown_series(node, setting)
     low, high = integers((evaluate(node.low, setting), evaluate(node.high, setting)))

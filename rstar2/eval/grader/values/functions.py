@@ -34,7 +34,7 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
     "arctan": "atan",
     "arccot": "acot",
 }
-"""Functions of one argument. Each name is mapped to the function's name in mpmath."""
+"""Functions of one argument, each with its name in mpmath."""
 TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
 """Functions of calculus. In an expression with a function of calculus, `log` without a base is the natural
 logarithm."""
@@ -215,4 +215,5 @@ _SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
     "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
     "sgn": (_sign, 1),
 }
-"""Functions with rules of their own. Each has its number of arguments, or None if it takes any number of arguments."""
+"""Functions with rules of their own, each with its number of arguments. The number is None for a function with any
+number of arguments."""

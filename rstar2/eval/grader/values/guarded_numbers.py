@@ -23,7 +23,7 @@ BUDGET = 40_000
 _STEP = 3
 """The cost of visiting a node, in units of `BUDGET`."""
 _EXACT_BITS = 500
-"""Arithmetic on exact numbers of up to this many bits costs nothing beyond the visit of the node."""
+"""Arithmetic on exact numbers of up to this many bits costs nothing more than visiting the node."""
 
 Value: TypeAlias = Any
 """A Fraction if the value is exact, otherwise an mpmath number (mpf or mpc)."""
@@ -44,11 +44,12 @@ class BeyondGuards(NoValue):
 
 
 class NotACount(NoValue):
-    """A factorial or binomial coefficient of negative numbers, or a sum whose last term comes before its first."""
+    """The expression is a factorial or binomial coefficient of negative numbers, or a sum whose last index is smaller
+    than its first."""
 
 
 class TooMuchWork(NoValue):
-    """The work that grading this answer may take is used up."""
+    """The work that is allowed for grading this answer is used up."""
 
 
 class Budget:
@@ -62,7 +63,7 @@ class Budget:
         """The cached values of sums without free letters, by expression, number of digits and reading of signs."""
 
     def spend(self, units: float) -> None:
-        """Uses up some of the work. Raises TooMuchWork, in this call and all later ones, if not enough work is left."""
+        """Uses up some of the work. If not enough work is left, this call and all later calls raise TooMuchWork."""
         self.left -= units
         if self.left < 0:
             raise TooMuchWork("too much work")
@@ -74,7 +75,7 @@ _budget: ContextVar[Budget | None] = ContextVar("grading budget", default=None)
 
 @contextlib.contextmanager
 def limited_work() -> Iterator[Budget]:
-    """Context manager: all comparisons inside the block share one budget.
+    """Context manager for a block in which all comparisons share one budget.
 
     Nested blocks share the budget of the outer block.
     """
@@ -91,7 +92,7 @@ def limited_work() -> Iterator[Budget]:
 
 
 def current_budget() -> Budget:
-    """Returns the budget of the current grading, or a new one outside of a grading."""
+    """Returns the budget for the answer that is being graded, or a new budget if no answer is being graded."""
     return _budget.get() or Budget()
 
 
@@ -119,7 +120,8 @@ class Notes:
     """The size in bits of the largest inexact number, or of the inverse of the smallest inexact number if that is
     larger."""
     largest: int = 0
-    """The size in bits of the largest inexact number, at least 0. The last digits of that number are rounding noise."""
+    """The size in bits of the largest inexact number, at least 0. The last digits of the largest inexact number are
+    rounding noise."""
     several_values: bool = False
     """Whether a negative number was raised to a power that is not an integer."""
 
@@ -140,21 +142,21 @@ class Setting:
     budget: Budget = field(default_factory=current_budget)
     notes: Notes = field(default_factory=Notes)
     degree: bool = False
-    """Whether a degree sign is read as π/180. If False, it is dropped like a unit. Inside sin, cos and tan, a degree
-    sign is always π/180."""
+    """Whether a degree sign is read as π/180. If False, the degree sign is dropped like a unit. Inside sin, cos and
+    tan, a degree sign is always π/180."""
     percent: bool = False
-    """Whether a percent sign is read as 1/100. If False, it is dropped like a unit."""
+    """Whether a percent sign is read as 1/100. If False, the percent sign is dropped like a unit."""
     real: bool = False
-    """Whether complex values do not count: an even root, a logarithm or a fractional power of a negative number then
-    has no value."""
+    """Whether only real values count. If True, an even root, a logarithm or a fractional power of a negative number has
+    no value."""
     natural_log: bool = True
-    """Whether `log` without a base is read as ln. If False, it is read as log10."""
+    """Whether `log` without a base is read as ln. If False, `log` is read as log10."""
     others: bool = False
     """Whether unknown functions get a second set of values, to test that the result does not depend on the first
     set."""
 
     def step(self) -> None:
-        """Pays for the visit of a node."""
+        """Spends the work for visiting a node."""
         self.budget.spend(_STEP)
 
     def library(self, function: Callable[..., Any], *arguments: Any, cost: float = 10) -> Value:
@@ -196,8 +198,8 @@ class Setting:
         return value
 
     def _pay(self, value: Fraction, *, reduced: bool) -> None:
-        """Pays for computing an exact number. The cost grows with the square of its size, and is higher if the fraction
-        has to be reduced."""
+        """Spends work on computing an exact number. The cost grows with the square of the number's size, and is higher
+        if the fraction has to be reduced."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
             raise BeyondGuards("a number that is too large")

@@ -38,10 +38,10 @@ first."""
 _SMALL_BITS = 100
 """If no number in a computation has more than this many bits, 80 digits are enough to distinguish two values."""
 _FOR_LARGE_VALUES = 0.6
-"""After the first points, large values are compared only while more than this share of the budget is left."""
+"""After the first points, large values are compared only as long as more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""How many digits may be added if a computation contains numbers with more bits. The needed digits are three times the
-digits of these numbers: √(10^100 + 1) differs from 10^50 in its 101st digit, their difference has 101 digits less, and
+"""How many digits may be added if a computation contains numbers with more bits. Three times as many digits as these
+numbers have are needed: √(10^100 + 1) differs from 10^50 in its 101st digit, their difference has 101 digits less, and
 cos(10^-100) differs from 1 in its 201st digit. The list is short because each number of digits needs its own mpmath
 context."""
 
@@ -145,7 +145,7 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
 
 
 def affords_large_values(budget: Budget) -> bool:
-    """Whether the budget still allows large values. Large values take up to 200 times as long as small ones."""
+    """Whether the budget still allows large values. Large values take up to 200 times as long as small values."""
     return budget.left >= BUDGET * _FOR_LARGE_VALUES
 
 
@@ -158,10 +158,10 @@ def _more_digits(needed: int) -> int:
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """Returns whether two values are equal, if both are exact.
+    """Returns whether two values are equal, if both values are exact.
 
-    Returns True if one is a rounded form of the other. For other values, returns |a - b|, the larger of |a| and |b|,
-    and whether both values are real.
+    Returns True if one value is a rounded form of the other. For other values, returns |a - b|, the larger of |a| and
+    |b|, and whether both values are real.
     """
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)

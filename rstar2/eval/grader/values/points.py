@@ -42,7 +42,7 @@ ROUNDING = frozenset({"floor", "ceil", "sgn"})
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler functions everywhere except at some numbers or at large numbers."""
 LENGTHS = frozenset({"abs", "norm"})
-"""Functions whose value is the length (absolute value) of a number."""
+"""Functions whose value is the length of a number, which is its absolute value."""
 COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
@@ -52,15 +52,15 @@ _USUALLY_WHOLE = frozenset("jkmn")
 """Letters that are usually integers."""
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
-"""The usual and the fine range from which the denominators of fractions are drawn, and the numbers of the points that
-use the fine range. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions over 2018.
-Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not an
-integer."""
+"""The usual range and the fine range, from which the denominators of fractions are drawn, and the numbers of the points
+for which the fine range is used. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions
+over 2018. Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not
+an integer."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
-"""Maximum values for letters that are integers. The points use these maxima in turn."""
+"""Maximum values for letters that are integers. The points use these maximum values in turn."""
 _SERIES_SIZES = (5, 10, 20, 40)
-"""Maximum values, in turn, for letters that are integers, if a letter is a bound of a sum or product, because these are
-computed term by term."""
+"""Maximum values, in turn, for letters that are integers, if a letter is a bound of a sum or product. They are small
+because the sum or product is computed term by term."""
 _MIXED_SIZES = (4, 8, 16, 40)
 """Maximum values, in turn, for letters that are integers, if the expressions also have real letters, as in x^n."""
 _STEPPED_SIZES = (300, 3000)
@@ -69,11 +69,11 @@ its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals from which values of real letters are drawn. The points use these intervals in turn."""
 _NEGATIVE_TURN = 6
-"""If some letters are integers, the real letters are negative at one point out of `_NEGATIVE_TURN`: x^(n/2) has few
+"""If some letters are integers, the real letters are negative only at one of this many points, because x^(n/2) has few
 values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
-"""Maximum number of digits of a letter's value in expressions with steps, and the distance from a jump of a point just
-below the jump."""
+"""Two numbers for expressions with steps: the maximum number of digits of a letter's value, and the distance between a
+jump and a point just below it."""
 _MAX_CENTRE, _MAX_CENTRES, _CENTRE_DENOMINATOR = 10**60, 8, 10**6
 """Centres are constants of an expression that are tried as values of letters. The three numbers are the maximum value
 of a centre, the maximum number of centres for two expressions, and the denominator to which irrational centres are
@@ -105,8 +105,8 @@ def _fingerprint(node: Node) -> str:
 def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
 
-    Both expressions have to count by a letter, unless the other expression is rational. If gcd(x, x) is compared with
-    |x|, x is not an integer.
+    Both expressions have to count by the letter. If only one does, the other has to be rational: when gcd(x, x) is
+    compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -263,7 +263,7 @@ def _with_multiple(
 
 def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) -> Fraction | None:
     """Returns the value of a letter at which an argument equals `target`. The argument is taken to be linear. Returns
-    None if it does not depend on the letter or is not rational."""
+    None if the argument does not depend on the letter, or is not rational."""
     places = [Fraction(1), Fraction(2)]
     with contextlib.suppress(NoValue):
         first, second = (
@@ -414,8 +414,8 @@ def _centres(a: Node, b: Node) -> list[Fraction]:
 
 
 def _constants(node: Node) -> Iterator[Fraction]:
-    """Yields the values of the parts without letters, such as 10^6 in |x - 10^6|. A part inside another part without
-    letters is skipped. Irrational values are rounded."""
+    """Yields the values of the parts without letters, such as 10^6 in |x - 10^6|. Parts of such a part are not used.
+    Irrational values are rounded."""
     context = mpmath_context(_DIGITS)
     pending: list[Any] = [node]
     while pending:

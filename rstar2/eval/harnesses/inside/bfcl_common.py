@@ -1,5 +1,4 @@
-"""The parts that the workers of both BFCL versions share: they order the entries, run conversations and check
-results."""
+"""Code that the workers of both BFCL versions share: it orders the entries, runs conversations and checks results."""
 
 import itertools
 import json
@@ -54,7 +53,7 @@ class BFCLWorker:
                 del module_globals[key]
 
     def entries(self) -> list[dict[str, str]]:
-        """Returns all entries. They are taken in turn from each category."""
+        """Returns all entries, taken in turn from each category."""
         place: dict[str, int] = {}
         ordered = []
         for name, entry in self._entries.items():

@@ -45,8 +45,8 @@ class Worker(BFCLWorker):
     remember. The earlier conversations are run once for all questions of a scenario.
 
     Args:
-        native_calls: whether the functions are sent in the request's `tools`. If False, they are written into the
-            prompt.
+        native_calls: whether the functions are sent in the request's `tools`. If False, the functions are written into
+            the prompt.
         temperature: sampling temperature.
         memory: folder in which the model's memories are stored.
     """
@@ -116,7 +116,7 @@ def _entries(memory: Path) -> Iterator[Entry]:
 
 
 def _earlier_conversations(memory: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Returns the conversations that come before the questions of a memory category, by category and scenario. They are
+    """Returns, by memory category and scenario, the conversations that come before the questions. The conversations are
     in the order in which they are run."""
     conversations: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for category in MEMORY:

@@ -12,7 +12,7 @@ from left_out import leave_out
 
 
 def _package_folder(name: str) -> Path:
-    """Returns the folder of a package. The package is not imported."""
+    """Returns the folder of a package, without importing the package."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.submodule_search_locations
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, benchmark: str) -> None:
         self._benchmark: Any = benchmark
         self._lock = threading.Lock()
-        """Lets only one thread at a time run the checkers, because they store state in their modules."""
+        """Lets only one thread at a time run the checkers, because the checkers store state in their modules."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Returns the prompts of IFBench's test set."""
@@ -58,8 +58,8 @@ class Worker:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def score(self, row: dict[str, Any], response: str) -> list[dict[str, Any]]:
-        """Returns, for each instruction of a prompt, whether the reply follows it by the strict check, and by the loose
-        check."""
+        """Returns, for each instruction of a prompt, whether the reply passes the strict check, and whether it passes
+        the loose check."""
         sample: Any = Sample(row["key"], row["prompt"], row["instruction_id_list"], row["kwargs"])
         with self._lock:
             results, _ = evaluate_output_for_sample(self._benchmark, sample, response)
