@@ -82,8 +82,8 @@ class Comparison:
     interval: tuple[float, float]
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
-    """The size of a true difference that 80 % of comparisons with as many problems and samples would find. None if no
-    true difference, however large, would be found by 80 % of such comparisons."""
+    """The size of a true difference that would be found by 80 % of comparisons with as many problems and samples as
+    this comparison. None if no true difference, however large, would be found by 80 % of such comparisons."""
     pairs: list[Pair]
     unpaired: int
     """Number of problems that only one run has. If the runs have different gold answers to a problem, the problem
@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes zero, so that the runs differ."""
+        """Whether the interval excludes zero, which shows that the runs differ."""
         low, high = self.interval
         return low > 0 or high < 0
 
@@ -150,7 +150,8 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
 
 
 def _by_name(folder: Path) -> dict[str, Measurement]:
-    """The benchmarks in a run's folder, by name. If `folder` is the folder of one benchmark, only this benchmark."""
+    """Returns the benchmarks in a run's folder, by name. If `folder` is the folder of one benchmark, returns only this
+    benchmark."""
     if not _is_benchmark(folder):
         load_config(folder)
     return {measured.name: measured for measured in measurements(folder)}
@@ -239,7 +240,7 @@ def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str,
 
     An id may be just a line number, so two rows are the same problem only if the gold answers are also the same.
     If `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems.
-    It is needed for a killed run: such a run has only the gold answers in its traces, which are letters in GPQA.
+    A killed run needs `by_id`, because it has only the gold answers in its traces, which are letters in GPQA.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

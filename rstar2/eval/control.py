@@ -22,7 +22,7 @@ from rstar2.runs import load_status
 
 Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
 _KINDS = ("eval", "agree")
-"""The kinds of runs that can be controlled, as status.json names them."""
+"""The kinds of runs that can be controlled. The names are those of `kind` in status.json."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
 """How long `ask` waits for an answer. A very large run may be busy for seconds while it computes its statistics."""

@@ -405,8 +405,8 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Wait for a slot, and make the next sample of `jobs`. Before that, start a task that waits for a slot to make
-        the sample after it.
+        """Wait for a slot, and make the next sample of `jobs`. Before the sample is made, start another task, which
+        waits for a slot to make the following sample.
 
         If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, can end when its
         last sample ends.

@@ -42,7 +42,7 @@ class EvalSettings(Strict):
     """Sampling temperature. 0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """Number of most probable tokens to sample from. 0 means all tokens."""
+    """Tokens are sampled from this many most probable tokens. 0 means all tokens."""
     max_tokens: int = Field(default=30_000, ge=1)
     """Maximum number of tokens of a rollout after the prompt, including tool output."""
     max_turns: int = Field(default=30, ge=1)
@@ -51,9 +51,10 @@ class EvalSettings(Strict):
     """Seed of the run. The seed of each sample derives from the run's seed, the problem's id and the sample's
     number."""
     in_flight: int = Field(default=64, ge=1)
-    """Number of rollouts that run at once over all benchmarks, and of gradings at once for each benchmark."""
+    """Maximum number of rollouts that run at once, over all benchmarks. For each benchmark, the same number of answers
+    may be graded at once."""
     wait_s: float = Field(default=300.0, ge=0)
-    """Seconds that an engine or judge may be away before the run stops."""
+    """The run stops if the engine or the judge does not answer for this many seconds."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)
     """Maximum number of seconds for one turn."""
 

@@ -1,5 +1,5 @@
-"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice: the model's
-answer comes first once, and second once."""
+"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice, in both
+orders."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""For each label of the judge: how much of the game the model wins if its answer is B (0, a half or all), and how many
-times the game counts.
+"""For each label of the judge, the result of a game in which the model's answer is B: how much of the game the model
+wins (0 to 1), and how many times the game counts.
 
 Source: lmarena/arena-hard-auto.
 """

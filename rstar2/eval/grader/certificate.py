@@ -109,10 +109,10 @@ def plain(part: Any) -> Any:
 
     - A relation with > or >= is reversed, so that it has < or <=.
     - The opening and the closing bracket are one field, which comes after the items.
-    - Vectors in angle brackets, and lists of three or more items in square brackets, are tuples. A set of a single
-      tuple is that tuple.
+    - Vectors in angle brackets, and lists of three or more items in square brackets, are tuples. A set whose only
+      member is a tuple is replaced by this tuple.
     - The unit of a quantity is described by its size, and by the letters of its basic units with their powers.
-    - A time of day is a quantity of hours.
+    - A time of day becomes a quantity in hours.
     - A function has the name that it has in sympy.
     - A series that cannot be added up is `Unsolved`.
     """

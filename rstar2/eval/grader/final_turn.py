@@ -132,8 +132,8 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
     """The start and the end of each tool output of a turn.
 
     An output that is never closed extends to the end of the turn. A closing mark without an opening mark also ends an
-    output. This is either the previous output, whose text contained a closing mark, or an output that began before the
-    turn. If outputs of the same kind are nested, each of them has to be closed.
+    output. The ended output is either the previous output, whose text contained a closing mark, or an output that began
+    before the turn. If outputs of the same kind are nested, each of them has to be closed.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False
@@ -162,7 +162,7 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
     """Returns the kind of output that a mark opens, and the kind of output that the mark closes.
 
-    Each is None if the mark opens or closes no output.
+    The first kind is None if the mark opens no output, and the second is None if the mark closes no output.
     """
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)

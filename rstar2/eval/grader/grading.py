@@ -198,7 +198,7 @@ def _is_percent(node: Node) -> bool:
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     """Returns the verdict of `grade` if the grading takes well under a millisecond, else None.
 
-    Grading is quick if an answer is missing or both answers have the same text, and if the answers are integers, words
+    Grading is quick if an answer is missing, if both answers have the same text, or if the answers are integers, words
     or short sums.
     """
     if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
@@ -272,8 +272,8 @@ def _choice_letter(text: str) -> str | None:
 
 
 def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
-    """Returns the best verdict over all pairs of a reading of the gold answer and a reading of the extracted answer.
-    The verdict is `wrong` only if every pair is known to differ."""
+    """Compares every reading of the gold answer with every reading of the extracted answer, and returns the best
+    verdict. The verdict is `wrong` only if all these readings are known to differ."""
     rule, doubt = "", ""
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):

@@ -38,7 +38,7 @@ from rstar2.eval.grader.grading import (
 from rstar2.eval.grader.values.secret import secret
 
 WALL_FACTOR = 30.0
-"""A worker is stuck if its answer takes more wall time than this many times the CPU deadline."""
+"""A worker counts as stuck if its answer takes more wall time than the CPU deadline times this factor."""
 LEAST_WALL_S = 300.0
 """The limit of wall time for an answer is at least this long. The wall time includes the start of the worker, which is
 slow on a busy machine."""
@@ -204,7 +204,8 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self._threads.shutdown()
 
     def grade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
-        """Grades one answer, as `grading.grade` does. If the quick rules do not decide, the call waits for a worker."""
+        """Grades one answer, as `grading.grade` does. If `grade_quickly` returns no verdict, the call waits for a
+        worker."""
         gold, pred = as_text(gold), as_text(pred)
         return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 

@@ -234,7 +234,8 @@ def _table(node: Node) -> Node:
 
 
 class _Fact:
-    """Checks a fact and the facts from which it follows. For each rule, a method checks the facts of the rule.
+    """Checks a fact and the facts from which it follows. Each rule has a method, whose name begins with `by_`, that
+    checks the facts of this rule.
 
     Raises ValueError if the fact does not follow.
     """
@@ -345,8 +346,8 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """Whether one answer is an equation that has the dropped name as one side, and the other answer as another
-        side."""
+        """Whether one answer is an equation with the other answer as one side, and with the name that the comparison
+        dropped as another side."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)

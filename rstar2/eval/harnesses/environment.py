@@ -81,8 +81,8 @@ def environments_folder() -> Path:
 def set_up(harness: Harness) -> bool:
     """Make the environment, unless it exists and is in order. Returns whether this call made the environment.
 
-    The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call makes
-    it again from nothing.
+    The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call
+    removes it and makes it again.
 
     Raises:
         Failure: a package cannot be installed.

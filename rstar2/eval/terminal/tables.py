@@ -80,7 +80,7 @@ _IN_A_ROW = {
     "calls per sample": "calls",
     "failed calls": "failed",
 }
-"""The figures of a summary that are shown if each benchmark has a row, each with the heading of its column."""
+"""The figures that the table shows if each benchmark has a row. Each figure is mapped to the heading of its column."""
 
 
 def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Table:

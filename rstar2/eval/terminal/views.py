@@ -26,7 +26,7 @@ class EvalView(LiveView):
         out: receives the results.
         err: receives progress and warnings.
         write_report: writes the report page of a run's folder, and returns the path of the page.
-        per_problem: whether to print also a table of the problems.
+        per_problem: whether a table of the problems is also printed.
     """
 
     def __init__(

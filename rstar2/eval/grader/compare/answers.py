@@ -162,8 +162,8 @@ class _Comparison:
         return self._with_letters(a, b, letters) if letters else outcome
 
     def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
-        """Compares two answers after some letters of the second answer were replaced. These are letters whose names an
-        author can choose freely."""
+        """Compares two answers after some letters of the second answer were replaced. An author can choose the names of
+        the replaced letters freely."""
         facts, self._facts = self._facts, []
         try:
             outcome = self.compared(a, with_letters(b, letters))
@@ -352,7 +352,8 @@ class _Comparison:
     def _value_against_relation(self, a: Node, b: Node) -> bool | Outcome:
         """Compares the value in a relation such as x = 5 with an answer that is not a relation.
 
-        Only a gold answer can still contain ≈ here. The prediction then may equal any of the values that ≈ joins.
+        Predictions contain no ≈ when they are compared. If the gold answer contains ≈, the prediction may equal any of
+        the values that ≈ joins.
         """
         (name, value), (other_name, other_value) = assignments.named(a), assignments.named(b)
         relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
@@ -375,8 +376,8 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """Returns the kind, such as `list`, as which two answers are compared. The kind is also the name of the rule that
-    compares them."""
+    """Returns the kind of answer, such as `list`, that decides by which rule two answers are compared. The kind is also
+    the name of this rule."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"

@@ -105,7 +105,7 @@ def names_quantity(node: Node) -> bool:
 
 
 def _joins_letters(node: Node) -> bool:
-    """Whether an expression combines several letters, without a number as a term or a factor: x^2 + y^2.
+    """Whether an expression combines several letters, and has no number as a term or a factor. An example is x^2 + y^2.
 
     Such an expression cannot be solved for one letter, so the problem asks for the value of the expression.
     """

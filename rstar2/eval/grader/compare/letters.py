@@ -25,11 +25,11 @@ _MAX_DENOMINATOR = 10_000
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
-    """Returns a dictionary that renames the prediction's letter for every integer to the gold answer's letter for every
-    integer.
+    """Returns a dictionary that renames the prediction's letter that stands for every integer to the name that this
+    letter has in the gold answer.
 
-    The dictionary is empty if an answer does not have exactly one letter for every integer, or if one of the two
-    letters occurs in both answers.
+    The dictionary is empty if an answer does not have exactly one letter that stands for every integer, or if one of
+    the two letters occurs in both answers.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):

@@ -102,7 +102,7 @@ def _is_constant(node: Node) -> bool:
 
 def _common_value(values: list[Node], same: Same) -> Node:
     """Returns the last of several values that equals signs join. Raises NoValue if another of the values differs from
-    it. A calculation such as 5 + 5 + 1, or a value with letters, is not compared with it."""
+    the last value. Calculations such as 5 + 5 + 1 and values with letters are not compared with the last value."""
     last = values[-1]
     for value in values[:-1]:
         # The values before a residue are congruent to it, not equal.
@@ -123,7 +123,7 @@ def _is_working(node: Node) -> bool:
 
 
 def _options(exact: Node, other: Node) -> list[Node]:
-    """Returns the values that may be meant as the answer by `exact ≈ other`.
+    """Returns the values that an answer `exact ≈ other` may mean.
 
     Raises NoValue if `exact` and `other` are not close to each other.
     """
@@ -310,7 +310,7 @@ def _renamed(node: Node, name: str) -> Node:
 
 
 def _is_safe_in_logs(node: Node) -> bool:
-    """Whether it is impossible that an expression is one integer with natural logarithms and another integer with
+    """Whether an expression cannot have two different integers as values, one with natural logarithms and one with
     decimal logarithms.
 
     The expression is safe if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and

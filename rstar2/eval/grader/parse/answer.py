@@ -136,7 +136,7 @@ class Answer(Side):
             return ""
         label = " ".join(words).lower()
         if _NO_LABEL.search(label) or DENIAL.search(label):
-            raise ParseError(f"{label!r} announces or denies the answer, so it is not part of it")
+            raise ParseError(f"{label!r} announces or denies the answer, so it is not a part of the answer")
         self._tokens.place += length + 1
         return label
 

@@ -28,7 +28,7 @@ class Collection(Expression):
 
     @abstractmethod
     def _relation(self) -> Node:
-        """One answer of a list, or one member of a collection."""
+        """Reads one answer of a list, or one member of a collection."""
 
     def _collection(self) -> Node | None:
         tokens, token = self._tokens, self._tokens.next

@@ -154,7 +154,7 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
 
 
 def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
-    """Returns the equation of a value and the remark that restates it.
+    """Returns an equation between a value and the remark that restates the value.
 
     Returns None if the value or the remark is not a single value.
     """

@@ -39,7 +39,7 @@ _QUANTIFIER = re.compile(
 _NUMBER_KINDS = frozenset(
     {"integer", "integers", "number", "numbers", "real", "reals", "odd", "even", "prime", "primes"}
 )
-"""Words after an expression with letters that describe the letters, and do not name a unit."""
+"""Words that describe letters. After an expression with letters, such a word is not a unit."""
 _DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
 
 

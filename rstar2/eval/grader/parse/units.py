@@ -108,7 +108,7 @@ _OTHER_NAMES = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
 }
-"""Further names of a currency. These names may also denote another unit."""
+"""Names of a currency in addition to its usual name. Such a name may also denote another unit."""
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip

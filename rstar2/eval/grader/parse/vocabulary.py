@@ -6,7 +6,7 @@ import re
 
 
 def name_set(names: str) -> frozenset[str]:
-    """Returns the words of a text in which spaces separate the words."""
+    """Splits a text at its spaces into a set of words."""
     return frozenset(names.split())
 
 

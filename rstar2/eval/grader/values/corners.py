@@ -18,7 +18,7 @@ from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, mpmath_c
 from rstar2.eval.grader.values.letters import variables
 
 _MAX_ARGUMENTS, _MAX_CORNERS = 12, 12
-"""Maximum number of expressions whose zeros are searched as corners, and maximum number of corners for each letter."""
+"""Maximum number of expressions whose zeros are used as corners, and maximum number of corners for each letter."""
 _STEPS = 12
 """Maximum number of steps of the secant method. One step is enough for a linear expression."""
 _STARTS = ((-7, -5), (1, 2), (11, 17))

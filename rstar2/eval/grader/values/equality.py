@@ -1,8 +1,8 @@
 """Decides whether two expressions are equal, as numbers or as functions of their letters.
 
 Numbers are compared by their digits (`numbers`). Expressions with letters are compared at random points, which cannot
-be predicted without the secret of the run (`points`). For quotients of polynomials, the comparison proves equality up
-to an error below 10^-12 (`rational`).
+be predicted without the secret of the run (`points`). For quotients of polynomials, the comparison proves equality with
+a probability of error below 10^-12 (`rational`).
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ FIRST_TRIES, TRIES_PER_POINT = 40, 8
 expressions agree."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
 """For each point at which two expressions agree: the number of further points at which only one of them may have a
-value. The second number applies if only integers are compared. The third number applies if one expression is piecewise
-or a letter is an integer, and the other expression is undefined: e^(ln(x - 3)) has values only where it equals |x - 3|,
-and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
+value. The second number applies if only integers are compared. The third number applies to points at which one
+expression is undefined, if an expression is piecewise or a letter is an integer. The third number is small because, for
+example, e^(ln(x - 3)) has values only where it equals |x - 3|, and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _Test:
     needed: int
     """The number of points at which the expressions have to agree."""
     most: int
-    """While the budget has work left, further points are compared until there are this many points."""
+    """While the budget has work left, points are compared until the expressions agree at this many points."""
     undefined: float
     """For each point at which the expressions agree: the number of further points at which only one of them may be
     undefined."""
@@ -159,7 +159,8 @@ def identity(a: Node, b: Node) -> Identity | None:
 
 
 def _same_visible_parts(a: Node, b: Node) -> bool:
-    """Whether sums or products with dots, such as 1 + 2 + … + n, have equal parts in the same or the reverse order.
+    """Whether two sums or products with dots, such as 1 + 2 + … + n, have equal parts, in the same order or in reverse
+    order.
 
     Raises NoValue if the visible parts are not equal, because the parts that the dots leave out are not known.
     """
@@ -216,8 +217,8 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
-    """Computes `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted as
-    for the equality of such expressions."""
+    """Computes `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted in
+    the same way as when the equality of such expressions is tested."""
     context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
     whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
     needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
@@ -394,8 +395,8 @@ def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
 
 
 def _is_zero(node: Node, setting: Setting) -> bool:
-    """Whether the value of an expression is zero. Returns False if the expression has no value, such as the body of a
-    sum."""
+    """Whether the value of an expression is zero. Returns False if the expression has no value. For example, the body
+    of a sum has no value by itself."""
     try:
         return bool(evaluate(node, setting) == 0)
     except TooMuchWork:
@@ -447,7 +448,7 @@ def _points_of_agreement(
 
     `source` yields pairs of a point and a flag, which says whether only real values count at the point. Raises NoValue
     if only one of the expressions has a value at more points than the test allows. Raises SeveralValues if the
-    expressions differ where a power of a negative number has several values.
+    expressions differ at a point at which a power of a negative number has several values.
     """
     points: dict[tuple[Constant, ...], Point] = {}
     undefined = beyond = 0

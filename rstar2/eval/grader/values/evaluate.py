@@ -174,7 +174,7 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a series that is not computed.
+    """Returns a value for a series that is not computed term by term.
 
     The value depends on the bounds, and on the terms at one positive and one negative index.
     """

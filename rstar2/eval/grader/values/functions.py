@@ -19,7 +19,7 @@ from rstar2.eval.grader.values.guarded_numbers import (
 )
 
 MAX_ARGUMENT = 10_000
-"""The largest argument of a factorial or binomial coefficient."""
+"""Maximum argument of a factorial or a binomial coefficient."""
 MAX_DEGREE = 60
 """A binomial coefficient is computed as a polynomial only if its lower number is at most this number."""
 MAX_GAMMA_DIGITS = 230
@@ -91,7 +91,7 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
 
 
 def _whole_root(value: int, order: int) -> int | None:
-    """Returns the integer that has the power `value` with the exponent `order`, or None if there is no such integer."""
+    """Returns the root of `value` of the given order if the root is an integer, otherwise None."""
     if value < 0:
         positive = _whole_root(-value, order) if order % 2 else None
         return None if positive is None else -positive

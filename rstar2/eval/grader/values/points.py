@@ -52,7 +52,7 @@ _USUALLY_WHOLE = frozenset("jkmn")
 """Letters that are usually integers."""
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
-"""The usual range and the fine range, from which the denominators of fractions are drawn, and the numbers of the points
+"""The usual range and the fine range, from which the denominators of fractions are drawn, and the indices of the points
 for which the fine range is used. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions
 over 2018. Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not
 an integer."""
@@ -105,8 +105,8 @@ def _fingerprint(node: Node) -> str:
 def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
 
-    Both expressions have to count by the letter. If only one does, the other has to be rational: when gcd(x, x) is
-    compared with |x|, x is not an integer.
+    Both expressions have to count by the letter. If only one expression counts by the letter, the other has to be
+    rational: when gcd(x, x) is compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]

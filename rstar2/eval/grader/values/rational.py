@@ -63,10 +63,10 @@ def _total(parts: tuple[Node, ...]) -> int | None:
 
 
 def plan(a: Node, b: Node) -> Plan | None:
-    """Returns a test that distinguishes two formulas with an error below `ERROR`.
+    """Returns a test that distinguishes two formulas. The probability of an error is below `ERROR`.
 
-    With n points of b bits, and a difference of degree d, the error is at most (d / 2^b)^n. Returns None if a formula
-    is not a quotient of polynomials, or if the degrees are too high.
+    With n points of b bits, and a difference of degree d, the probability of an error is at most (d / 2^b)^n. Returns
+    None if a formula is not a quotient of polynomials, or if the degrees are too high.
     """
     one, other = degree(a), degree(b)
     if one is None or other is None:

@@ -1,4 +1,4 @@
-"""The secret of a run, from which its test points are drawn.
+"""The secret of a run, from which the run's test points are drawn.
 
 If a model knew the test points, it could write an answer that agrees with several gold answers at all these points.
 """
