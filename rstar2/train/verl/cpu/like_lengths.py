@@ -1,7 +1,7 @@
 """Groups rows of similar lengths, so that little padding is needed to make each row as long as the longest row of its
 group.
 
-This module imports nothing, because `rstar2 plan` uses it on machines without VERL.
+This module imports only the standard library, because `rstar2 plan` uses it on machines without VERL.
 """
 
 from __future__ import annotations
