@@ -194,8 +194,8 @@ def _receive(connection: socket.socket) -> Job:
 def _set_up_process(job: Job, set_by_imports: dict[str, str]) -> None:
     """Gives this process the state of its client: descriptors, environment, folder and umask.
 
-    The function returns when the client is ready to forward signals to this process. If the client ends earlier, this
-    process ends too.
+    The function returns when the client is ready to forward signals to this process. If the client ends before it is
+    ready, this process ends.
     """
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
