@@ -26,7 +26,7 @@ def choose(
     retire_after: Groups = 1,
     return_after: Steps = 20,
 ) -> list[int]:
-    """Chooses the problems that were used least often, without the problems that rest.
+    """Among the problems that do not rest, chooses the problems that were used least often.
 
     If fewer than `count` problems remain, the problems that have rested longest are added.
 
@@ -51,8 +51,7 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Counts for each problem the outcomes in a row, up to the problem's last outcome, in which all rollouts were
-    correct.
+    """Counts for each problem how many of its last outcomes in a row have only correct rollouts.
 
     Returns an array of shape (problems,).
     """
