@@ -291,8 +291,8 @@ class AlgorithmSettings(Strict):
     longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem share
     its weight. The value problems works only with `objective` = "grpo"."""
     correction: CorrectionName = "none"
-    """Correction for the difference between the probabilities of engine and trainer. The table of corrections says when
-    to use which correction."""
+    """Correction for the difference between the engine's probabilities and the trainer's probabilities. The table of
+    corrections says when to use which correction."""
     correction_limit: float = Field(2.0, gt=1)
     """Upper bound for the ratio of the trainer's probability to the engine's probability, used by `correction`. The
     default bound is 2. For icepop the default bound is 5, and for geometric-rejection 1.001."""
@@ -304,7 +304,8 @@ class AlgorithmSettings(Strict):
     @model_validator(mode="before")
     @classmethod
     def _default_bounds(cls, values: Any) -> Any:
-        """Fills in the correction's default bounds, so that the config of a run contains the bounds it used."""
+        """Fills in the correction's default bounds, so that the config of a run contains the bounds that the run
+        used."""
         name = values.get("correction", "none") if isinstance(values, dict) else None
         correction = next((each for known, each in CORRECTIONS.items() if known == name), None)
         if correction is None:

@@ -1,5 +1,5 @@
-"""Leaves out problems with an answer against which no output can be graded correct. No rollout of such a problem could
-earn a reward."""
+"""Leaves out problems with an answer against which no output can be graded correct, because no rollout of these
+problems could earn a reward."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list
 
 
 def write_left_out(folder: Path, unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> None:
-    """Writes `left_out.json` to a run's folder. For each data file, it contains the row, the answer and the reason of
-    each problem that is left out."""
+    """Writes `left_out.json` to a run's folder. For each data file, `left_out.json` lists the row, the answer and the
+    reason of each problem that is left out."""
     write_json(
         folder / LEFT_OUT_FILE,
         {str(file): [asdict(each) for each in answers] for file, answers in unreadable.items()},

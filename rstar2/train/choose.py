@@ -146,7 +146,8 @@ def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
-    """Returns the steps whose models may be returned, in order. A kill of the run does not change these steps."""
+    """Returns the steps whose models may be returned, in order. The steps are the same if the run was killed and
+    resumed."""
     match recipe.chosen_by:
         case "held_out":
             return held_out_steps(recipe, steps)
@@ -165,9 +166,9 @@ def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     """Chooses the step whose model is returned, and writes the choice to the run's folder.
 
-    A step without a model and without an intact checkpoint cannot be chosen. Such a step can exist if the recipe's
-    `checkpoint_every` or `choose` changed when the run was resumed. If steps that cannot be chosen would have been
-    better, the reason names these steps.
+    A step without a model and without an intact checkpoint cannot be chosen. A step without both can exist if the
+    recipe's `checkpoint_every` or `choose` changed when the run was resumed. If steps that cannot be chosen would have
+    been better, the reason names these steps.
     """
     measured, by = measurements(folder), recipe.chosen_by
     ranked = _ranked(recipe, measured, steps)

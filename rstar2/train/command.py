@@ -82,7 +82,7 @@ class Command:
     """Environment variables in addition to the caller's environment."""
     nodes: int = 1
     """Number of nodes of a Ray cluster. `rstar2.train.verl.every_node` runs the command on each of these nodes. The
-    number is 1 for VERL's RL trainer, which starts its own processes on the nodes."""
+    number of nodes is 1 for VERL's RL trainer, which starts its own processes on the nodes."""
     gpus_per_node: int = 0
     """Number of GPUs on each of the nodes that run the command."""
 
@@ -323,7 +323,7 @@ def _model_keys(hardware: Hardware, model: Path | str) -> dict[str, Any]:
 
 
 def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
-    """Returns keys for the update: for its division among GPUs, the optimizer and the loss."""
+    """Returns VERL's keys for the update: how the update is divided among GPUs, the optimizer and the loss."""
     optim, hardware, (clip_low, clip_high) = recipe.optim, recipe.hardware, recipe.clip
     return {
         f"{_ACTOR}.strategy": "fsdp2",
@@ -353,7 +353,7 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
 
 
 def _engine_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """Returns keys for the rollout engines, the agent loop and the router."""
+    """Returns VERL's keys for the rollout engines, the agent loop and the router."""
     hardware = recipe.hardware
     return {
         f"{_ENGINE}.name": "vllm",
@@ -403,7 +403,7 @@ def _sampler_settings(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
 
 
 def _trainer_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """Returns keys for the number of steps, for checkpoints and for evaluations."""
+    """Returns VERL's keys for the number of steps, for checkpoints and for evaluations."""
     hardware = recipe.hardware
     return {
         "trainer.device": hardware.device,

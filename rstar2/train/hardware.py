@@ -19,8 +19,8 @@ from rstar2.train.recipe import Hardware
 
 LAPTOP = "laptop"
 TINY_BYTES = 100 * 2**20
-"""Maximum number of bytes of the weights of a model that a CPU can train in reasonable time. This is the size of 25
-million parameters in fp32."""
+"""A CPU can train a model in reasonable time if the model's weights have at most this many bytes. This is the size of
+25 million parameters in fp32."""
 CLUSTER_S = 60.0
 """Maximum number of seconds to wait for a Ray cluster's answer about its nodes."""
 _REFUSED = re.compile(
@@ -39,8 +39,9 @@ def check_hardware(required: Iterable[Hardware]) -> None:
     """Checks that this machine, or the Ray cluster, has the GPUs and nodes that recipes require.
 
     Raises:
-        UserError: this machine has fewer GPUs, or a recipe requires several nodes and RAY_ADDRESS is not set.
-        Unavailable: the cluster does not answer, or has fewer GPUs or nodes at the moment.
+        UserError: this machine has fewer GPUs than a recipe requires, or a recipe requires several nodes and
+            RAY_ADDRESS is not set.
+        Unavailable: the cluster does not answer, or has at the moment fewer GPUs or nodes than a recipe requires.
     """
     required = [each for each in required if each.device == "cuda"]
     if _cluster():

@@ -93,9 +93,9 @@ def _rounds(problems: Sequence[Sequence[_Pairs]]) -> list[dict[int, _Pairs]]:
     """Returns rounds of rollouts: the first rollout of each problem, then the second rollout of each problem, and so
     on.
 
-    A round maps a problem's index to its rollout. Each rollout of a round is scored with distributions from the other
-    rounds. The distribution of the rollout's own problem therefore comes from as many rollouts as the distributions of
-    the other problems.
+    A round maps a problem's index to the problem's rollout in this round. Each rollout of a round is scored with
+    distributions from the other rounds. The distribution of the rollout's own problem therefore comes from as many
+    rollouts as the distributions of the other problems.
     """
     most = max(map(len, problems))
     return [{i: each[k] for i, each in enumerate(problems) if k < len(each)} for k in range(most)]

@@ -207,7 +207,7 @@ def fork_server(log: Path) -> Iterator[dict[str, str]]:
         log: the file to which the server's output is appended.
 
     Yields:
-        Environment variables for a `Command`. They make the server fork the processes of the command.
+        Environment variables for a `Command`. The variables make the server fork the processes of the command.
     """
     # The socket is in the abstract namespace, so that a killed run leaves no file. The server checks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"

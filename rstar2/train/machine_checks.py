@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # this import takes seconds
     from rstar2.train.sampling import JudgeAddress
 
 GPUS_S = 300.0
-"""Maximum number of seconds for PyTorch to compute something on each GPU. Importing PyTorch from a slow disk alone
-takes a minute."""
+"""Maximum number of seconds for PyTorch to compute something on each GPU. Importing PyTorch alone takes a minute if the
+disk is slow."""
 LOGIN_S = 90.0
 NODES_S = 300.0
 """Maximum number of seconds for the check of a cluster's nodes, in addition to `hardware.worker_start_s` and

@@ -86,7 +86,7 @@ class Problems:
 
     ids: tuple[str, ...]
     step: int
-    """The step for which problems are chosen, counted from 1. It is the step after the last step with outcomes."""
+    """The step for which problems are chosen, counted from 1. This step follows the last step with outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int

@@ -84,8 +84,8 @@ class Hardware(Strict):
     """Store only the input of each layer, and recompute the other activations in the backward pass. Gradient
     checkpointing saves memory and costs about one more forward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
-    """The trainer ends if a rank has waited this long for the others in a collective operation. Saving a checkpoint
-    contains collective operations, so raise the limit if the disk is slow."""
+    """The trainer ends if a rank has waited this many seconds for the other ranks in a collective operation. Saving a
+    checkpoint contains collective operations, so raise the limit if the disk is slow."""
     worker_start_s: int = Field(600, ge=1)
     """Maximum number of seconds that one of Ray's processes may take to start. Raise this number if imports from a slow
     disk take longer. A Ray cluster that is already running keeps its own limit."""
@@ -143,7 +143,7 @@ class Hardware(Strict):
         empty if the update can be split.
 
         Without this check VERL would fail in the first update, after a whole step of rollouts, or would train on
-        batches of another size than the recipe's.
+        batches of another size than the recipe sets.
 
         Args:
             description: the samples in words, with the recipe keys that decide their number.
@@ -189,9 +189,9 @@ class RolloutSettings(Strict):
     """Maximum share of a step's rollouts that may fail because of an engine, the grader or a fault in the agent loop.
     Up to this limit, failed rollouts are left out before the selection. Above the limit, the whole step is discarded,
     because long rollouts fail most often, and the other rollouts would be a biased sample. Training then waits at least
-    half a minute and makes new rollouts for the step, with the next problems. Training ends when one step is discarded
-    for this reason for the third time. The limit also applies to held-out problems, and so does `judge.max_lost_share`.
-    """
+    half a minute and makes new rollouts for the step, with the next problems. Training ends when too many rollouts of
+    one step have failed for the third time. The limit also applies to held-out problems, and so does
+    `judge.max_lost_share`."""
 
 
 class GroupSettings(Strict):
@@ -209,11 +209,11 @@ class GroupSettings(Strict):
     enough: int | None = Field(None, ge=1)
     """This key has an effect only with `round`. A group is mixed when at least this many rewards are above 0 and at
     least this many rewards are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps
-    half of the group may choose only equal rewards, and then the group is dropped."""
+    half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
     """This key has an effect only with `round`. A group whose rewards are all above 0 stops after the round in which it
-    reaches this many rewards. By default such a group stops after the first round. Set the key to `rollout.rollouts` if
-    a group should never stop early because all its rewards are above 0."""
+    reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round. If the key
+    is set to `rollout.rollouts`, a group whose rewards are all above 0 never stops early."""
     hopeless_after: int | None = Field(None, ge=1)
     """This key has an effect only with `round`. A group without a reward above 0 stops after the round in which it
     reaches this many rewards. By default, a group without a reward above 0 never stops early: the group grows until it
@@ -223,7 +223,7 @@ class GroupSettings(Strict):
     Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
     batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
-    """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this many times
+    """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this number times
     `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes the place of the
     missing groups."""
 
@@ -411,9 +411,9 @@ class StageRecipe(Strict):
     of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
     """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
-    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. A problem then
-    counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems that have
-    no rollouts in the stage before are kept."""
+    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. With outcomes, a
+    problem counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems
+    that have no rollouts in the stage before are kept."""
     keep_filter_traces: bool = False
     """Also keep the traces of the samples that `drop_solved` makes, not only their verdicts. The traces take tens of
     GB."""
@@ -562,8 +562,8 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
-        """Rejects micro-batches that are smaller than the longest possible rollout. VERL would end in the first update
-        that has a rollout with too many tokens for a micro-batch."""
+        """Rejects micro-batches that are smaller than the longest possible rollout. Without this check, VERL would end
+        in the first update with a rollout that does not fit into a micro-batch."""
         for key in ("update_tokens", "log_prob_tokens"):
             tokens, split = getattr(self, key), self.hardware.sequence_parallel
             if tokens * split < self.longest:
@@ -747,7 +747,7 @@ class SftRecipe(Strict):
 
     @property
     def chosen_by(self) -> Choose:
-        """The value of `choose`, with `auto` resolved.
+        """The value of `choose`, or the value that `auto` stands for if `choose` is `auto`.
 
         The result can be `validation` although the split holds out no conversation, and hence no validation loss is
         measured.
@@ -790,8 +790,8 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """Rejects micro-batches that are smaller than the longest conversation. VERL would end in the first step that
-        has a conversation with too many tokens for a micro-batch."""
+        """Rejects micro-batches that are smaller than the longest conversation. Without this check, VERL would end in
+        the first step with a conversation that does not fit into a micro-batch."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(

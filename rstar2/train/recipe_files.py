@@ -137,7 +137,7 @@ def stage_recipe(
 def stage_recipes(
     stages: list[int], profile: str | None, overrides: list[str], recipe: str = PAPER
 ) -> dict[int, StageRecipe]:
-    """Assembles the recipes of several stages with `stage_recipe`, and checks that they can follow each other.
+    """Assembles the recipes of several stages with `stage_recipe`, and checks that the stages can follow each other.
 
     An override of the form `stage2.a.b=c` changes stage 2 only. A stage starts from the model of the stage before, so
     each stage must have the format of the stage before. A stage that continues the optimizer must also have the same

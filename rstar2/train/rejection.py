@@ -102,7 +102,7 @@ def traces_of(run: Path) -> RunTraces:
         raise UserError(
             f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which models are evaluated on",
             "Give an evaluation of training problems (`rstar2 eval data/rl/data.parquet …`), or a training run that "
-            f"keeps traces (traces_per_step). To use them anyway, name their folder, such as "
+            f"keeps traces (traces_per_step). To use these traces anyway, name their folder, such as "
             f"{next(iter(left_out)).parent}.",
         )
     named = {file: problems for file in files if (problems := _measured_by(file))}
@@ -110,7 +110,8 @@ def traces_of(run: Path) -> RunTraces:
 
 
 def _measured_by(file: Path, below: Path | None = None) -> str:
-    """Returns a name for the problems of a trace file if models are evaluated on them; empty otherwise.
+    """Returns a name for the problems of a trace file if models are evaluated on these problems, and an empty text
+    otherwise.
 
     Args:
         below: if given, the run of the file is searched for only in this folder, including the folder itself.
@@ -140,8 +141,8 @@ def plan_traces(
 
     Args:
         run: the folder of the run, a folder in it, or a trace file.
-        model: the model that wrote the traces. The tokenizer and the format of this model are used. By default, it is
-            the model that the run names.
+        model: the model that wrote the traces. The tokenizer and the format of this model are used. By default, the
+            model that the run names is used.
         against: benchmarks, by name or file. A conversation that shares words with a benchmark's problem is left out.
         overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 

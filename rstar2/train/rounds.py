@@ -36,11 +36,11 @@ class Rounds:
     most: int
     """Number of rollouts of a full group (`rollout.rollouts`)."""
     enough: int
-    """A group is mixed as soon as it has at least this many rewards above 0 and at least this many other rewards."""
+    """A group is mixed if it has at least this many rewards above 0 and at least this many other rewards."""
     solved_after: int
-    """A group is solved as soon as it has at least this many rewards and all of its rewards are above 0."""
+    """A group is solved if it has at least this many rewards and all of its rewards are above 0."""
     hopeless_after: int
-    """A group is hopeless as soon as it has at least this many rewards and none of its rewards is above 0."""
+    """A group is hopeless if it has at least this many rewards and none of its rewards is above 0."""
 
     @property
     def number(self) -> int:

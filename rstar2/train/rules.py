@@ -106,7 +106,7 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
     Args:
         steps: the metrics of all steps of the stage, by step number.
         saved: the steps to whose checkpoints a rule can go back. A rule that goes back does nothing as long as the
-            held-out accuracy was measured at none of these steps.
+            held-out accuracy was measured at none of the steps in `saved`.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)
@@ -151,7 +151,7 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int | None:
     """Returns the step with the highest held-out accuracy among the steps in `saved`, or None if the accuracy was
-    measured at none of these steps.
+    measured at none of the steps in `saved`.
 
     If several steps are equally good, the earliest of them is returned.
     """

@@ -26,7 +26,7 @@ from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 
 JudgeAddress = tuple[str, str | None]
-"""A judge's URL and the judge's token. The token is None if there is no token."""
+"""A judge's URL and the judge's token. The token is None if the judge needs no token."""
 Rows = list[dict[str, Any]]
 """Training problems in the form of `rstar2.data.parquet.rl_rows`."""
 OnProgress = Callable[[Progress], None]
@@ -81,7 +81,8 @@ def sample(
 
 
 def problems_of(rows: Rows) -> list[Problem]:
-    """Returns the problems of RL rows. Raises UserError if a row does not contain the id and text of its problem."""
+    """Returns the problems that RL rows contain. Raises UserError if a row does not contain the id and text of its
+    problem."""
     problems = []
     for number, row in enumerate(rows, 1):
         about = row.get("extra_info") or {}

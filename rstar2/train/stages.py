@@ -96,8 +96,8 @@ OPTIMIZER_FILE = "optimizer.json"
 """The file in a stage's folder that contains the optimizer's settings. The recipe of a later stage that continues the
 optimizer is compared with these settings."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
-"""The line of a training step contains one of these two metrics. A line with only validation metrics contains neither
-of the two."""
+"""The line of a training step contains one of these two metrics: the pass rate in RL, or the training loss in SFT. A
+line with only validation metrics contains neither the pass rate nor the training loss."""
 _FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
 
 
@@ -483,7 +483,7 @@ def _prepare_finished_rollouts(start: Start) -> None:
 
 
 def _export_and_prune(start: Start, failed: set[int]) -> None:
-    """Exports the models of the steps whose models should be exported, and removes old checkpoints.
+    """Exports each model that should be exported and does not exist yet, and removes old checkpoints.
 
     A step whose model cannot be exported is reported and added to `failed`. The folders of checkpoints, not the
     metrics, decide which models are exported, because a run that is killed immediately after it saved a checkpoint has
@@ -535,8 +535,9 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
         recipe: the recipe of the stage that continues.
 
     Raises:
-        UserError: the model's folder does not belong to a stage, or that stage had another number of ranks, learning
-            rate or weight decay. VERL would keep the earlier learning rate and weight decay, whatever the recipe says.
+        UserError: the model's folder does not belong to a stage, or the stage had another number of ranks, learning
+            rate or weight decay than the recipe. VERL would keep the earlier learning rate and weight decay, whatever
+            the recipe says.
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the model of an earlier stage, or begin with a new optimizer: --set optim.state=fresh."

@@ -44,7 +44,8 @@ class TrainPlan:
     format: Format
     rows: list[dict[str, Any]]
     solved: Path | None
-    """A folder of the filter, or a run of `rstar2 eval`, that counts how often each training problem was solved."""
+    """A folder that tells how often each training problem was solved: a folder of the filter, or a run of `rstar2
+    eval`."""
     judge: JudgeChoice
     too_long: dict[int, int]
     """For each stage, the number of training problems that are left out because their prompt has more than
@@ -57,8 +58,8 @@ class TrainPlan:
     """
 
     def config(self) -> dict[str, Any]:
-        """The config that is stored in the run's folder. The config of a later start must match the stored one, see
-        `compared`."""
+        """Returns the config that is stored in the run's folder. The config of a later start must match the stored
+        config in the part that `compared` returns."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -69,7 +70,7 @@ class TrainPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """The part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
+        """Returns the part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
         recipes = {number: compared(recipe, StageRecipe) for number, recipe in config["recipes"].items()}
         return {**config, "recipes": recipes}
 
@@ -90,8 +91,8 @@ class SftPlan:
     """The judge for the evaluations on held-out problems."""
 
     def config(self) -> dict[str, Any]:
-        """The config that is stored in the run's folder. The config of a later start must match the stored one, see
-        `compared`."""
+        """Returns the config that is stored in the run's folder. The config of a later start must match the stored
+        config in the part that `compared` returns."""
         held_out = {"validation_sha256": self.split.held_out.digest} if self.recipe.validation.data else {}
         if self.problems:
             held_out["problems"] = fingerprint(self.problems)
@@ -104,7 +105,7 @@ class SftPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """The part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
+        """Returns the part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
         return {**config, "recipe": compared(config["recipe"], SftRecipe)}
 
 
@@ -207,7 +208,8 @@ def check_data(
         raise UserError(
             f"{data} has {len(rows)} problems"
             + (
-                f" without the {len(left_out)} whose answers no output can be graded correct against"
+                f" (not counting {len(left_out)} that are left out, because no output can be graded correct against "
+                "their answers)"
                 if left_out
                 else ""
             )
@@ -239,7 +241,7 @@ def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -
 def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
     """Returns the format in which the first stage trains the model.
 
-    Raises UserError if the recipe names another format than the model's, or if the first stage should continue an
+    Raises UserError if the recipe names another format than the model has, or if the first stage should continue an
     optimizer but cannot.
     """
     first = recipes[min(recipes)]

@@ -63,7 +63,7 @@ class CurriculumSettings(Strict, extra="allow"):
 
     @property
     def discount(self) -> float:
-        """The discount of outcomes for the metrics `rstar2/problems/…`.
+        """The discount for older outcomes, which the metrics `rstar2/problems/…` use.
 
         The discount is the curriculum's own setting if a shipped curriculum has this setting, and otherwise the
         default.
@@ -123,6 +123,6 @@ class Curriculum:
         if fault:
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for {size} problems, {fault}",
-                "Return `count` indices into `problems.ids`, each once.",
+                "Return `count` different indices into `problems.ids`.",
             )
         return indices

@@ -1,4 +1,4 @@
-"""A curriculum that uses all problems equally often, except that problems that are always solved rest for some steps.
+"""A curriculum that uses all problems equally often, but lets problems that are always solved rest for some steps.
 
 Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. In this curriculum, a problem
 returns after its rest, because the policy may have forgotten how to solve it.
@@ -51,7 +51,8 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Counts for each problem how many of its last outcomes in a row have only correct rollouts.
+    """Counts, for each problem, the outcomes since its last outcome with a wrong rollout. These outcomes have only
+    correct rollouts.
 
     Returns an array of shape (problems,).
     """

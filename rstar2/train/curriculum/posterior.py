@@ -8,7 +8,7 @@ The farther the pass rate p is from 1/2, the lower the probability of both outco
 for every n.
 
 Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
-random. GRESO (arXiv 2506.02177) explores problems that give no gradient in a similar way.
+random. In a similar way, GRESO (arXiv 2506.02177) explores problems that give no gradient.
 """
 
 from __future__ import annotations

@@ -27,12 +27,11 @@ _MOST_SAVING_SHARE = 0.25
 
 @dataclass(frozen=True)
 class SilentParts:
-    """The number of seconds of the longest parts of a stage in which the trainer gives no sign of life (see
-    `rstar2.train.launch.SignsOfLife`)."""
+    """The longest times in a stage without a sign of life, in seconds (see `rstar2.train.launch.SignsOfLife`)."""
 
     start: float
-    """Seconds from the start of the trainer until it has its weights. This is Ray's limit for starting a process, plus
-    the time for reading a model or checkpoint."""
+    """Seconds from the start of the trainer until it has its weights. This time is Ray's limit for starting a process,
+    plus the time for reading a model or checkpoint."""
     rollout: float
     """Seconds that one rollout of full length takes if one of its calls waits `judge.wait_s` for the judge."""
     micro_batch: float

@@ -4,9 +4,9 @@ The trainer uses VERL's FSDP2. Weights, gradients and AdamW's moments are in fp3
 trainer computes in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU all values are in
 fp32, and stay in memory in both parts of a step.
 
-The bytes of activations were counted, namely the bytes of the tensors that PyTorch saves for the backward pass of Qwen3
-and Qwen2 (tests/train/estimate/test_memory.py counts these bytes again). The memory for FSDP's gathered layers and for
-an engine's workspace is estimated.
+The bytes of activations were counted: they are the bytes of the tensors that PyTorch saves for the backward pass of
+Qwen3 and Qwen2. tests/train/estimate/test_memory.py counts these bytes again. The memory for FSDP's gathered layers and
+for an engine's workspace is estimated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MASTER = 4
 """Number of bytes of a parameter in the trainer. A gradient of a parameter has the same number of bytes."""
 MOMENTS = 8
-"""Number of bytes of AdamW's two moments of a parameter."""
+"""Number of bytes of AdamW's two moments for one parameter."""
 ASLEEP = int(2.5 * GIB)
 """Number of bytes that CUDA, NCCL and the CUDA graphs take while the engine sleeps."""
 ENGINE_FIXED = int(2.5 * GIB)
@@ -91,8 +91,8 @@ class Update:
         return [low + (high - low) * (i + 0.5) / self.rollouts for i in range(self.rollouts)]
 
     def mean_context(self, longest: int) -> float:
-        """Returns the mean number of tokens that a token attends to, including itself. In one rollout, this mean is
-        half the rollout's tokens."""
+        """Returns the mean number of tokens that a token attends to, including itself. For the tokens of one rollout,
+        the mean is half the rollout's number of tokens."""
         lengths = self.lengths(longest)
         return sum(length**2 for length in lengths) / 2 / sum(lengths)
 

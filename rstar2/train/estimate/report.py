@@ -55,8 +55,7 @@ class StageEstimate:
     disk: Disk
     checkpoint: Saving
     longest_silence: SilentParts
-    """The number of seconds of the stage's longest parts without a sign of life, which are compared with
-    `hardware.hung_after_s`."""
+    """The stage's longest times without a sign of life, in seconds, which are compared with `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
     """Number of hours that sampling the training problems before the stage takes; 0 if the stage uses all problems."""
@@ -78,8 +77,8 @@ class RunEstimate:
 
     @property
     def largest(self) -> int:
-        """The number of the stage with the most tokens per step. If several stages have the most tokens, the number of
-        the last of them."""
+        """The number of the stage with the most tokens per step. If several stages have equally many tokens, the number
+        of the last of these stages."""
         return max(self.stages, key=lambda number: (self.stages[number].step.most_tokens, number))
 
     @property
@@ -219,8 +218,8 @@ def duration_warnings(
         return total
 
     def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
-        """Returns the first change that makes the run short enough, as KEY=VALUE. If no change does, returns only the
-        key."""
+        """Returns the first change that makes the run short enough, as KEY=VALUE. If no change makes the run short
+        enough, returns only the key."""
         enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
         value = next(enough, None)
         return key if value is None else f"{key}={value}"

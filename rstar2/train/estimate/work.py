@@ -23,8 +23,8 @@ BYTES_OF_VERDICT = 60
 BYTES_OF_TRACE_TOKEN = 32
 """Number of bytes of a token in a trace: its id, mask, log-probability and text in JSON."""
 BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
-"""Number of bytes of a token in VERL's queue: five integers of 8 bytes, two of 4 bytes, and its part of the rollout's
-trace."""
+"""Number of bytes of a token in VERL's queue: five integers of 8 bytes, two of 4 bytes, and the token's part of the
+rollout's trace."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,13 @@ class Step:
 
     rollouts: int
     """Number of rollouts, including the rollouts of replaced groups, but without `recoveries`. If `groups.round` is
-    set, the number is the maximum, unless another run shows which share of these rollouts rounds make."""
+    set, the number is the maximum, unless another run shows which share of these rollouts is made in rounds."""
     recoveries: int
-    """Number of recoveries (`recover`). The number is the maximum, unless another run shows how many calls fail."""
+    """Number of recoveries (`recover`). The number of recoveries is the maximum, unless another run shows how many
+    calls fail."""
     kept_rollouts: int
-    """Maximum number of rollouts that are trained on, including recoveries. The number is lower if groups without a
-    gradient are dropped."""
+    """Maximum number of rollouts that are trained on, including recoveries. Fewer rollouts are trained on if groups
+    without a gradient are dropped."""
     tokens: int
     """Number of tokens of all rollouts and recoveries if they have their mean length, including tool output."""
     most_tokens: int
@@ -205,7 +206,7 @@ class Judge:
     program_s: float
     """Number of seconds for which one call uses a core of the judge."""
     cores: int
-    """Number of cores with which calls do not wait long even at the peak."""
+    """Number of cores that the judge needs so that calls do not wait long even at the peak."""
     in_flight: int
     """Number of rollouts that may wait for the judge at the same time."""
     workers: int | None = None
@@ -228,13 +229,13 @@ class Disk:
     queue: int
     """Number of bytes of the rollouts in each checkpoint. Only asynchronous modes store rollouts in checkpoints."""
     total: int
-    """Number of bytes of all these files, including one additional checkpoint, which exists while a checkpoint is
-    written."""
+    """Number of bytes of all checkpoints, models and other files, including one additional checkpoint, which exists
+    while a checkpoint is written."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The estimate of a stage's or SFT's checkpoints."""
+    """The estimate of how a stage or SFT saves checkpoints."""
 
     steps_between: int
     """Number of steps from one checkpoint to the next."""

@@ -76,8 +76,8 @@ class StageFilter:
 def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Rows:
     """Samples every problem `recipe.drop_solved` times, and returns the problems that were not solved every time. The
     samples are made with the policy from which the stage starts. `rstar2.train.sampling.drop_solved` has the exact
-    rule. Verdicts, remaining problems and card are written to `stage.out`. A call after a kill continues with the
-    verdicts in that folder.
+    rule. The verdicts, the remaining problems and the card are written to `stage.out`. If the function was killed, a
+    new call continues with the verdicts in `stage.out`.
 
     Raises:
         UserError: vLLM is not installed, or the folder has verdicts that were made with other settings.
@@ -173,8 +173,8 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
         recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves out solved problems.
 
     Raises:
-        UserError: the folder has no such file or several, the verdicts were made with another reward than the recipe's
-            reward, or `recipe` is None.
+        UserError: the folder has no file of verdicts or traces or has several, the verdicts were made with another
+            reward than the recipe's reward, or `recipe` is None.
     """
     if recipe is None:
         raise UserError(

@@ -127,7 +127,7 @@ class AlarmRecorder:
 
 
 def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
-    """Returns the alarms of a stage by the step at which they began.
+    """Returns the alarms of a stage, grouped by the step at which they began.
 
     If a step ran twice, each of its alarms is returned once.
     """

@@ -38,7 +38,7 @@ PROBLEMS = {
     "prediction_error": "mean distance between the expected and the observed pass rates of the step's problems",
     "prediction_correlation": "correlation between the expected and the observed pass rates of the step's problems",
 }
-"""The metrics `rstar2/problems/…` of a step, with a description."""
+"""The metrics `rstar2/problems/…` of a step, each with a description."""
 Counts = dict[str, tuple[int, int]]
 """For each problem, the number of its correct rollouts and the number of its rollouts with a verdict."""
 

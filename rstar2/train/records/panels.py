@@ -29,7 +29,7 @@ class Panel:
     usual: str = ""
     """The usual range of the values, and its source."""
     measure: str = ""
-    """A few words that say what the values are, which `rstar2 watch` prints before the values. Empty if the labels
+    """A few words, printed by `rstar2 watch` before the values, that say what the values are. Empty if the labels
     already say what the values are."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:

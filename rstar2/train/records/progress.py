@@ -156,7 +156,7 @@ def current_activity(folder: Path) -> Activity | None:
 
 
 class FaultWarner:
-    """Gives each new fault in a stage's `rollouts.json` to `warn`, once per fault.
+    """Calls `warn` once for each fault that appears in a stage's `rollouts.json`.
 
     Args:
         path: the stage's `rollouts.json`.

@@ -215,8 +215,8 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
     """Returns two metrics of the turns with a failed call, or no metrics if no call failed.
 
-    The first metric is the share of the turns with a failed call that a later turn repaired. The second metric is the
-    share of the turns with a failed call that belong to rollouts with a correct answer.
+    The first metric says which share of the turns with a failed call was repaired by a later turn. The second metric
+    says which share of the turns with a failed call belongs to rollouts with a correct answer.
     """
     failed = sum(rollout.failed_turns for rollout in judged)
     if not failed:

@@ -2,7 +2,7 @@
 
 Each start of the trainer writes all of VERL's metrics to a file such as `stage1/metrics-1.jsonl`. After each step,
 `steps.csv` in the run's folder is made from these files, with one row per step over all stages. VERL writes null for a
-value that is NaN or infinite; in `steps.csv` such a value is NaN.
+value that is NaN or infinite, and `steps.csv` has NaN in place of null.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureK
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
 """The file in a stage's folder that contains the number of steps of all earlier stages. Counting the steps in the
-metrics of the earlier stages may give a lower number: if a kill comes after a step's checkpoint is saved and before its
-metrics are written, the step does not run again, and its metrics are missing."""
+metrics of the earlier stages may give a lower number: if a kill comes after a step's checkpoint is saved and before the
+step's metrics are written, the step does not run again, and its metrics are missing."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 VALIDATION_METRIC = "val/loss"
@@ -371,7 +371,7 @@ class Step:
     stage_step: int
     """The step's number within its stage, from 1."""
     values: dict[str, float | None]
-    """The step's value for the name of each column in `COLUMNS`. A value that was not measured is None. A value that
+    """For the name of each column in `COLUMNS`, the step's value. A value that was not measured is None. A value that
     was measured as NaN or infinite is NaN."""
 
 
@@ -420,8 +420,8 @@ def sft_losses(folder: Path) -> list[float]:
 
 
 def validation_losses(folder: Path) -> dict[int, float]:
-    """Returns the validation losses of SFT in nats per taught token, by step. The result has no entry for a step whose
-    validation loss was not measured."""
+    """Returns the validation losses of SFT in nats per token that is trained on, by step. The result has no entry for a
+    step whose validation loss was not measured."""
     return {step: float(row[VALIDATION_METRIC]) for step, row in _by_step(folder, VALIDATION_METRIC).items()}
 
 

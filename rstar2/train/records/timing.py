@@ -87,8 +87,8 @@ class PhaseTimer:
 
 
 class TrainerTimer:
-    """Measures the time of a trainer from now on, and divides it into the parts of `Timing` with the metrics of the
-    trainer's steps."""
+    """Measures the time of a trainer from now on, and uses the metrics of the trainer's steps to divide this time into
+    the parts of `Timing`."""
 
     def __init__(self, phase: PhaseTimer) -> None:
         self._phase = phase
@@ -120,7 +120,7 @@ class TrainerTimer:
 
 
 def read_timing(folder: Path) -> Timing:
-    """Returns the timing in a phase's folder, or zeros if there is none yet."""
+    """Returns the timing in a phase's folder, or a timing of zeros if the folder has none yet."""
     path = folder / TIMING_FILE
     return Timing(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Timing()
 

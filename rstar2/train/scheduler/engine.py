@@ -136,8 +136,9 @@ class EngineState:
         session does not fit.
 
         At each horizon, the sessions need their expected number of tokens plus `safety` standard deviations. Room is
-        reserved for the horizon at which this sum is the highest. If lengths cannot be predicted, each session is
-        assumed to reach its maximum length. No estimate is higher than the sum of the maximum lengths of all sessions.
+        reserved for the horizon at which the sessions need the most tokens. If lengths cannot be predicted, each
+        session is assumed to reach its maximum length. No estimate is higher than the sum of the maximum lengths of all
+        sessions.
         """
         if self.capacity is None:
             return (self.in_flight - len(self.sessions) - 1) * float(blocks(session.longest))

@@ -28,9 +28,9 @@ Floats = NDArray[np.float64]
 class LengthModel:
     """Predicts lengths from a sample of the last rollouts. A length is a share of the rollout's maximum length.
 
-    The rollouts that end first are short, so they are not a fair sample. The sample therefore takes rollouts in the
-    order in which they started, and takes no more if more than the share `_UNENDED` of the sample would still be
-    running. A rollout in the sample that is still running is assumed to reach its maximum length.
+    The rollouts that end first are short, so they are not a fair sample. Rollouts are therefore added to the sample in
+    the order in which they started. No rollout is added if the share of running rollouts in the sample would then be
+    above `_UNENDED`. A rollout in the sample that is still running is assumed to reach its maximum length.
 
     Args:
         window: the sample is taken from this many rollouts, the last ones that started.
@@ -104,8 +104,8 @@ class LengthModel:
         self._lasting = np.where(enough, alive[later] / np.maximum(alive[:BINS, None], 1.0), 1.0)
 
     def lasting(self, share: float) -> Floats | None:
-        """Returns, for each horizon, the probability that a rollout is still running there, in an array of shape
-        (HORIZONS,).
+        """Returns, for each horizon, the probability that a rollout is still running at the horizon, in an array of
+        shape (HORIZONS,).
 
         From one horizon to the next, the rollout grows by 1 / (HORIZONS - 1) of its maximum length. Returns None if too
         few rollouts have ended.

@@ -19,7 +19,7 @@ MIN_RATIO, MIN_EXTRA = 2, 4
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """Settings of the scheduler. The default values are those of training."""
+    """Settings of the scheduler. The default values are meant for training."""
 
     in_flight: int = 64
     """Maximum number of sessions that an engine works on at the same time."""
@@ -35,8 +35,8 @@ class SchedulerSettings:
 
 
 class Listener(Protocol):
-    """The receiver of the scheduler's decisions. The scheduler calls the receiver before the method in which it decides
-    returns."""
+    """The receiver of the scheduler's decisions. The scheduler calls the receiver at once, within the method in which
+    the scheduler makes a decision."""
 
     def placed(self, session: str, engine: str) -> None:
         """Reports that the session's next turn can start on the engine."""
@@ -161,8 +161,8 @@ class Scheduler:
         self._admit(now)
 
     def forget_places(self, now: float) -> int:
-        """Takes every session that is between two turns off its engine, so that any engine may run its next turn.
-        Returns the number of sessions that were taken off their engines.
+        """Separates every session that is between two turns from its engine, so that any engine may run the session's
+        next turn. Returns the number of separated sessions.
 
         The method is used when the engines' KV caches were emptied, or when engines were added.
         """
@@ -217,8 +217,8 @@ class Scheduler:
             )
 
     def _better(self, session: Session, home: EngineState, now: float) -> EngineState | None:
-        """Returns the engine to which a session should move, or None if the session should stay on its engine, whose KV
-        cache has its tokens."""
+        """Returns the engine to which a session should move, or None if the session should stay on its engine, where
+        the KV cache has the session's tokens."""
         if self._queue:
             return None
         best = min(self.engines.values(), key=lambda state: (len(state.sessions), state.name))

@@ -34,8 +34,8 @@ class SelectFunction(Protocol):
 
 
 class SelectSettings(Strict, extra="allow"):
-    """The name and the settings of the selection, which chooses the rollouts of each problem that are trained on.
-    `select = "roc"` is short for a table that has only a name."""
+    """The name and the settings of the selection, which chooses, for each problem, the rollouts to train on. `select =
+    "roc"` is short for a table that has only a name."""
 
     name: str = SELECTIONS.default
     """The name of a selection. roc: Resampling on Correct (RoC) as the paper describes it. release: RoC as in the
@@ -65,7 +65,7 @@ class Selection:
         self._excludes: Callable[[Rollout], bool] | None = getattr(module, "excludes", None)
 
     def excludes(self, rollout: Rollout) -> bool:
-        """Whether the selection never trains on this rollout, whatever else is in its group."""
+        """Whether the selection always excludes this rollout, whatever other rollouts are in its group."""
         return self._excludes is not None and self._excludes(rollout)
 
     def choose(self, rollouts: Sequence[Rollout], keep: int, rng: np.random.Generator) -> list[int]:
@@ -99,6 +99,6 @@ class Selection:
         if fault:
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for a group of {size} rollouts, {fault}",
-                "Return at most `group.keep` indices into `group.rollouts`, each once.",
+                "Return at most `group.keep` different indices into `group.rollouts`.",
             )
         return indices

@@ -71,7 +71,7 @@ def penalty(rollout: Rollout, roc_error_ratio: bool = True, roc_answer_format: b
 
     The released code calculates p_total from a rollout's text. The released code counts tool outputs in place of calls.
     In the text, a turn begins with `<|im_start|>assistant` and ends with `<|im_end|>`. The first turn of a rollout does
-    not count, because its header is in the prompt. A turn that the token budget cut off does not count either.
+    not count, because the turn's header is in the prompt. A turn that the token budget cut off does not count either.
     """
     p_err = share_of_failed(rollout.error_replies, rollout.replies)
     p_format = surplus_blocks(rollout.closed_blocks, rollout.later_turns_ended)

@@ -29,7 +29,8 @@ def select(
     rollout in the draw is 1 / p_total.
 
     Wrong rollouts are drawn uniformly, so that every way of failing remains in the batch. If N is not 2 G, there may be
-    too few correct rollouts or too few wrong rollouts to reach G. More rollouts of the other kind are then drawn.
+    too few correct rollouts to reach G. More wrong rollouts are then drawn, and more correct rollouts if there are too
+    few wrong rollouts.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.

@@ -159,7 +159,7 @@ def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
 
     Args:
         checkpoints: the folder of all checkpoints.
-        keep: number of last checkpoints that are not removed.
+        keep: how many of the last checkpoints are not removed.
         spared: steps whose checkpoints are not removed either.
     """
     for step in finished_steps(checkpoints)[:-keep]:

@@ -20,7 +20,7 @@ def check_verl_keys(
 
     Args:
         trainer: the name of VERL's config.
-        recipes: the `verl_overrides` of each recipe.
+        recipes: the result of `rstar2.train.command.verl_overrides` for each recipe.
 
     Raises:
         UserError: VERL's config rejects a key or value.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 STICKY_REQUESTS = 10_000
-"""Maximum number of requests for which VERL's router remembers the engine."""
+"""VERL's router remembers the engines of at most this many requests."""
 BATCHED_TOKENS = 8192
 """Maximum number of tokens that an engine computes at a time, unless a recipe sets another number."""
 QUEUED_SAMPLES = 100_000

@@ -1,7 +1,7 @@
 """The only folder that imports VERL or Ray. The package extends VERL 0.9.1 through hooks, and copies no code of VERL.
 
 - `plugin`: makes VERL train on a CPU. The variable VERL_USE_EXTERNAL_MODULES makes every VERL process load this module.
-- `torch_kernels`: replaces flash-attn by PyTorch if `hardware.attention` is "torch". The module is loaded in the same
+- `torch_kernels`: replaces flash-attn with PyTorch if `hardware.attention` is "torch". The module is loaded in the same
   way as `plugin`.
 - `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader, through VERL's agent-loop hook.

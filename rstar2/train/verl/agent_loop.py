@@ -47,7 +47,7 @@ def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
 
 @functools.cache
 def _grader() -> GraderPool:
-    """Returns the process's pool of grader processes. The pool ends with the process."""
+    """Returns the pool of grader processes that all rollouts of this process share. The pool ends with the process."""
     pool = GraderPool(workers=1)
     pool.__enter__()
     return pool
@@ -207,7 +207,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @contextmanager
     def _ends_training(self) -> Iterator[None]:
-        """A context in which an error ends training at once, because every further rollout would fail the same way."""
+        """A context in which an error ends training at once, because every further rollout would fail in the same
+        way."""
         try:
             yield
         except RStarError as error:

@@ -2,9 +2,9 @@
 
 If there is no server, the client runs the command in a new interpreter.
 
-The client replaces the Python executable of the trainer and of each of Ray's workers. The client forwards signals to
-the forked process, and ends with the exit code of the forked process. The client is started by its path, as `python -I
--S fork_client.py …`, and imports very little, so that it starts fast.
+The client is started in place of the Python executable of the trainer and of each of Ray's workers. The client forwards
+signals to the forked process, and ends with the exit code of the forked process. The client is started by its path, as
+`python -I -S fork_client.py …`, and imports very little, so that it starts fast.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes these rollouts
 before VERL calculates its metrics, and counts the removed rollouts in `HeldOut`. If too many rollouts are removed, the
-step has no measurement. VERL has no hook for these changes. When this module is imported, it therefore replaces two
-methods of VERL's trainer.
+step has no measurement. VERL has no hook with which rollouts can be left out of the measurement. When this module is
+imported, it therefore replaces two methods of VERL's trainer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HeldOut:
 
     rollouts: int = 0
     lost: list[str] = field(default_factory=list)
-    """The reason for each rollout that lost a tool call."""
+    """For each rollout that lost a tool call, the reason why the call was lost."""
     failed: list[FailedRollout] = field(default_factory=list)
     undecided: int = 0
     """Number of rollouts whose answer the grader could not decide. These rollouts count as not correct."""
@@ -46,7 +46,7 @@ class HeldOut:
 
         Args:
             rollouts: number of all rollouts, including those without a verdict.
-            lost: the reason for each rollout that lost a tool call.
+            lost: for each rollout that lost a tool call, the reason why the call was lost.
             failed: the rollouts that failed.
             undecided: number of rollouts whose answer the grader could not decide.
         """

@@ -23,8 +23,8 @@ from verl.trainer.ppo.core_algos import (
 from rstar2.train.algorithms import EQUAL_PROBLEMS, GMPO, GPG, MAXRL, PASS_K, REGISTERED
 
 PADDING = "pad"
-"""VERL fills up a batch with empty rollouts. The problem's id of an empty rollout begins with this text. All other ids
-of problems are UUIDs."""
+"""VERL fills up a batch with empty rollouts. The problem id of an empty rollout begins with this text. All other
+problem ids are UUIDs."""
 
 
 @register_adv_est(EQUAL_PROBLEMS)  # type: ignore[untyped-decorator]
@@ -76,7 +76,8 @@ def maxrl(
     rate), whose series is truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1,
     with the control variate of algorithm 1.
 
-    If the mean is 0 or below, all advantages of the group are 0, because the formula has no meaning for such a mean.
+    If the mean is 0 or below, all advantages of the group are 0, because the formula has no meaning for a mean of 0 or
+    below.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).

@@ -1,7 +1,7 @@
 """Makes VERL's data loader use the problems that a curriculum chooses.
 
-VERL 0.9.1 has no hook for the data loader's sampler, so this module replaces the function that creates the sampler as
-soon as the module is imported. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. The
+VERL 0.9.1 has no hook for the data loader's sampler. As soon as this module is imported, it therefore replaces the
+function that creates the sampler. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. The
 curriculum `uniform` uses VERL's own sampler.
 
 The outcomes of problems come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step to
@@ -30,7 +30,7 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
     """An endless iterator over the indices of problems, which it chooses by the problems' outcomes so far.
 
     The sampler chooses the problems of a whole step at a time. When there are new outcomes, the sampler drops the
-    problems that it has chosen but not yet returned. Some of them remain, for example, if only a few problems were
+    problems that it has chosen but not yet returned. Chosen problems remain, for example, if only a few problems were
     needed to replace dropped groups.
 
     Args:

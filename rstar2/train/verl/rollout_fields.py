@@ -63,7 +63,7 @@ def to_saved(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the result of `to_saved` back to the extra fields of a rollout, which is reused."""
+    """Converts the result of `to_saved` back to the extra fields of a reused rollout."""
     return {**saved, _WRITTEN_BY: {int(step): tokens for step, tokens in saved[_WRITTEN_BY]}, _REUSED: True}
 
 

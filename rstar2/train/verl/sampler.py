@@ -75,7 +75,7 @@ JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
 """Training ends if a step has been rolled out this many times and none of its rollouts could be trained on."""
 FAILED_STEPS = 3
-"""Training ends if a step has been rolled out this many times and too many of its rollouts failed every time. To start
+"""Training ends if a step has been rolled out this many times and too many of its rollouts failed every time. Starting
 training again, with new engines, helps more than another attempt."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
 """Number of seconds to wait before a step is rolled out again because too many rollouts failed. The first number is for
@@ -800,10 +800,10 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
 
 
 def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
-    """Returns as how many finished rollouts a key of VERL's queue counts in the progress of a step.
+    """Returns how many finished rollouts a key of VERL's queue stands for in the progress of a step.
 
-    The number is 1 for the key of a rollout. For the key of a group that was rolled out in rounds, the number is the
-    number of rollouts that the group did not need.
+    The number is 1 for the key of a rollout. For the key of a group that was rolled out in rounds, it is the number of
+    rollouts that the group did not need.
     """
     whole = rounds_of(tag)
     if recoveries_of(tag) is not None:

@@ -1,8 +1,8 @@
 """Makes VERL's RL trainer save a checkpoint when enough time has passed, and save a checkpoint and stop when a signal
 asks for it.
 
-VERL 0.9.1 saves only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names the callback
-in this module, so only the trainer's main process imports this module. Importing this module replaces
+VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names
+the callback in this module, so only the trainer's main process imports this module. Importing this module replaces
 `PPOTrainer.step`.
 
 After the update of each step, the callback sets `save_freq`, which VERL reads immediately afterwards. To stop training,

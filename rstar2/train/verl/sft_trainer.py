@@ -2,12 +2,12 @@
 
 `python -m rstar2.train.verl.sft_trainer KEY=VALUE…` takes the same keys as `verl.trainer.sft_trainer`.
 
-VERL 0.9.1 saves only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that VERL reads
-next: `save_freq`, and the total number of steps if training should stop.
+VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that
+VERL reads next: `save_freq`, and the total number of steps if training should stop.
 
 VERL's validation ignores the last rows if they do not fill a batch, and ignores all rows if there are fewer than a
 batch has. VERL averages the loss over batches. With our trainer, every row counts, and the loss is the mean over all
-taught tokens.
+tokens that are trained on.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return at_stop or step % self._measure_every == 0 or step % self._every == 0
 
     def _validation_loss(self) -> float:
-        """Measures the loss over all validation conversations, in nats per taught token."""
+        """Measures the loss over all validation conversations, in nats per token that is trained on."""
         ranks, rank = self.engine.get_data_parallel_size(), self.engine.get_data_parallel_rank()
         together = self.train_batch_size_per_dp * ranks
         loss, tokens = 0.0, 0

@@ -1,4 +1,4 @@
-"""Replaces flash-attn in VERL by PyTorch: attention over packed sequences, and the loss of each token.
+"""Replaces flash-attn in VERL with PyTorch: attention over packed sequences, and the loss of each token.
 
 Every VERL process imports this module if `hardware.attention` is "torch".
 

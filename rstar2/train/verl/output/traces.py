@@ -86,7 +86,11 @@ def _finish(tracker: TraceTracker, sink: Sink) -> None:
     sending.start()
     sending.join(FINISH_S)
     if sending.is_alive():
-        log.warning("%s has not sent all traces after %g s; the rest may be missing there", tracker, FINISH_S)
+        log.warning(
+            "%s has not sent all traces after %g s, so the remaining traces may be missing there",
+            tracker,
+            FINISH_S,
+        )
 
 
 def conversation(trace: Trace) -> list[dict[str, str]]:

@@ -1,8 +1,8 @@
 """Makes each phase one run in a tracker, with steps counted over all stages. Every VERL process imports this module.
 
 In our own metrics file, in contrast, steps are counted from the beginning of the stage. The ids of a phase's runs are
-in `tracker_runs.json` in the phase's folder. A phase that is started again continues these runs. A phase in a new
-folder gets new runs, even if the folder has the same name as an earlier folder.
+in `tracker_runs.json` in the phase's folder. A phase that is started again continues its runs. A phase in a new folder
+gets new runs, even if the folder has the same name as an earlier folder.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _open(
     if missing := [name for name in names if name not in self.logger]:
         raise Failure(
             f"the tracker {missing[0]} did not start; the lines above in this log say why",
-            "Correct its settings, or remove it from `trackers`.",
+            "Correct the tracker's settings, or remove the tracker from `trackers`.",
         )
     if own_mlflow_run:
         import mlflow
