@@ -19,8 +19,8 @@ from rstar2.train.recipe import Hardware
 
 LAPTOP = "laptop"
 TINY_BYTES = 100 * 2**20
-"""A CPU can train a model in reasonable time if the model's weights have at most this many bytes. This is the size of
-25 million parameters in fp32."""
+"""A CPU can train a model in reasonable time if the model's weights have at most this many bytes. The limit is the size
+of 25 million parameters in fp32."""
 CLUSTER_S = 60.0
 """Maximum number of seconds to wait for a Ray cluster's answer about its nodes."""
 _REFUSED = re.compile(

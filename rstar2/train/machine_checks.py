@@ -129,7 +129,7 @@ def check_login(
 
 
 def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress | None) -> None:
-    """Runs a test on each node of the Ray cluster, if one is used.
+    """Runs a test on each node of the Ray cluster, if training uses a Ray cluster.
 
     Each node must have the same packages as this machine, compute something on each of its GPUs, read and write the
     run's folder, and run a program on the judge.

@@ -86,7 +86,8 @@ class Problems:
 
     ids: tuple[str, ...]
     step: int
-    """The step for which problems are chosen, counted from 1. This step follows the last step with outcomes."""
+    """The step for which problems are chosen, counted from 1. Problems are chosen for the step after the last step with
+    outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int

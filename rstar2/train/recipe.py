@@ -207,15 +207,15 @@ class GroupSettings(Strict):
     rollouts. If unset, all rollouts are made at once, as in the paper. Rounds save rollouts, but change the weights of
     problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
-    """This key has an effect only with `round`. A group is mixed when at least this many rewards are above 0 and at
-    least this many rewards are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps
+    """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0 and
+    at least this many rewards are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps
     half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
-    """This key has an effect only with `round`. A group whose rewards are all above 0 stops after the round in which it
-    reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round. If the key
-    is set to `rollout.rollouts`, a group whose rewards are all above 0 never stops early."""
+    """This key has an effect only if `round` is set. A group whose rewards are all above 0 stops after the round in
+    which it reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round.
+    If the key is set to `rollout.rollouts`, a group whose rewards are all above 0 never stops early."""
     hopeless_after: int | None = Field(None, ge=1)
-    """This key has an effect only with `round`. A group without a reward above 0 stops after the round in which it
+    """This key has an effect only if `round` is set. A group without a reward above 0 stops after the round in which it
     reaches this many rewards. By default, a group without a reward above 0 never stops early: the group grows until it
     is mixed or full."""
     drop_equal_rewards: bool | None = None
@@ -246,11 +246,11 @@ class OptimSettings(Strict):
     """Weight decay of AdamW. Neither the paper nor the authors' released code states a value for the weight decay."""
     clip_low: float | None = Field(None, gt=0)
     """Lower clip range: the ratio of new to old probability is clipped at 1 minus this value. The default depends on
-    `algorithm.objective`; for most objectives it is 0.2. For the objectives dppo-tv and dppo-kl, this value instead
+    `algorithm.objective`, and is 0.2 for most objectives. For the objectives dppo-tv and dppo-kl, this value instead
     limits how far a token's probability may fall, measured as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
     """Upper clip range: the ratio of new to old probability is clipped at 1 plus this value. The default depends on
-    `algorithm.objective`; for most objectives it is 0.28. For the objectives dppo-tv and dppo-kl, this value instead
+    `algorithm.objective`, and is 0.28 for most objectives. For the objectives dppo-tv and dppo-kl, this value instead
     limits how far a token's probability may rise."""
 
 
@@ -316,8 +316,8 @@ class JudgeSettings(Strict):
     and makes new rollouts for the step, with the next problems."""
     stop_after_s: float = Field(1800.0, gt=0)
     """Training ends after it has waited this many seconds for the judge within one step. The time in which rollouts are
-    made does not count. The run's last checkpoint stays on disk. Training also ends if the rollouts of a step are
-    discarded ten times in a row although the judge answers."""
+    made does not count as waiting. The run's last checkpoint stays on disk. Training also ends if the rollouts of a
+    step are discarded ten times in a row although the judge answers."""
 
 
 _REPLACED: dict[str, str | dict[str, str]] = {
@@ -399,10 +399,10 @@ class StageRecipe(Strict):
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
     """The rule that gives a rollout its reward. paper, boxed, release and lenient are rules that read the answer from
-    the text (`rstar2.eval.grader.reading_rules`); the reward is 1 if this answer is correct, and 0 otherwise. constant
-    gives every rollout the reward 1, so nothing can be learned. Use constant as a control. `module:object` is a
-    function of your own. With constant and with your own function, the rule paper decides which answers count as
-    correct."""
+    the text (`rstar2.eval.grader.reading_rules`). With these rules, the reward is 1 if the answer is correct, and 0
+    otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use constant as a control.
+    `module:object` is a function of your own. If the reward is constant or your own function, the rule paper decides
+    which answers count as correct."""
     format: str | None = None
     """Format for a model that has no format file: the name of a format, or a file. If unset or empty, the model's own
     chat template is used."""
@@ -411,7 +411,7 @@ class StageRecipe(Strict):
     of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
     """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
-    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. With outcomes, a
+    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. For outcomes, a
     problem counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems
     that have no rollouts in the stage before are kept."""
     keep_filter_traces: bool = False
@@ -427,7 +427,7 @@ class StageRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
-    run's folder without a server; docs/curves.md has a table of them."""
+    run's folder without a server. docs/curves.md has a table of these trackers."""
     trace_trackers: tuple[TraceTracker, ...] = ()
     """Trackers that also receive the traces that `traces_per_step` stores. A trace is sent together with its reward,
     its verdict and whether it was trained on."""
@@ -740,7 +740,7 @@ class SftRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
-    run's folder without a server; docs/curves.md has a table of them."""
+    run's folder without a server. docs/curves.md has a table of these trackers."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
     recipe sets."""
@@ -749,7 +749,7 @@ class SftRecipe(Strict):
     def chosen_by(self) -> Choose:
         """The value of `choose`, or the value that `auto` stands for if `choose` is `auto`.
 
-        The result can be `validation` although the split holds out no conversation, and hence no validation loss is
+        The result can be `validation` although the split holds out no conversation, so that no validation loss is
         measured.
         """
         if self.choose != "auto":

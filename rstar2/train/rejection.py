@@ -66,8 +66,8 @@ class RunTraces:
     files: tuple[Path, ...]
     """The trace files that are read for conversations."""
     measured: dict[Path, str]
-    """The files with traces of problems on which models are evaluated, each with a name for these problems. If the user
-    named such a file, the file is also in `files`. Otherwise, the file is left out."""
+    """The files with traces of problems on which models are evaluated, each with a name for these problems. A file that
+    the user named is also in `files`. A file that the user did not name is left out."""
 
     def warnings(self) -> Iterator[str]:
         """Yields a warning for each set of problems on which models are evaluated."""

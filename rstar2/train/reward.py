@@ -35,7 +35,7 @@ class PenaltySettings(Strict):
     default, and none in the paper.
 
     A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The sum of
-    `length` and `turns` must be below 1, so a correct rollout is always worth more than a wrong one. To find groups
+    `length` and `turns` must be below 1, so a correct rollout is always worth more than a wrong rollout. To find groups
     with equal rewards (`groups.drop_equal_rewards`), rewards are compared without penalties.
     """
 

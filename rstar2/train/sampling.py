@@ -101,7 +101,7 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
     Args:
         samples: the problem id of each sample, and whether the sample solved the problem. The samples must come from
             the policy from which the stage starts.
-        times: the number of samples per problem that are looked at; further samples are ignored.
+        times: only this many samples of each problem are used.
         fill: the number of problems that a step needs, see `leave_out`.
 
     Raises:

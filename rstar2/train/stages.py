@@ -461,8 +461,8 @@ def _final_checkpoint(start: Start) -> Path:
 def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     """Returns the folders that VERL removes before it writes the next checkpoint.
 
-    VERL removes checkpoints in advance only if it keeps more than one. VERL removes only checkpoints that it has saved
-    since it was started last. This last start resumed from the step `resumed_from`.
+    VERL removes checkpoints in advance only if it keeps more than one checkpoint. VERL removes only checkpoints that it
+    has saved since it was started last. In its last start, VERL resumed from the step `resumed_from`.
     """
     keep = start.checkpoint.keep
     if keep == 1 or start.checkpoint.export_every or start.needed_steps is not None:

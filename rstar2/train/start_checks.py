@@ -361,7 +361,7 @@ def rl_format(named: str | None, model: Path) -> Format:
 
     Args:
         named: the recipe's `format`. A model without a format file can be trained in any format. If the recipe names no
-            format for such a model, the model's own chat template is used.
+            format for a model without a format file, the model's own chat template is used.
 
     Raises:
         UserError: the model has a format file with another format.

@@ -51,8 +51,8 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Counts, for each problem, the outcomes since its last outcome with a wrong rollout. These outcomes have only
-    correct rollouts.
+    """Counts, for each problem, the outcomes after its last outcome with a wrong rollout. All rollouts of the counted
+    outcomes are correct.
 
     Returns an array of shape (problems,).
     """

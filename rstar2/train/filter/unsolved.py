@@ -236,7 +236,7 @@ def filter_part(
 ) -> Part:
     """Returns the filter's part of a run of `rstar2.eval.run`.
 
-    The verdicts of all samples are saved, including errors. With `keep_traces`, traces are saved too.
+    The verdicts of all samples are saved, including errors. If `keep_traces` is True, traces are saved too.
     """
     record = replace(VERDICTS, errors=True, results=False, beside=TRACES if keep_traces else None)
     return Part(problems, out, method, record=record, identity=identity)

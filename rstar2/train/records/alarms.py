@@ -80,7 +80,7 @@ class AlarmSettings(Strict):
     A value of 0.1 means 10 percentage points."""
     mismatch: float = Field(0.05, gt=0)
     """Report an alarm if the probabilities of the engine and of the trainer diverge by at least this many nats per
-    token. If the probabilities diverge, the rollouts come from another policy than the one that is trained."""
+    token. If the probabilities diverge, the rollouts come from another policy than the trained policy."""
 
 
 @dataclass(frozen=True)

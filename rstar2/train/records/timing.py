@@ -79,7 +79,7 @@ class PhaseTimer:
         return time.monotonic() - self._started
 
     def save(self) -> None:
-        """Saves the seconds up to now."""
+        """Saves the timing up to now."""
         self.timing.wall_s = self._wall_before + self.elapsed_s()
         write_json(self._path, asdict(self.timing))
         if self._run is not None:

@@ -109,8 +109,8 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
     """Finds the cause of a trainer's failure in its log.
 
     The cause is the first line that matches the pattern of a known cause. If no line matches, the cause is the last
-    exception that is not only a consequence of another exception. If there is no such exception, the cause is the last
-    exception of any kind, or the last line of a log without exceptions.
+    exception that is not only a consequence of another exception. If every exception is a consequence of another one,
+    the cause is the last exception. If the log has no exception, the cause is the last line.
 
     Args:
         log: the trainer's log.

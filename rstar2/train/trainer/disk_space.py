@@ -42,7 +42,8 @@ def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None
 
 
 def require_disk_space(checkpoints: Path) -> None:
-    """Raises a UserError if the next checkpoint, assumed to be as large as the last one, does not fit on the disk."""
+    """Raises a UserError if the next checkpoint, assumed to be as large as the last checkpoint, does not fit on the
+    disk."""
     if shortage := _shortage(checkpoints):
         raise UserError(
             f"{shortage}. Training was not started, because it would end before that checkpoint is written",
@@ -51,7 +52,8 @@ def require_disk_space(checkpoints: Path) -> None:
 
 
 def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | None:
-    """Returns a warning if the next checkpoint, assumed to be as large as the last one, does not fit on the disk.
+    """Returns a warning if the next checkpoint, assumed to be as large as the last checkpoint, does not fit on the
+    disk.
 
     Returns None if the next checkpoint fits or if there is no checkpoint yet. The space of an unfinished checkpoint
     counts as free, because the next checkpoint replaces it.

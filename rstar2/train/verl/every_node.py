@@ -45,7 +45,7 @@ class Node:
 
 
 def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
-    """Runs torchrun on all nodes until every torchrun has ended or one has failed.
+    """Runs torchrun on all nodes until every torchrun has ended or until one torchrun has failed.
 
     Returns the exit code of the first torchrun that failed, or 0. Raises Ray's error if the cluster does not have
     enough nodes with free GPUs.

@@ -21,8 +21,8 @@ SOCKET_VARIABLE = "RSTAR2_FORK_SERVER"
 PARENT_POLL_S = 1.0
 """Seconds between two checks that the client's parent still lives."""
 ANSWER_S = 300.0
-"""The client waits at most this many seconds for the server's response. This time includes the server's own imports. If
-the server is slower, a new interpreter runs the command."""
+"""The client waits at most this many seconds for the server's response. The waiting time includes the server's own
+imports. If the server is slower, a new interpreter runs the command."""
 
 
 def main() -> None:

@@ -37,7 +37,8 @@ class HeldOut:
     """For each rollout that lost a tool call, the reason why the call was lost."""
     failed: list[FailedRollout] = field(default_factory=list)
     undecided: int = 0
-    """Number of rollouts whose answer the grader could not decide. These rollouts count as not correct."""
+    """Number of rollouts whose answer the grader could not decide. Rollouts with an undecided answer count as not
+    correct."""
 
     def add(
         self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout], undecided: int = 0

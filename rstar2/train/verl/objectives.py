@@ -51,7 +51,8 @@ def equal_problems(
         config: VERL's settings of the algorithm (VERL's table `algorithm`).
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". Both tensors have the shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        (rollouts, tokens).
     """
     advantages, _returns = compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
@@ -85,7 +86,8 @@ def maxrl(
         index: the problem of each rollout.
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". Both tensors have the shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        (rollouts, tokens).
     """
     rewards = token_level_rewards.sum(-1)
     groups = torch.as_tensor(np.unique(index, return_inverse=True)[1], device=rewards.device)

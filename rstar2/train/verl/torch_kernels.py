@@ -77,7 +77,7 @@ def packed_attention(
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The function -log p(label) of each row, in fp32. With `inplace`, the gradient overwrites the logits."""
+    """The function -log p(label) of each row, in fp32. If `inplace` is True, the gradient overwrites the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, inplace: bool) -> torch.Tensor:

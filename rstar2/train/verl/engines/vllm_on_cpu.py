@@ -47,7 +47,8 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's extension of vLLM's worker, which receives new weights. With this class, layers use the new weights."""
+    """VERL's extension of vLLM's worker, which receives new weights. This class makes vLLM's layers use the new
+    weights."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:
         _end_engine_with_server()
