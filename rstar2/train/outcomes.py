@@ -130,7 +130,7 @@ class Problems:
         return Belief(prior + correct_sum, prior + wrong_sum)
 
     def only(self, indices: Sequence[int]) -> Problems:
-        """Returns only the problems at these indices, in the order of the indices."""
+        """Returns only the problems at `indices`, in the order of `indices`."""
         place = np.full(len(self), -1)
         place[np.asarray(indices, dtype=np.int64)] = np.arange(len(indices))
         outcomes = self.outcomes

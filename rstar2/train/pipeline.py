@@ -94,7 +94,7 @@ class Pipeline:
     """Isolation of the judge that was started for the run; None if the run uses the user's own judge."""
     trainer_env: Callable[[Hardware], Mapping[str, str]]
     """Returns environment variables for a trainer on this hardware. On a CPU, the function also starts the fork server
-    that these variables name."""
+    that the variables name."""
     timer: PhaseTimer
     """Measures the time of the whole run."""
     solved: Path | None = None

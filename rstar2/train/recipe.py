@@ -239,9 +239,9 @@ class OptimSettings(Strict):
     """The optimizer's initial state. fresh: empty moments and a new warm-up. continued: AdamW's moments and the
     position in the warm-up, as the stage that made the model left them."""
     epochs: int = Field(1, ge=1)
-    """Number of passes over the rollouts of a step. Each pass over the rollouts is one update. A second pass learns
-    more from each rollout, and makes the update take about twice as long. The clip range acts from the second pass on.
-    In the paper, each step makes one pass."""
+    """Number of passes over the rollouts of a step. Each pass over the rollouts is one update. With a second pass, the
+    policy learns more from each rollout, but the update takes about twice as long. The clip range acts from the second
+    pass on. In the paper, each step makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay of AdamW. Neither the paper nor the authors' released code states a value for the weight decay."""
     clip_low: float | None = Field(None, gt=0)

@@ -400,8 +400,8 @@ def _trained(start: Start, on_step: OnStep) -> Path:
     warned = False
 
     def warn_of_disk() -> None:
-        """Warns when disk space becomes short, so that the user has time to free some. The warning is not repeated
-        while disk space stays short."""
+        """Warns when disk space becomes short, so that the user has time to free disk space. The warning is not
+        repeated while disk space stays short."""
         nonlocal warned
         warning = disk_space_warning(checkpoints, _removed_before_next_save(start, resumed_from))
         if warning and not warned:

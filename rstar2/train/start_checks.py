@@ -163,11 +163,11 @@ def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> No
         return
     hint = "Start one (rstar2 judge up --host … --token …) and give its URL with --judge."
     if judge.url is None:
-        raise UserError("training on several nodes needs a judge that all of them can reach", hint)
+        raise UserError("training on several nodes needs a judge that all nodes can reach", hint)
     if is_loopback(judge.url):
         raise UserError(
-            f"training on several nodes needs a judge that all of them can reach, but on each node {judge.url} is "
-            "that node itself",
+            f"training on several nodes needs a judge that all nodes can reach, but on each node {judge.url} means "
+            "the node itself",
             "Give the judge's URL with its host name or its network address.",
         )
 
