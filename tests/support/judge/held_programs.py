@@ -43,7 +43,7 @@ def release_until(condition: Callable[[], object], worker: int) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s in vain"
         for pid in programs(worker):
-            # A program that does not wait, or not yet, ignores the signal.
+            # A program that does not wait, or does not wait yet, ignores the signal.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGWINCH)
         time.sleep(0.01)

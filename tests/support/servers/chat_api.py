@@ -14,7 +14,7 @@ Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 class ChatEndpoint:
-    """The replies of the endpoint, and the requests that it got. `vllm_standin.serving` serves it."""
+    """The endpoint's replies and received requests. `vllm_standin.serving` serves the endpoint."""
 
     def __init__(self, model: Model, key: str | None = None) -> None:
         self.model = model
@@ -22,11 +22,11 @@ class ChatEndpoint:
         self.url = ""
         self.asked: list[dict[str, Any]] = []
         self.usage: dict[str, int] = {}
-        """The token counts that end each reply; empty for an endpoint that counts none."""
+        """The token counts at the end of each reply. Empty if the endpoint reports none."""
         self.refuses_tools = ""
-        """The error message for a request with `tools`; empty if they are taken."""
+        """The error message for a request with `tools`. Empty if the endpoint accepts tools."""
         self.owned_by = "someone"
-        """The `owned_by` of its model; that of vLLM is `vllm`."""
+        """The `owned_by` of the model. vLLM's is `vllm`."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)

@@ -1,4 +1,4 @@
-"""The agent's endpoint with a scripted engine, which writes one program for a real judge and then answers."""
+"""The agent's endpoint with a scripted engine. The engine writes one program for a real judge and then answers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from support.waiting import TIMEOUT_S, wait_until
 def served(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
     """Serve the application until the block ends. Yields its URL.
 
-    With a certificate, whose file also contains the key, it uses TLS.
+    Uses TLS if there is a certificate. The certificate's file must also contain the key.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     # On a slow machine, a client notices too late that its idle connection was closed.
