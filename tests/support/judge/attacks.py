@@ -31,7 +31,7 @@ _SURVIVOR_S = TIMEOUT_S
 """Seconds that killed processes may take to disappear on a busy machine."""
 _ENDLESS_S, _AMPLE_S = 1.0, 120.0
 """Time limits in seconds: of programs that may reach theirs, and of programs that must not, even on a busy machine."""
-_TIME_FACTORS = (1, 4, 16, 64)
+_LONGER = (1, 4, 16, 64)
 """Factors of the time limit. A program that reaches its limit before it prints its text is retried with the next."""
 _WALL_S = 50.0
 """Limit in seconds for cases with a `wall_max_s`, whose own value is for an idle machine. Failures take a minute."""
@@ -126,7 +126,7 @@ def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) ->
     """Run one case. Returns descriptions of everything that is wrong with its outcome."""
     code = host.fill_in(case.code)
     before = descendants(os.getpid())
-    for time_factor in _TIME_FACTORS:
+    for time_factor in _LONGER:
         began = time.monotonic()
         # The request is not validated, because the sandbox must withstand more than the service accepts.
         request = RunRequest.model_construct(
