@@ -249,10 +249,10 @@ def test_without_standard_input_or_room_for_the_answer_there_is_one_message(stan
         (f"{words} --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space left"),
         (f"{words} --json --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space"),
     ):
-        ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
-        assert ran.returncode == code, ran.stderr
-        assert said in ran.stderr
-        assert "Traceback" not in ran.stderr
+        result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+        assert result.returncode == code, result.stderr
+        assert said in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
@@ -440,6 +440,6 @@ def test_a_chat_endpoint_that_takes_no_tools_gets_a_hint_with_options_of_chat(ju
 
 
 def _invoke(*words: str) -> Result:
-    ran = CliRunner().invoke(app, [*words])
-    assert ran.exit_code == 0, ran.output
-    return ran
+    result = CliRunner().invoke(app, [*words])
+    assert result.exit_code == 0, result.output
+    return result

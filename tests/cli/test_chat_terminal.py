@@ -518,10 +518,10 @@ def test_keys_are_unseen_before_anything_large_is_imported(
 ) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", IMPORTS, "--model", str(tmp_path / "no model"), *words]
-    ran = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=TIMEOUT_S)
+    result = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=TIMEOUT_S)
     os.close(theirs)
     os.close(ours)
-    assert ran.returncode == 2, ran.stderr
-    lines = ran.stdout.splitlines()
+    assert result.returncode == 2, result.stderr
+    lines = result.stdout.splitlines()
     assert sorted(lines[:2]) == [f"rstar2.chat.judge {seen}", f"rstar2.chat.model {seen}"]
     assert lines[-1] == "ended shown"

@@ -94,12 +94,12 @@ def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     tmp_path: Path, gpu_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(_installed(tmp_path, "verl", "0.1.0"))
-    ran = _doctor("--json", PATH=gpu_path)
-    assert ran.exit_code == 1
-    laptop = _findings(ran)["extra laptop"]
+    result = _doctor("--json", PATH=gpu_path)
+    assert result.exit_code == 1
+    laptop = _findings(result)["extra laptop"]
     assert (laptop["state"], laptop["commands"]) == ("missing", [install_command("laptop")])
     assert laptop["broken"] is True
-    assert json.loads(ran.stdout)["laptop_ready"] is False
+    assert json.loads(result.stdout)["laptop_ready"] is False
     assert "missing: verl 0.1.0 (needs ==" in laptop["found"]
     table = _doctor(PATH=gpu_path, COLUMNS="80")
     assert table.exit_code == 1
@@ -222,8 +222,8 @@ def test_looking_imports_neither_torch_nor_verl() -> None:
         "import sys\nfrom rstar2.doctor.examine import examine\nexamine()\n"
         "print({'torch', 'verl', 'transformers', 'vllm'} & set(sys.modules))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.stdout == "set()\n", ran.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert result.stdout == "set()\n", result.stderr
 
 
 WITHOUT = """
@@ -315,7 +315,7 @@ def test_every_extra_says_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said", "state"),
+    ("variables", "message", "state"),
     [
         ({"HF_HUB_CACHE": "{}/cache"}, "{}/cache: 2 models and data sets", None),
         ({"HF_HOME": "{}"}, "{}/hub: 0 models and data sets", None),
@@ -326,7 +326,11 @@ def test_every_extra_says_what_it_is_for() -> None:
     ],
 )
 def test_the_hub_cache_and_whether_the_hub_is_asked(
-    variables: dict[str, str], said: str, state: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    message: str,
+    state: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (
         "HF_HUB_CACHE",
@@ -342,7 +346,7 @@ def test_the_hub_cache_and_whether_the_hub_is_asked(
     for kept in ("models--Qwen--Qwen3-4B", "datasets--a--b"):
         (tmp_path / "cache" / kept).mkdir(parents=True)
     found = hub_cache()
-    assert said.format(tmp_path) in found.found
+    assert message.format(tmp_path) in found.found
     assert state in (None, found.state)
 
 
@@ -367,9 +371,9 @@ def test_a_small_shared_memory_and_few_open_files_are_told(
         "from rstar2.doctor.hardware import open_files\nfound = open_files()\nprint(found.state, found.found)\n"
         "print(found.fix)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    result, fix = ran.stdout.splitlines()
-    assert result == "scarce limit 256, can be raised to 1,024", ran.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    result, fix = process.stdout.splitlines()
+    assert result == "scarce limit 256, can be raised to 1,024", process.stderr
     assert fix.startswith(
         "A judge or server needs one for each connection, and Ray needs many in long training"
     )

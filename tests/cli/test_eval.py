@@ -85,8 +85,8 @@ def standin(codec: ChatCodec) -> Iterator[StandIn]:
 
 def run(*words: object) -> tuple[int, str, str]:
     """The command in this process, in the test's folder: exit code, standard output, standard error."""
-    ran = rstar2("eval", *words)
-    return ran.code, ran.stdout, ran.stderr
+    result = rstar2("eval", *words)
+    return result.code, result.stdout, result.stderr
 
 
 def lines(path: Path) -> int:
@@ -433,7 +433,7 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["no-such-set", "--oracle"], "unknown benchmark: no-such-set"),
         (["none.jsonl", "--oracle"], "cannot read none.jsonl: No such file"),
@@ -474,7 +474,7 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
     ],
 )
 def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str], message: str, tmp_path: Path
 ) -> None:
     good = '{"problem": "1+1?", "answer": "2"}\n'
     files = {
@@ -491,7 +491,7 @@ def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
     code, out, err = run(*words)
     shown = out + err
     assert code == 2, shown
-    assert said in re.sub(r"[\s│]+", " ", shown)
+    assert message in re.sub(r"[\s│]+", " ", shown)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -155,19 +155,19 @@ def test_what_a_server_refuses_leaves_the_numbers_and_the_page_of_the_others(
 ) -> None:
     asked = ("eval", "ifbench", "--url", model.url, "--run", "r")
     model.refuses = "four"
-    ran = rstar2(*asked)
-    assert ran.code == 1, printed(ran)
-    assert "1 of 6 samples failed: the server at" in printed(ran)
-    assert "too long" in printed(ran)
-    assert "prompt, strict" in ran.stdout
-    assert "report: r/report.html" in ran.stdout
+    result = rstar2(*asked)
+    assert result.code == 1, printed(result)
+    assert "1 of 6 samples failed: the server at" in printed(result)
+    assert "too long" in printed(result)
+    assert "prompt, strict" in result.stdout
+    assert "report: r/report.html" in result.stdout
     assert Path("r/report.html").exists()
     assert json.loads(Path("r/ifbench/results.json").read_text())["missing"] == 1
     model.refuses = "Say"
     Path("r").rename("before")
-    ran = rstar2(*asked)
-    assert ran.code == 1, printed(ran)
-    assert "6 of 6 samples failed" in printed(ran)
+    result = rstar2(*asked)
+    assert result.code == 1, printed(result)
+    assert "6 of 6 samples failed" in printed(result)
     model.refuses = ""
     assert rstar2(*asked).code == 0
 
@@ -214,8 +214,8 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
             ("--judge-model-url", several.url): "serves 2 models: a, b",
         }
         for words, said in refused.items():
-            ran = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
-            assert (ran.code, said in printed(ran)) == (2, True), printed(ran)
+            result = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
+            assert (result.code, said in printed(result)) == (2, True), printed(result)
     assert model.asked == []
     assert not Path("runs").exists()
 
@@ -229,9 +229,9 @@ def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
 
     with serving(ChatStandIn(judge, names=("first",))) as server:
         asked = (*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
-        ran = rstar2(*asked)
-        assert ran.code == 0, printed(ran)
-        lines = [" ".join(line.split()) for line in printed(ran).splitlines()]
+        result = rstar2(*asked)
+        assert result.code == 0, printed(result)
+        lines = [" ".join(line.split()) for line in printed(result).splitlines()]
         assert any(line.startswith("win rate 100.0 %") for line in lines), lines
         assert not any("86.6 %" in line for line in lines), "the paper's number is of all problems"
         stored = json.loads(Path("r/config.json").read_text())["config"]["judge_model"]
@@ -259,32 +259,32 @@ def test_each_server_gets_its_own_key_and_the_judge_models_goes_to_no_other(
             ("b", {**keys, "RSTAR2_API_KEY": "models"}, "Bearer models"),
         ):
             model.keys.clear()
-            ran = rstar2(*asked, "--run", run, env=env)
-            assert ran.code == 0, printed(ran)
+            result = rstar2(*asked, "--run", run, env=env)
+            assert result.code == 0, printed(result)
             assert set(model.keys) == {sent}
     assert set(server.keys) == {"Bearer judges"}
 
 
 @pytest.mark.slow
 def test_the_key_of_openai_goes_to_no_other_server(harness: Path, model: ChatStandIn) -> None:
-    ran = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", env={"OPENAI_API_KEY": "models"})
-    assert ran.code == 0, printed(ran)
+    result = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", env={"OPENAI_API_KEY": "models"})
+    assert result.code == 0, printed(result)
     assert set(model.keys) == {None}
     assert (
         "own defaults decide these"
         in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
     )
-    assert "own defaults decide these" in printed(ran)
+    assert "own defaults decide these" in printed(result)
 
 
 def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(
     arena: list[str], model: ChatStandIn
 ) -> None:
     with serving(ChatStandIn(lambda body: "Both are nice.")) as server:
-        ran = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
-    assert ran.code == 1
-    assert "the judge model gave no verdict such as [[A>B]]" in printed(ran)
-    assert "'Both are nice.'" in printed(ran)
+        result = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+    assert result.code == 1
+    assert "the judge model gave no verdict such as [[A>B]]" in printed(result)
+    assert "'Both are nice.'" in printed(result)
 
 
 def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
@@ -293,11 +293,11 @@ def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
     (packages,) = arena_hard.HARNESS.folder.glob("lib/python*/site-packages")
     (packages / ADAPTER).write_text('GRADER_SYSTEM_PROMPT = "Judge."\n')
     with serving(ChatStandIn(lambda body: "[[A=B]]")) as server:
-        ran = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
-    assert ran.code == 1
-    assert "the harness arena-hard gives no prompt for the judge model: KeyError" in printed(ran)
+        result = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+    assert result.code == 1
+    assert "the harness arena-hard gives no prompt for the judge model: KeyError" in printed(result)
     (log,) = Path("r").rglob("arena_hard.log")
-    assert "Its log: r/" in printed(ran)
+    assert "Its log: r/" in printed(result)
     assert "GRADER_TEMPLATE" in log.read_text()
     assert model.asked == []
 

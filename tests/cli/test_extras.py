@@ -84,10 +84,10 @@ def test_rows_are_graded_with_the_extra_for_it(environment: dict[str, str], tmp_
     ]
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ran = _rstar2(environment, "grade", str(source), "--verify", "--timeout", "60")
-    assert ran.returncode == 0, ran.stderr
-    assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["correct", "correct"]
-    assert "100.0 %" in ran.stderr
+    result = _rstar2(environment, "grade", str(source), "--verify", "--timeout", "60")
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()] == ["correct", "correct"]
+    assert "100.0 %" in result.stderr
 
 
 @pytest.mark.parametrize("environment", [""], indirect=True, ids=["base"])
@@ -97,9 +97,9 @@ def test_without_the_extra_no_row_is_graded_and_one_line_says_why(
     """A missing package must not become a verdict."""
     source = tmp_path / "rows.jsonl"
     source.write_text(json.dumps({"gold": "\\frac{\\pi}{4}", "pred": "\\arctan 1"}) + "\n")
-    ran = _rstar2(environment, "grade", str(source))
-    assert (ran.returncode, ran.stdout) == (2, "")
-    error, hint = ran.stderr.splitlines()
+    result = _rstar2(environment, "grade", str(source))
+    assert (result.returncode, result.stdout) == (2, "")
+    error, hint = result.stderr.splitlines()
     assert error == "error: this command needs mpmath, which is not installed"
     assert "[grade]" in hint
 
@@ -107,15 +107,15 @@ def test_without_the_extra_no_row_is_graded_and_one_line_says_why(
 @pytest.mark.parametrize("environment", ["", "judge"], indirect=True, ids=["base", "judge"])
 def test_a_verb_names_the_extra_for_all_of_it(environment: dict[str, str]) -> None:
     for words, extra in ((["demo"], "laptop"), (["eval", "builtin", "--oracle"], "eval")):
-        ran = _rstar2(environment, *words)
-        assert (ran.returncode, f"[{extra}]" in ran.stderr) == (2, True), ran.stderr
+        result = _rstar2(environment, *words)
+        assert (result.returncode, f"[{extra}]" in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("environment", [""], indirect=True, ids=["base"])
 def test_doctor_works_in_the_base_install(environment: dict[str, str]) -> None:
-    ran = _rstar2(environment, "doctor", "--json")
-    assert ran.stderr == ""
-    report = json.loads(ran.stdout)
+    result = _rstar2(environment, "doctor", "--json")
+    assert result.stderr == ""
+    report = json.loads(result.stdout)
     assert {f"extra {name}" for name in extras()} <= {each["name"] for each in report["findings"]}
 
 
@@ -196,12 +196,12 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
     locked = ["-c", ROOT / "constraints" / "laptop.txt"]
     target = f"{ROOT}[{request.param}]" if request.param else str(ROOT)
-    ran = subprocess.run(
+    result = subprocess.run(
         [*pip, "install", *locked, "-e", target], capture_output=True, text=True, timeout=1800
     )
-    if "No matching distribution" in ran.stderr or "Temporary failure in name resolution" in ran.stderr:
+    if "No matching distribution" in result.stderr or "Temporary failure in name resolution" in result.stderr:
         pytest.skip("no package index answers here")
-    assert ran.returncode == 0, ran.stderr
+    assert result.returncode == 0, result.stderr
     subprocess.run([*pip, "check"], check=True, timeout=600)
     return request.param, folder
 
@@ -238,18 +238,18 @@ def test_with_an_extra_alone_its_verbs_work_and_the_others_name_what_they_need(
         assert rstar2("judge", "up", "--port", "0", "--workers", "1", "--detach").returncode == 0
     try:
         for use, words in uses.items():
-            ran = rstar2(*words)
-            assert "Traceback" not in ran.stderr, (use, ran.stderr)
-            missing = re.search(r"this command needs (\w+), which is not installed", ran.stderr)
+            result = rstar2(*words)
+            assert "Traceback" not in result.stderr, (use, result.stderr)
+            missing = re.search(r"this command needs (\w+), which is not installed", result.stderr)
             if use in WORKS[extra]:
-                assert ran.returncode == 0, (use, ran.stderr)
+                assert result.returncode == 0, (use, result.stderr)
             elif missing is not None:
-                named = re.findall(r"\[(\w+)\]", ran.stderr)
-                assert named, (use, ran.stderr)
-                assert extra not in named, (use, ran.stderr)
-                assert ran.returncode == 2
+                named = re.findall(r"\[(\w+)\]", result.stderr)
+                assert named, (use, result.stderr)
+                assert extra not in named, (use, result.stderr)
+                assert result.returncode == 2
             else:
-                assert ran.returncode in (0, 1, 2), (use, ran.stderr)
+                assert result.returncode in (0, 1, 2), (use, result.stderr)
     finally:
         if "judge" in WORKS[extra]:
             rstar2("judge", "down")

@@ -31,15 +31,15 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
 
 
 def shown(*words: str) -> str:
-    ran = CliRunner().invoke(app, ["format", "show", *words])
-    assert ran.exit_code == 0, ran.output
-    return ran.stdout
+    result = CliRunner().invoke(app, ["format", "show", *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def refused(*words: str) -> UserError:
-    ran = CliRunner().invoke(app, [*words])
-    assert isinstance(ran.exception, UserError), ran.output
-    return ran.exception
+    result = CliRunner().invoke(app, [*words])
+    assert isinstance(result.exception, UserError), result.output
+    return result.exception
 
 
 def test_prompt_and_reply_are_shown_as_the_model_gets_them(model: Path, codec: ChatCodec) -> None:
@@ -117,9 +117,9 @@ def test_names_between_colons_are_shown_as_written(tmp_path: Path) -> None:
 def test_a_message_about_a_reference_shows_it_as_written(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('tools = ["nomod:x"]\n')
     command = [sys.executable, "-m", "rstar2", "format", "show", "--format", "mine.toml"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 2
-    assert "nomod:x: there is no module nomod" in ran.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "nomod:x: there is no module nomod" in result.stderr
 
 
 def test_a_forced_format_is_named(model: Path) -> None:
@@ -134,9 +134,9 @@ def test_serve_gives_vllm_the_template_of_the_format_that_is_named(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def line(*more: str) -> str:
-        ran = CliRunner().invoke(app, ["serve", str(model), "--print-command", *more])
-        assert ran.exit_code == 0, ran.output
-        return ran.stdout
+        result = CliRunner().invoke(app, ["serve", str(model), "--print-command", *more])
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     assert "--chat-template" not in line()
     words = shlex.split(line("--format", "demo", "--force-format"))
@@ -152,19 +152,19 @@ def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
     told = "do not end a text at the end of a turn; vLLM gets a generation config that does"
 
     def served() -> Result:
-        ran = CliRunner().invoke(app, ["serve", str(model), "--print-command"])
-        assert ran.exit_code == 0, ran.output
-        return ran
+        result = CliRunner().invoke(app, ["serve", str(model), "--print-command"])
+        assert result.exit_code == 0, result.output
+        return result
 
     own = model / "generation_config.json"
     assert "--generation-config" not in served().stdout
     base = copy.deepcopy(tokenizer)
     base.eos_token = "<|endoftext|>"
     base.save_pretrained(model)
-    ran = served()
-    words = shlex.split(ran.stdout)
+    result = served()
+    words = shlex.split(result.stdout)
     assert Path(words[words.index("--generation-config") + 1]).name == "generation"
-    assert told in ran.stderr
+    assert told in result.stderr
     end, end_of_text = tokenizer.eos_token_id, base.eos_token_id
     own.write_text(json.dumps({"eos_token_id": [end, end_of_text]}))
     assert told not in served().stderr
@@ -193,11 +193,11 @@ def test_serve_has_vllm_end_the_turns_of_a_hub_model_whose_files_are_in_the_cach
         (repository / "snapshots" / "abc" / name).write_text('{"eos_token_id": 0, "max_new_tokens": 2048}')
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
-    ran = CliRunner().invoke(app, ["serve", "some/base", "--print-command"])
-    assert ran.exit_code == 0, ran.output
+    result = CliRunner().invoke(app, ["serve", "some/base", "--print-command"])
+    assert result.exit_code == 0, result.output
     whole = known.endswith("generation_config.json")
-    assert ("--generation-config" in ran.stdout) is whole
-    assert ("the model is not on this machine yet" in ran.stderr) is not whole
+    assert ("--generation-config" in result.stdout) is whole
+    assert ("the model is not on this machine yet" in result.stderr) is not whole
 
 
 def test_a_model_that_disagrees_with_its_own_file_is_refused(model: Path) -> None:

@@ -81,19 +81,19 @@ def test_the_output_file_holds_all_rows_and_nothing_goes_to_standard_output(tmp_
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([], "it has no rows"),
         ([{"answer": "1", "pred": "1"}], "line 1: `gold` is missing; the row has answer, pred"),
         ([{"gold": None, "pred": "1"}] * 2, "line 1: no gold answer"),
     ],
 )
-def test_a_file_of_which_nothing_can_be_graded_is_the_users_mistake(tmp_path, rows, said):
+def test_a_file_of_which_nothing_can_be_graded_is_the_users_mistake(tmp_path, rows, message):
     source = write(tmp_path / "in.jsonl", rows)
     result = run(source, "-o", str(tmp_path / "out.jsonl"))
     assert (result.code, result.stdout) == (2, "")
     shown = " ".join(result.stderr.split())
-    assert f"nothing in {source} can be graded: {said}" in shown
+    assert f"nothing in {source} can be graded: {message}" in shown
     assert "--gold-key" in shown
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -278,9 +278,9 @@ def test_verify_confirms_correct_verdicts_by_their_certificates(tmp_path):
 
 def test_a_correct_verdict_that_is_not_confirmed_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rstar2.eval.grader.verify.verify", lambda certificate: "it is not so")
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(typer.Exit) as excinfo:
         command(Path(write(tmp_path / "in.jsonl", ROWS)), verify=True)
-    assert ended.value.exit_code == 1
+    assert excinfo.value.exit_code == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[0])["verified"] == "it is not so"
     assert "0 of 2 correct verdicts confirmed" in shown.err

@@ -57,11 +57,11 @@ print(json.dumps({words: in_a_child(words.split()) for words in sys.argv[1:]}))
 
 def _ran(code: str, *arguments: str) -> Any:
     """What `code` prints in a fresh interpreter, where `packages()` are the installed ones that are loaded."""
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=600
     )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 PLAIN = """
@@ -107,13 +107,13 @@ def test_a_verbs_help_loads_nothing_but_typer_and_rich(
 
 
 def test_the_root_help_names_every_verb_with_its_line() -> None:
-    shown = CliRunner().invoke(app, ["--help"])
-    assert shown.exit_code == 0
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
     for verbs in VERBS.values():
         for name, line in verbs.items():
-            assert f"  {name}" in shown.output
-            assert line.split(".")[0][:40] in shown.output
-    assert "Examples" in shown.output
+            assert f"  {name}" in result.output
+            assert line.split(".")[0][:40] in result.output
+    assert "Examples" in result.output
 
 
 def _leaves(*path: str) -> list[tuple[str, ...]]:
@@ -135,9 +135,9 @@ def _leaves(*path: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_help_ends_in_worked_examples_of_that_command(name: str) -> None:
     for path in _leaves(name):
-        shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"})
-        assert shown.exit_code == 0, shown.output
-        before, title, after = shown.output.rpartition("Examples")
+        result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        before, title, after = result.output.rpartition("Examples")
         assert title, f"no examples in rstar2 {' '.join(path)} --help"
         assert before.strip()
         assert f"rstar2 {' '.join(path)}" in after
@@ -146,8 +146,8 @@ def test_every_help_ends_in_worked_examples_of_that_command(name: str) -> None:
 def test_the_line_in_the_list_is_the_verbs_own_first_line() -> None:
     for verbs in VERBS.values():
         for name, line in verbs.items():
-            shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
-            assert line in shown.output, name
+            result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
+            assert line in result.output, name
 
 
 @pytest.mark.parametrize("columns", [80, 160])
@@ -160,13 +160,13 @@ def test_a_paragraph_of_a_help_fills_the_lines_of_the_terminal(columns: int) -> 
 
 
 def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
-    shown = CliRunner().invoke(app, ["jugde"])
-    assert shown.exit_code == 2
-    assert "did you mean judge?" in shown.output
+    result = CliRunner().invoke(app, ["jugde"])
+    assert result.exit_code == 2
+    assert "did you mean judge?" in result.output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             "eval x --limit 0",
@@ -179,10 +179,10 @@ def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
         ("serve m --engine no", "Invalid value for '--engine': 'no' is not one of 'vllm', 'transformers'."),
     ],
 )
-def test_a_refused_value_is_told_with_what_is_allowed(words: str, said: str) -> None:
-    shown = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
-    assert shown.exit_code == 2
-    assert said in shown.output
+def test_a_refused_value_is_told_with_what_is_allowed(words: str, message: str) -> None:
+    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 @pytest.mark.parametrize("name", ["eval", "serve"])
@@ -197,10 +197,10 @@ def test_without_arguments_the_help_is_shown_and_the_version_is_one_line() -> No
 
 
 def test_colour_is_left_out_where_nobody_sees_it() -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", "--help"], capture_output=True, text=True, timeout=600, check=True
     )
-    assert "\x1b" not in ran.stdout
+    assert "\x1b" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_a_missing_package_names_the_extra_for_all_that_the_verb_needs(
 
     monkeypatch.setattr(cli, "app", command)
     monkeypatch.setattr(sys, "argv", ["rstar2", verb])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as excinfo:
         cli.main()
-    assert ended.value.code == 2
+    assert excinfo.value.code == 2
     said = capsys.readouterr().err
     assert f"this command needs {module.partition('.')[0]}, which is not installed" in said
     assert install_command(extra) in said

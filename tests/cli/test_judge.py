@@ -98,7 +98,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "absent.py"), "absent.py"),
         (("status",), "no judge is running"),
@@ -123,10 +123,10 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         ),
     ],
 )
-def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], message: str) -> None:
     result = shell(*words)
     assert result.code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("answer", ["{}", "[1, 2]", "hello"])

@@ -65,7 +65,7 @@ def test_train_tries_programs_on_the_judge_that_it_starts_itself(model: Path, tm
     write_parquet(data, rl_rows([Problem(str(n), "How many?", "7") for n in range(4)], 2, "made"))
     small = ["rollout.prompts=4", "rollout.rollouts=2", "groups.keep=2", "rollout.prompt_tokens=900"]
     changes = [word for change in (*small, 'judge.packages=["no_such"]') for word in ("--set", change)]
-    ran = rstar2(
+    result = rstar2(
         "train",
         "--stage",
         "1",
@@ -79,7 +79,7 @@ def test_train_tries_programs_on_the_judge_that_it_starts_itself(model: Path, tm
         "r",
         *changes,
     )
-    assert (ran.code, "cannot import no_such" in ran.stderr) == (2, True), ran.stderr
+    assert (result.code, "cannot import no_such" in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "r" / "stage1").exists()
 
 
@@ -87,8 +87,8 @@ def test_eval_and_data_agree_refuse_it_before_anything_is_made(
     token_judge: JudgeHandle, tmp_path: Path
 ) -> None:
     (tmp_path / "own.jsonl").write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
-    ran = rstar2("eval", "own.jsonl", "--oracle", "--run", "r", *with_judge(token_judge, "another"))
-    assert (ran.code, REFUSED in ran.stderr) == (2, True), ran.stderr
+    result = rstar2("eval", "own.jsonl", "--oracle", "--run", "r", *with_judge(token_judge, "another"))
+    assert (result.code, REFUSED in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "r").exists()
     right = rstar2(
         "eval",
@@ -105,8 +105,8 @@ def test_eval_and_data_agree_refuse_it_before_anything_is_made(
 
 def test_chat_refuses_it_before_a_model_is_opened(token_judge: JudgeHandle) -> None:
     words = ["chat", "--url", "http://127.0.0.1:9", "--prompt", "Hello"]
-    ran = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (ran.code, REFUSED in ran.stderr) == (2, True), ran.stderr
+    result = rstar2(*words, *with_judge(token_judge, "another"))
+    assert (result.code, REFUSED in result.stderr) == (2, True), result.stderr
 
 
 def test_chat_says_what_programs_cannot_import(
@@ -116,7 +116,7 @@ def test_chat_says_what_programs_cannot_import(
     standin = StandIn(lambda prompt: list(tokenizer.encode("Hi</reason> there<|im_end|>")))
     standin.root = str(model)
     with serving(standin):
-        ran = rstar2(
+        result = rstar2(
             "chat",
             "--url",
             standin.url,
@@ -124,8 +124,8 @@ def test_chat_says_what_programs_cannot_import(
             "Hello",
             *with_judge(token_judge, str(token_judge.token)),
         )
-    assert ran.code == 0, ran.stderr
-    assert "programs cannot import no_such" in ran.stderr
+    assert result.code == 0, result.stderr
+    assert "programs cannot import no_such" in result.stderr
 
 
 @needs("torch")
@@ -135,6 +135,6 @@ def test_serve_refuses_it_before_a_model_is_loaded(
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
     monkeypatch.setattr("rstar2.serve.choose.served_model", lambda named: named)
     words = ["serve", model, "--engine", "transformers", "--with-tools", "--port", "18999"]
-    ran = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (ran.code, REFUSED in ran.stderr) == (2, True), ran.stderr
-    assert "loads" not in ran.stderr
+    result = rstar2(*words, *with_judge(token_judge, "another"))
+    assert (result.code, REFUSED in result.stderr) == (2, True), result.stderr
+    assert "loads" not in result.stderr

@@ -35,9 +35,9 @@ from support.commands import rstar2
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
 )
 def test_the_nearest_name_is_told(words: list[str], meant: str, tmp_path: Path) -> None:
-    ran = rstar2(*words, env={"RSTAR2_STATE": str(tmp_path)})
-    assert ran.code == 2
-    assert f"did you mean {meant}?" in ran.stderr
+    result = rstar2(*words, env={"RSTAR2_STATE": str(tmp_path)})
+    assert result.code == 2
+    assert f"did you mean {meant}?" in result.stderr
 
 
 @pytest.mark.slow
@@ -66,5 +66,7 @@ def test_the_shell_completes_names(typed: str, offered: set[str]) -> None:
         "COMP_CWORD": str(len(typed.split())),
     }
     code = "from rstar2.cli import main; main()"
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
-    assert set(ran.stdout.split()) == offered, ran.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600
+    )
+    assert set(result.stdout.split()) == offered, result.stderr

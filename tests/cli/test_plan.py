@@ -73,11 +73,11 @@ def test_json_needs_no_weights_and_no_training_packages(model: Path) -> None:
         "from rstar2.cli import main; main()"
     )
     line = ["plan", "--model", str(model), "--stage", "1..3", "--profile", "64xmi300x", "--json"]
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *line], capture_output=True, text=True, timeout=600, check=False
     )
-    assert ran.returncode == 0, ran.stderr
-    record = json.loads(ran.stdout)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
     assert record["model"]["parameters"] == 14_768_307_200
     assert set(record["hours"]) >= {"stage1", "stage2", "stage3"}
     for stage in record["stages"].values():
@@ -86,24 +86,24 @@ def test_json_needs_no_weights_and_no_training_packages(model: Path) -> None:
 
 
 def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
-    ran = rstar2("plan", "--model", model, "--stage", "1..2", "--profile", "1xh200")
-    assert ran.exit_code == 0, ran.output
-    assert "14,768,307,200 parameters" in ran.stdout
-    assert "stage 1" in ran.stdout
-    assert "stage 2" in ran.stdout
-    assert "KV cache" in ran.stdout
-    assert "! the update needs" in ran.stdout
-    assert "hours that a kill can cost" in ran.stdout
-    assert "signal before the time limit, s" in ran.stdout
+    result = rstar2("plan", "--model", model, "--stage", "1..2", "--profile", "1xh200")
+    assert result.exit_code == 0, result.output
+    assert "14,768,307,200 parameters" in result.stdout
+    assert "stage 1" in result.stdout
+    assert "stage 2" in result.stdout
+    assert "KV cache" in result.stdout
+    assert "! the update needs" in result.stdout
+    assert "hours that a kill can cost" in result.stdout
+    assert "signal before the time limit, s" in result.stdout
 
 
 def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell is wrapped, every block has a heading with its unit, and hours have a sum."""
     monkeypatch.setenv("COLUMNS", "80")
     line = ["plan", "--model", "Qwen/Qwen3-14B", "--profile", "8xh100"]
-    ran = rstar2(*line)
-    assert ran.exit_code == 0, ran.output
-    title, *lines = ran.stdout.splitlines()
+    result = rstar2(*line)
+    assert result.exit_code == 0, result.output
+    title, *lines = result.stdout.splitlines()
     assert title.strip() == "Qwen/Qwen3-14B (qwen3): 14,768,307,200 parameters, on 8 × H100"
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     headings = [name for name, *cells in rows if not any(cells)]
@@ -124,16 +124,16 @@ def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) 
     assert {"peak, at most (of 79.1)", "tokens generated/s, per GPU", "tokens trained/s, per GPU"} <= set(
         cells
     )
-    assert "larger of two moments" in ran.stdout
-    assert "42,000 problems before stage 3" in ran.stdout
+    assert "larger of two moments" in result.stdout
+    assert "42,000 problems before stage 3" in result.stdout
     assert "problems before stage" not in rstar2(*line, "--stage", "1").stdout
 
 
 def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    ran = rstar2("plan", "--model", "Qwen/Qwen3-14B", "--stage", "1", "--profile", "8xh100", "--json")
-    assert ran.exit_code == 0, ran.output
-    assert json.loads(ran.stdout)["model"]["parameters"] == 14_768_307_200
+    result = rstar2("plan", "--model", "Qwen/Qwen3-14B", "--stage", "1", "--profile", "8xh100", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["model"]["parameters"] == 14_768_307_200
 
 
 @contextmanager
@@ -192,14 +192,14 @@ def test_of_another_model_of_the_hub_config_json_alone_is_read(model: Path, tmp_
 
 @pytest.mark.parametrize("words", [PLAN, ("format", "show")])
 @pytest.mark.parametrize(
-    ("reached", "said"),
+    ("reached", "message"),
     [
         (True, "error: the hub has no model Qwen/Qwen3-9B"),
         (False, "error: the hub cannot be asked for Qwen/Qwen3-9B ("),
     ],
 )
 def test_a_misspelt_hub_id_is_asked_for_once_and_corrected(
-    words: tuple[str, ...], reached: bool, said: str, tmp_path: Path
+    words: tuple[str, ...], reached: bool, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "files").mkdir()
     with _hub(tmp_path / "files") as (url, asked):
@@ -207,7 +207,7 @@ def test_a_misspelt_hub_id_is_asked_for_once_and_corrected(
     assert ran.returncode == 2
     assert ran.stdout == ""
     [error, hint] = ran.stderr.splitlines()
-    assert error.startswith(said)
+    assert error.startswith(message)
     assert error.endswith("; did you mean Qwen/Qwen3-8B?")
     assert ("hf auth login" in hint) is reached
     assert ("Check the network, or give the folder of a model" in hint) is not reached
@@ -237,7 +237,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--model", "Qwen3-14B", "--like", "."], "no training steps in ."),
         (["--model", "nowhere"], "no model folder at nowhere"),
@@ -252,44 +252,45 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_refused_by_name(args: list[str], said: str, model: Path) -> None:
+def test_a_mistake_is_refused_by_name(args: list[str], message: str, model: Path) -> None:
     error = rstar2("plan", *args).exception
     assert isinstance(error, UserError), error
-    assert said in error.message
+    assert message in error.message
 
 
 @pytest.mark.parametrize("verb", ["train", "sft"])
 def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
     stage = ["--stage", "1..3"] if verb == "train" else []
-    ran = rstar2(verb, *stage, "--model", model, "--data", DATA[verb], "--profile", "8xh100", "--dry-run")
-    assert ran.exit_code == 0, ran.output
-    title = " ".join(ran.stdout.partition("┏")[0].split())
+    result = rstar2(verb, *stage, "--model", model, "--data", DATA[verb], "--profile", "8xh100", "--dry-run")
+    assert result.exit_code == 0, result.output
+    title = " ".join(result.stdout.partition("┏")[0].split())
     assert title.endswith("/Qwen3-14B (qwen3): 14,768,307,200 parameters, on 8 × H100")
-    assert "hours" in ran.stdout or verb == "sft"
+    assert "hours" in result.stdout or verb == "sft"
     if verb == "train":
-        assert "the judge has 2 workers" in ran.stdout
-        assert "512 problems before stage 3" in " ".join(ran.stdout.split())
+        assert "the judge has 2 workers" in result.stdout
+        assert "512 problems before stage 3" in " ".join(result.stdout.split())
 
 
 def test_a_dry_run_of_sft_counts_its_data(model: Path, tokenizer: Any) -> None:
     data = model.parent / "sft.jsonl"
     data.write_text((json.dumps({"messages": SAID}) + "\n") * 128)
     line = ["sft", "--model", model, "--data", data, "--profile", "8xh100", "--dry-run"]
-    ran = rstar2(*line)
-    assert ran.exit_code == 0, ran.output
-    assert "peak with this data" not in ran.stdout
-    assert "128 conversations; how many are too long or held out is unknown: " in ran.stdout
+    result = rstar2(*line)
+    assert result.exit_code == 0, result.output
+    assert "peak with this data" not in result.stdout
+    assert "128 conversations; how many are too long or held out is unknown: " in result.stdout
     tokenizer.save_pretrained(model)
-    ran = rstar2(*line)
+    result = rstar2(*line)
     at_most, expected = (
-        float(next(row for row in ran.stdout.splitlines() if name in row).split("│")[2].split()[0])
+        float(next(row for row in result.stdout.splitlines() if name in row).split("│")[2].split()[0])
         for name in ("peak, at most", "peak with this data")
     )
     assert expected < at_most
     assert (
-        "about 127 conversations to train on; the loss is measured on about 1 other, held out" in ran.stdout
+        "about 127 conversations to train on; the loss is measured on about 1 other, held out"
+        in result.stdout
     )
-    assert "these are estimates from 128 of 128 conversations" in ran.stdout
+    assert "these are estimates from 128 of 128 conversations" in result.stdout
 
 
 @pytest.mark.parametrize("size", ["known", "unknown"])
@@ -307,10 +308,10 @@ def test_a_cluster_that_is_too_small_is_told_without_a_start(
     assert "the Ray cluster" not in rstar2(*asked).output
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr("rstar2.train.hardware._gpus_by_node", lambda address: [8.0, 8.0])
-    ran = rstar2(*asked)
-    assert ran.exit_code == 0, ran.output
+    result = rstar2(*asked)
+    assert result.exit_code == 0, result.output
     said = "! the recipe needs 8 nodes with 8 GPUs each, but the Ray cluster at 10.0.0.1:6379 has 2 such"
-    assert said in ran.stdout
+    assert said in result.stdout
 
 
 def test_a_later_stage_that_starts_from_no_stages_model_is_told(
@@ -323,9 +324,9 @@ def test_a_later_stage_that_starts_from_no_stages_model_is_told(
     (run.parent / "linked").symlink_to(run / "stage2")
 
     def told(named: Path, stage: str, *more: str, verb: str = "plan") -> bool:
-        ran = rstar2(verb, "--model", named, "--stage", stage, *more)
-        assert ran.exit_code == 0, ran.output
-        return "which is not the model of an earlier stage" in ran.stdout
+        result = rstar2(verb, "--model", named, "--stage", stage, *more)
+        assert result.exit_code == 0, result.output
+        return "which is not the model of an earlier stage" in result.stdout
 
     for named in (model, run / "sft"):
         assert not told(named, "1..3")
@@ -419,13 +420,13 @@ def test_sft_that_starts_says_what_its_dry_run_says(
 
 
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
-    ran = rstar2("demo", "--dry-run")
-    assert ran.exit_code == 0, ran.output
-    title = ran.stdout[: ran.stdout.index("━")]
+    result = rstar2("demo", "--dry-run")
+    assert result.exit_code == 0, result.output
+    title = result.stdout[: result.stdout.index("━")]
     assert "qwen3" in title
     assert "on 1 CPU rank" in " ".join(title.split())
-    assert "per CPU rank" in ran.stdout
-    assert "GPU " not in ran.stdout.partition("Hours in total")[0]
+    assert "per CPU rank" in result.stdout
+    assert "GPU " not in result.stdout.partition("Hours in total")[0]
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
@@ -449,7 +450,7 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
 
 
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:
-    ran = rstar2("train", "--stage", "1", "--model", "Qwen/Qwen3-99B", "--data", "d", "--dry-run")
-    assert ran.exit_code == 0, ran.output
-    assert "no plan: the shape of Qwen/Qwen3-99B is unknown" in ran.output
-    assert "verl.trainer.main_ppo" in ran.stdout
+    result = rstar2("train", "--stage", "1", "--model", "Qwen/Qwen3-99B", "--data", "d", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "no plan: the shape of Qwen/Qwen3-99B is unknown" in result.output
+    assert "verl.trainer.main_ppo" in result.stdout

@@ -25,10 +25,10 @@ def small_run(folder: Path) -> Path:
 
 def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path) -> None:
     run = small_run(tmp_path / "night")
-    ran = CliRunner().invoke(app, ["report", str(run)], env={"COLUMNS": "200"})
-    assert ran.exit_code == 0, ran.output
+    result = CliRunner().invoke(app, ["report", str(run)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
     page = (run / "report.html").read_text()
-    assert str(run / "report.html") in ran.output.replace("\n", "")
+    assert str(run / "report.html") in result.output.replace("\n", "")
     for names_of_xml in ("http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"):
         page = page.replace(names_of_xml, "")
     assert "http" not in page
@@ -84,11 +84,11 @@ def test_a_page_replaces_pages_and_no_other_file(tmp_path: Path) -> None:
 def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Path) -> None:
     small_run(tmp_path / "night")
     write_json(tmp_path / "model" / "config.json", {"model_type": "qwen3"})
-    ran = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
-    assert ran.exit_code == 0
-    assert "night" in ran.output
-    assert "finished" in ran.output
-    assert "model" not in ran.output
+    result = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "night" in result.output
+    assert "finished" in result.output
+    assert "model" not in result.output
     assert isinstance(
         CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path / "no")]).exception, UserError
     )
@@ -137,9 +137,9 @@ def test_a_failed_run_is_shown_with_its_cause_and_its_logs(tmp_path: Path) -> No
 
 def shown(*words: object) -> str:
     """What `runs show` prints on a terminal of 80 columns."""
-    ran = rstar2("runs", "show", *words, env={"COLUMNS": "80"})
-    assert ran.code == 0, ran.stderr
-    return ran.stdout
+    result = rstar2("runs", "show", *words, env={"COLUMNS": "80"})
+    assert result.code == 0, result.stderr
+    return result.stdout
 
 
 def test_a_run_is_shown_with_its_numbers_and_its_settings_where_asked_for(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> 
         ("analyze", run, "--output", run / "[/x]"): f"tables and plots: {run / '[/x]'}",
     }
     for words, text in printed.items():
-        ran = rstar2(*words)
-        assert (ran.code, text in ran.stdout) == (0, True), (words, ran.stdout, ran.stderr)
+        result = rstar2(*words)
+        assert (result.code, text in result.stdout) == (0, True), (words, result.stdout, result.stderr)
     compared = rstar2("eval", "compare", run, other)
     assert "set[b]: left out 1 problem" in compared.stderr
     assert "set[b]: 5 problems are too few to find a difference of any size" in compared.stdout

@@ -161,13 +161,13 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
 def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vllm: Path) -> None:
     port = free_port()
     words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=2 * TIMEOUT_S
     )
     try:
-        assert ran.returncode == 0, ran.stderr
-        assert f"http://127.0.0.1:{port} is ready" in ran.stdout
-        assert "1 server" not in ran.stdout
+        assert result.returncode == 0, result.stderr
+        assert f"http://127.0.0.1:{port} is ready" in result.stdout
+        assert "1 server" not in result.stdout
         server = answering()
         assert (server["port"], server["restarts"]) == (port, 0)
         assert "engine: loading" in rstar2("serve", "logs", "engine").stdout
@@ -227,14 +227,14 @@ def test_a_server_that_dies_while_loading_says_why_and_what_to_do(
 ) -> None:
     port = free_port()
     words = ["serve", str(model), "--python", str(vllm), "--port", str(port), "--", "--die"]
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=2 * TIMEOUT_S
     )
-    assert ran.returncode == 1
-    assert "engine ended with exit code 1: it ran out of memory" in ran.stderr
-    assert "--max-model-len" in ran.stderr
-    assert "CUDA out of memory, says the stand-in" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert result.returncode == 1
+    assert "engine ended with exit code 1: it ran out of memory" in result.stderr
+    assert "--max-model-len" in result.stderr
+    assert "CUDA out of memory, says the stand-in" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_server_that_never_answers_is_given_up_and_ended(
@@ -296,8 +296,12 @@ def test_servers_that_gave_up_do_not_count_as_running(state: Path) -> None:
 
 
 def _invoke(*words: str) -> tuple[int, str, Exception | None]:
-    ran = CliRunner().invoke(app, ["serve", *words])
-    return ran.exit_code, ran.output, ran.exception if isinstance(ran.exception, Exception) else None
+    result = CliRunner().invoke(app, ["serve", *words])
+    return (
+        result.exit_code,
+        result.output,
+        result.exception if isinstance(result.exception, Exception) else None,
+    )
 
 
 def test_a_port_in_use_is_one_message_and_nothing_starts(state: Path, model: Path, vllm: Path) -> None:
@@ -326,10 +330,10 @@ def test_printing_the_command_needs_no_vllm_and_a_relative_path_becomes_absolute
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    ran = CliRunner().invoke(app, ["serve", model.name, "--print-command"])
-    assert ran.exit_code == 0, ran.output
-    assert str(model) in ran.stdout.split()
-    assert "vLLM is not installed" in ran.stderr
+    result = CliRunner().invoke(app, ["serve", model.name, "--print-command"])
+    assert result.exit_code == 0, result.output
+    assert str(model) in result.stdout.split()
+    assert "vLLM is not installed" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["empty", "absent", "./absent", "a/b/c"])
@@ -484,10 +488,10 @@ def test_a_damaged_model_is_the_users_mistake_as_in_a_chat(model: Path, damaged:
         (model / "rstar2_format.json").unlink()
     (model / damaged).write_text("{% for")
     words = ["--engine", "transformers", "--with-tools", "--port", str(free_port())]
-    ran = rstar2("serve", model, *words)
-    assert ran.code == 2, ran.stderr
-    assert "no-tools" not in ran.stderr
-    assert "Traceback" not in ran.stderr
+    result = rstar2("serve", model, *words)
+    assert result.code == 2, result.stderr
+    assert "no-tools" not in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["train", "--stage", "4", "--model", "m", "--data", "d"], "--stage 4: no such stage"),
         (["train", "--stage", "3..1", "--model", "m", "--data", "d"], "--stage 3..1: no such stage"),
@@ -84,8 +84,8 @@ def data(tmp_path: Path) -> Path:
         (["demo", "--set", "traces.count=8"], "traces.count = 8 is less than"),
     ],
 )
-def test_a_mistake_is_refused_by_name(args: list[str], said: str, tmp_path: Path) -> None:
-    assert said in refusal(*args)
+def test_a_mistake_is_refused_by_name(args: list[str], message: str, tmp_path: Path) -> None:
+    assert message in refusal(*args)
     assert list(tmp_path.iterdir()) == [], "nothing may be left behind"
 
 
@@ -111,14 +111,14 @@ def test_rollouts_on_gpus_need_vllm_before_anything_starts(
     monkeypatch.setattr("rstar2.train.hardware.check_hardware", _stop)
     stage = ["--stage", "1"] if verb == "train" else []
     words = [verb, *stage, "--model", model, "--data", data, "--profile"]
-    ran = rstar2(*words, "8xh100")
+    result = rstar2(*words, "8xh100")
     if asks:
-        assert isinstance(ran.exception, UserError)
-        assert ran.exception.message == "packages that training needs are not installed: vllm"
-        assert "[gpu]" in (ran.exception.hint or "")
-        assert "[laptop]" not in (ran.exception.hint or "")
+        assert isinstance(result.exception, UserError)
+        assert result.exception.message == "packages that training needs are not installed: vllm"
+        assert "[gpu]" in (result.exception.hint or "")
+        assert "[laptop]" not in (result.exception.hint or "")
     else:
-        assert isinstance(ran.exception, _Stopped)
+        assert isinstance(result.exception, _Stopped)
     assert isinstance(rstar2(*words, "laptop").exception, _Stopped)
 
 

@@ -372,8 +372,8 @@ def test_a_pattern_is_counted_by_its_name_on_the_card(tmp_path: Path) -> None:
         "filters = ['geogebra', 'duplicates']\n[sources.p]\n[patterns.geogebra]\nregex = '(?i)GEOGEBRA'\n",
     )
     out = tmp_path / "out"
-    ran = rstar2("data", "prepare", recipe, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("data", "prepare", recipe, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
+    assert result.code == 0, result.stderr
     card = (out / "card.md").read_text()
     assert "| geogebra | 1 | 1 p |" in card
     assert "**geogebra** p-1: field: problem, text: " in card
@@ -411,8 +411,10 @@ def test_a_pattern_that_cannot_work_is_refused_before_a_row_is_read(
 ) -> None:
     file = own(tmp_path, f"{recipe}[sources.p]\n")
     out = tmp_path / "out"
-    ran = rstar2("data", "prepare", file, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
-    assert (ran.code, message in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
+    result = rstar2("data", "prepare", file, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
+    assert (result.code, message in result.stderr, "Traceback" in result.stderr) == (2, True, False), (
+        result.stderr
+    )
     assert not out.exists()
 
 
@@ -448,8 +450,8 @@ def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_
             )
         )
     )
-    ran = rstar2("data", "prepare", tmp_path / "p.jsonl", "--output", tmp_path / "out")
-    assert ran.code == 0, ran.stderr
+    result = rstar2("data", "prepare", tmp_path / "p.jsonl", "--output", tmp_path / "out")
+    assert result.code == 0, result.stderr
     steps = {
         row["filter"]: row["dropped"]
         for row in json.loads((tmp_path / "out" / "card.json").read_text())["steps"]
@@ -458,7 +460,7 @@ def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_
         "figures": 1, "proofs": 1, "stated-answer": 1
     }  # fmt: skip
     assert not set(DEFAULT_FILTERS["conversations"]) & {*FAULTY, "stated-answer"}
-    ran = rstar2(
+    result = rstar2(
         "data", "prepare", "dapo", "--from", f"dapo={tmp_path / 'p.jsonl'}", "--output", "x", "--dry-run"
     )
-    assert "proofs" not in ran.stdout
+    assert "proofs" not in result.stdout

@@ -141,10 +141,10 @@ def run(*words: str | Path, env: dict[str, str]) -> subprocess.CompletedProcess[
 
 
 def refused(*words: str | Path, env: dict[str, str]) -> str:
-    ran = run("prepare", *words, env=env)
-    assert ran.returncode == 2, ran.stderr
-    assert "Traceback" not in ran.stderr
-    return " ".join(ran.stderr.split())
+    result = run("prepare", *words, env=env)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
 
 
 NO_BENCHMARK = ("--set", "against=[]")
@@ -160,8 +160,8 @@ def test_paper_rl_reads_only_its_splits_and_columns(hub: Hub, sets: Path, tmp_pa
     euler.write_text(json.dumps([ROWS["project-euler"]]))
     out = tmp_path / "out"
     words = ("paper-rl", "--from", f"project-euler={euler}", "--output", out, *NO_BENCHMARK)
-    ran = run("prepare", *words, env=hub.env(tmp_path / "home"))
-    assert ran.returncode == 0, ran.stderr
+    result = run("prepare", *words, env=hub.env(tmp_path / "home"))
+    assert result.returncode == 0, result.stderr
     assert {name: each["read"] for name, each in sources_of(out).items()} == {
         "dapo": 40,
         "openmathreasoning": 120,
@@ -188,8 +188,8 @@ def test_paper_sft_reads_only_its_splits_also_a_second_time_without_a_network(
     ]
     words = [*NO_BENCHMARK, *(word for each in minimums for word in ("--set", each))]
     env = hub.env(tmp_path / "home", TOKEN)
-    ran = run("prepare", "paper-sft", "--output", tmp_path / "out", *words, env=env)
-    assert ran.returncode == 0, ran.stderr
+    result = run("prepare", "paper-sft", "--output", tmp_path / "out", *words, env=env)
+    assert result.returncode == 0, result.stderr
     about = sources_of(tmp_path / "out")
     assert {name: each["read"] for name, each in about.items()} == {
         "toolace": 25,

@@ -39,9 +39,9 @@ def test_calls_in_tags_become_calls_that_their_replies_answer(tmp_path: Path) ->
 def test_calls_within_a_text_stay_text_and_the_reason_names_tags(tmp_path: Path) -> None:
     turn = {"role": "assistant", "content": f"Write {CALL} to call."}
     assert read(tmp_path, turn) == [turn]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as excinfo:
         read(tmp_path, turn, REPLY, turn)
-    assert "in tags at the end of a message" in refused.value.detail
+    assert "in tags at the end of a message" in excinfo.value.detail
 
 
 def test_a_thought_in_a_field_of_its_own_is_not_lost(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"problem": None}, "problem must be text, not None"),
         ({"problem": " "}, "problem must be text, not ' '"),
@@ -84,13 +84,13 @@ def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
     ],
 )
 def test_a_problem_that_cannot_be_trained_on_is_named_by_its_row(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     good = {"id": "a", "problem": "What is 1+1?", "answer": "2", "source": "mine"}
     write_parquet(tmp_path / "mine.parquet", [good, {**good, "id": "b", **changes}])
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_rows(tmp_path / "mine.parquet", rollouts=8)
-    assert f"mine.parquet, row 2: {said}" in refused.value.message
+    assert f"mine.parquet, row 2: {message}" in excinfo.value.message
 
 
 @pytest.mark.parametrize(("column", "value"), [("id", 1), ("answer", 2), ("problem", 3)])
@@ -102,7 +102,7 @@ def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, val
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"reward_model": None}, "reward_model.ground_truth must be text, not None"),
         ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth must be text, not None"),
@@ -112,13 +112,13 @@ def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, val
     ],
 )
 def test_a_row_in_verls_form_that_cannot_be_trained_on_is_named(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     rows = rl_rows([Problem("p", "What is 1+1?", "2"), Problem("q", "What is 2+1?", "3")], 8, "mine")
     write_parquet(tmp_path / "verl.parquet", [rows[0], {**rows[1], **changes}])
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_rows(tmp_path / "verl.parquet", rollouts=8)
-    assert f"verl.parquet, row 2: {said}" in refused.value.message
+    assert f"verl.parquet, row 2: {message}" in excinfo.value.message
 
 
 def test_a_prepared_folder_and_a_parquet_file_can_be_evaluated(problems: Path, tmp_path: Path) -> None:

@@ -165,11 +165,11 @@ NEEDED = [
 def test_a_missing_or_renamed_column_is_named(tmp_path: Path, name: str, column: str, _: object) -> None:
     row = copy.deepcopy(ROWS[name])
     row["other"] = row.pop(column)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as excinfo:
         read(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
-    assert f"{name}: {tmp_path / 'rows.jsonl'} has no column" in caught.value.message
-    assert column in caught.value.message.partition("it has")[0]
-    assert "other" in caught.value.message.partition("it has")[2]
+    assert f"{name}: {tmp_path / 'rows.jsonl'} has no column" in excinfo.value.message
+    assert column in excinfo.value.message.partition("it has")[0]
+    assert "other" in excinfo.value.message.partition("it has")[2]
     file = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist([row]), file)
     with pytest.raises(UserError, match=f"has no column .*{column}"):
@@ -278,14 +278,14 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
-    ("calls", "said"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is not one of the tools")]
+    ("calls", "message"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is not one of the tools")]
 )
 def test_a_call_that_does_not_fit_its_tool_is_refused(
-    tmp_path: Path, name: str, calls: dict[str, str], said: str
+    tmp_path: Path, name: str, calls: dict[str, str], message: str
 ) -> None:
     reason, detail = refused(tmp_path, name, with_turns(name, ("user", "Rain?"), ("call", calls[name])))
     assert reason == "bad call"
-    assert said in detail
+    assert message in detail
 
 
 def test_parallel_calls_get_a_reply_each(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[
 
 
 @pytest.mark.parametrize(
-    ("turns", "said"),
+    ("turns", "message"),
     [
         ([("user", "Rain?")], "no assistant message"),
         ([("assistant", "Hello!")], "no assistant message that answers a user"),
@@ -349,12 +349,12 @@ def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_turns_that_do_not_follow_are_refused(
-    tmp_path: Path, name: str, turns: list[tuple[str, str]], said: str
+    tmp_path: Path, name: str, turns: list[tuple[str, str]], message: str
 ) -> None:
     given = [(who, text.replace("CALL", CALL[name])) for who, text in turns]
     reason, detail = refused(tmp_path, name, with_turns(name, *given))
     assert reason == "malformed"
-    assert said in detail or "the number of replies is not" in detail
+    assert message in detail or "the number of replies is not" in detail
 
 
 @pytest.mark.parametrize("name", ["toolace", "glaive-v2"])
@@ -489,7 +489,7 @@ def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("calls", "replies", "said"),
+    ("calls", "replies", "message"),
     [
         ([("a", "Bern")], [reply("sun", "b")], "a tool's reply names the call 'b', which waits for no reply"),
         (
@@ -507,13 +507,13 @@ def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> N
     ],
 )
 def test_replies_that_fit_no_call_are_refused(
-    tmp_path: Path, calls: list[tuple[str | None, str]], replies: list[dict[str, Any]], said: str
+    tmp_path: Path, calls: list[tuple[str | None, str]], replies: list[dict[str, Any]], message: str
 ) -> None:
-    assert own(tmp_path, conversation(calling(*calls), *replies, SAID)) == ("malformed", said)
+    assert own(tmp_path, conversation(calling(*calls), *replies, SAID)) == ("malformed", message)
 
 
 @pytest.mark.parametrize(
-    ("message", "reason", "said"),
+    ("message", "reason", "expected"),
     [
         (calling((None, "Bern"), content=[{"type": "text", "text": "!"}]), "malformed", "is not text"),
         (calling((None, "\ud800")), "malformed", "surrogate"),
@@ -523,12 +523,12 @@ def test_replies_that_fit_no_call_are_refused(
     ],
 )
 def test_one_bad_call_refuses_its_row_alone(
-    tmp_path: Path, message: dict[str, Any], reason: str, said: str
+    tmp_path: Path, message: dict[str, Any], reason: str, expected: str
 ) -> None:
     found = own(tmp_path, conversation(message))
     assert isinstance(found, tuple), found
     assert found[0] == reason
-    assert said in found[1]
+    assert expected in found[1]
 
 
 def test_half_a_surrogate_pair_that_a_detail_quotes_is_escaped(tmp_path: Path) -> None:
@@ -637,7 +637,7 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt"\n', "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object, but list"),
@@ -650,10 +650,10 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
         (b'{"prompt": "x", "reward_model": {}}\n{}{}\n\n', "line 2: not JSON"),
     ],
 )
-def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read(sources()["dapo"], file)
 
 
@@ -723,7 +723,7 @@ def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('[{"prompt": "x", "reward_model": {}}, {"prompt"', "is not JSON"),
         ('[{"prompt": "x", "reward_model": {}}, 7]', "row 2: not a JSON object, but int"),
@@ -735,11 +735,11 @@ def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(
     ],
 )
 def test_a_json_file_that_holds_no_rows_is_refused_as_a_whole(
-    tmp_path: Path, content: str, said: str
+    tmp_path: Path, content: str, message: str
 ) -> None:
     file = tmp_path / "data.json"
     file.write_text(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read(sources()["dapo"], file)
 
 
@@ -928,7 +928,7 @@ def test_prose_in_brackets_stays_prose(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "said"),
+    ("system", "message"),
     [
         ("SYSTEM: You are a helpful assistant, with no access to external functions.\n\n\n", []),
         (
@@ -951,13 +951,13 @@ def test_prose_in_brackets_stays_prose(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_glaives_system_text_loses_its_functions_and_its_usual_words_alone(
-    tmp_path: Path, system: str, said: list[str]
+    tmp_path: Path, system: str, message: list[str]
 ) -> None:
     row = changed("glaive-v2", system=system, chat=glaive_chat(("USER", "Hi"), ("ASSISTANT", "Hello!")))
     messages = one(tmp_path, "glaive-v2", row)["messages"]
     found = [each["content"] for each in messages if each["role"] == "system"]
-    assert len(found) == len(said)
-    assert all(text.startswith(words) for text, words in zip(found, said, strict=True))
+    assert len(found) == len(message)
+    assert all(text.startswith(words) for text, words in zip(found, message, strict=True))
 
 
 def code_of(tmp_path: Path, solution: str) -> tuple[str | None, str]:
@@ -987,7 +987,7 @@ def test_a_block_of_code_is_read_as_markdown_has_it(tmp_path: Path, solution: st
 
 
 @pytest.mark.parametrize(
-    ("solution", "reason", "said"),
+    ("solution", "reason", "message"),
     [
         ("```python\nprint(1)\n```\nOr:\n```python\nprint(2)\n```", "several blocks", "2 blocks"),
         ("```python\nprint(1)\n```\nIt prints:\n```\n1\n```", "several blocks", "2 blocks"),
@@ -1022,11 +1022,11 @@ def test_a_block_of_code_is_read_as_markdown_has_it(tmp_path: Path, solution: st
     ],
 )
 def test_code_that_would_not_run_as_it_is_taught_is_refused_with_the_reason(
-    tmp_path: Path, solution: str, reason: str, said: str
+    tmp_path: Path, solution: str, reason: str, message: str
 ) -> None:
     found, detail = refused(tmp_path, "magicoder", changed("magicoder", solution=solution))
     assert found == reason
-    assert said in detail
+    assert message in detail
 
 
 @pytest.mark.parametrize(
@@ -1071,7 +1071,7 @@ def test_dapos_wrapper_is_taken_off_a_prompt_that_is_text_too(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("prompt", "reason", "said"),
+    ("prompt", "reason", "message"),
     [
         (
             WRAPPER.format(problem="What?").replace("step by step", "slowly"),
@@ -1102,11 +1102,11 @@ def test_dapos_wrapper_is_taken_off_a_prompt_that_is_text_too(tmp_path: Path) ->
     ],
 )
 def test_a_prompt_that_cannot_be_unwrapped_is_refused_with_the_reason(
-    tmp_path: Path, prompt: Any, reason: str, said: str
+    tmp_path: Path, prompt: Any, reason: str, message: str
 ) -> None:
     found, detail = refused(tmp_path, "dapo", changed("dapo", prompt=prompt))
     assert found == reason
-    assert said in detail
+    assert message in detail
 
 
 @pytest.mark.parametrize(

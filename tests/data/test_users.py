@@ -68,8 +68,8 @@ def write(folder: Path, *numbers: object) -> str:
 
 
 def prepared(*words: str) -> tuple[int, str]:
-    ran = rstar2("data", "prepare", *words, "--output", "out")
-    return ran.code, ran.stdout + ran.stderr
+    result = rstar2("data", "prepare", *words, "--output", "out")
+    return result.code, result.stdout + result.stderr
 
 
 def test_a_source_is_named_on_the_command_line(folder: Path) -> None:

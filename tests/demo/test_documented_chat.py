@@ -60,8 +60,8 @@ def test_the_demos_model_answers_the_documented_question(
     monkeypatch.chdir(folder)
     words = shlex.split(line)
     asked = words[words.index("chat") :]
-    ran = rstar2(*asked, "--judge", judge.url, stdin=QUESTION if words[0] == "cat" else "")
-    assert ran.code == 0, ran.stderr
+    result = rstar2(*asked, "--judge", judge.url, stdin=QUESTION if words[0] == "cat" else "")
+    assert result.code == 0, result.stderr
     a, b = map(int, re.findall(r"= (\d+)", QUESTION))
-    answer = json.loads(ran.stdout)["answer"] if "--json" in words else ran.stdout
+    answer = json.loads(result.stdout)["answer"] if "--json" in words else result.stdout
     assert f"\\boxed{{{a * b}}}" in answer

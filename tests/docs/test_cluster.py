@@ -41,22 +41,22 @@ def test_each_says_how_it_is_called() -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing() -> None:
     # Its versions differ in what they only remark on.
-    ran = subprocess.run(
+    result = subprocess.run(
         ["shellcheck", "--severity=warning", *CLUSTER.glob("*.sh")],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.stdout == ""
+    assert result.stdout == ""
 
 
 def test_a_node_without_a_token_is_refused() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
-    ran = subprocess.run(
+    result = subprocess.run(
         [CLUSTER / "ray_node.sh", "head"], env=environment, capture_output=True, text=True, check=False
     )
-    assert ran.returncode != 0
-    assert "set it to the same long random text on every machine" in ran.stderr
+    assert result.returncode != 0
+    assert "set it to the same long random text on every machine" in result.stderr
 
 
 @pytest.mark.slow

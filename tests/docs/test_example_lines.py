@@ -318,9 +318,9 @@ def test_an_example_line_runs(
     for made, maker in MAKERS.items():
         if made in line and line != maker and not Path(made).exists():
             assert _run(maker, judge, standin, endpoint).code == 0
-    ran = _run(line, judge, standin, endpoint)
+    result = _run(line, judge, standin, endpoint)
     # doctor's exit code says whether this machine can train, which is not the examples' concern.
-    assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
+    assert result.code == 0 or (_verb(line) == "doctor" and result.code == 1), result.stderr
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if _is_only_parsed(line)])

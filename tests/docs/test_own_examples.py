@@ -41,7 +41,7 @@ def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
     [block] = re.findall(r"^```bash\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     printed = []
     for line in block.replace("\\\n", " ").splitlines():
-        ran = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", line],
             cwd=copy,
             env=environment | variables,
@@ -49,8 +49,8 @@ def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
             text=True,
             timeout=800,
         )
-        assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
-        printed.append(ran.stdout)
+        assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+        printed.append(result.stdout)
     return printed
 
 
@@ -137,5 +137,5 @@ def test_the_examples_to_copy_are_typed(tmp_path: Path) -> None:
             "--cache-dir",
             str(tmp_path),
         ]
-        ran = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=800)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        result = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=800)
+        assert result.returncode == 0, result.stdout + result.stderr

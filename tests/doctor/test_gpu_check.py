@@ -192,8 +192,8 @@ def test_ctrl_c_ends_the_check_and_reports_what_ran_so_far(tmp_path: Path) -> No
 
 def test_a_wrong_name_and_options_without_gpu_check_are_the_users_mistakes(tmp_path: Path) -> None:
     def error(*words: str) -> Any:
-        ran = CliRunner().invoke(app, ["doctor", *words])
-        return ran.exception
+        result = CliRunner().invoke(app, ["doctor", *words])
+        return result.exception
 
     unknown = error("--gpu-check", "--check", "atention", "--output", str(tmp_path))
     assert (unknown.message, unknown.exit_code) == (
@@ -312,13 +312,13 @@ def test_the_commands_for_a_gpu_are_understood_by_train_and_sft(
     assert "hardware.engine_memory_share=0.26" in words
     monkeypatch.setattr(training, "free_bytes", lambda settings: 0)
     assert rl.words_of(on_gpu) == words, "the same command after the kill"
-    ran = rstar2(*words, "--dry-run")
-    assert ran.code == 0, ran.stderr
-    assert '"device": "cuda"' in ran.stdout
+    result = rstar2(*words, "--dry-run")
+    assert result.code == 0, result.stderr
+    assert '"device": "cuda"' in result.stdout
     data = settings.work / "conversations.jsonl"
     sft._write_conversations(data, model.random_model(on_gpu))
-    ran = rstar2(*training.sft_words(on_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
-    assert ran.code == 0, ran.stderr
+    result = rstar2(*training.sft_words(on_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
+    assert result.code == 0, result.stderr
 
 
 def test_engine_and_trainer_that_disagree_are_found() -> None:
@@ -388,10 +388,10 @@ def test_a_driver_without_a_torch_that_can_use_it_is_explained(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(environment, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3, 81559 MiB"])
     on_gpu = Settings("cuda", 1, settings.work, settings.logs)
-    with pytest.raises(CheckFailed, match="cannot use the GPUs") as failed:
+    with pytest.raises(CheckFailed, match="cannot use the GPUs") as excinfo:
         environment.run(on_gpu)
-    assert failed.value.measured.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
-    assert "pytorch.org" in failed.value.hint
+    assert excinfo.value.measured.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
+    assert "pytorch.org" in excinfo.value.hint
     with pytest.raises(NotRun, match="torch cannot use a GPU"):
         update.run(on_gpu)
 

@@ -52,8 +52,8 @@ def _numbers(result: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.long
 def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_path: Path) -> None:
     words = ("--gpu-check", "--device", "cpu", "--limit", LIMIT_S, "--output", str(tmp_path))
-    ran = _run(sys.executable, "rstar2", "doctor", *words)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    process = _run(sys.executable, "rstar2", "doctor", *words)
+    assert process.returncode == 0, process.stdout + process.stderr
     results = _record(tmp_path)
     assert list(results) == list(CHECKS)
     with_vllm = "RSTAR2_VLLM_PYTHON" in os.environ
@@ -119,8 +119,8 @@ def test_with_torch_and_transformers_alone_the_first_checks_run_and_the_rest_say
 ) -> None:
     env = {"PYTHONPATH": str(ROOT)}
     words = ("--device", "cpu", "--limit", LIMIT_S, "--output", str(tmp_path))
-    ran = _run(bare_python, "rstar2.doctor.gpu_check", *words, env=env)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    process = _run(bare_python, "rstar2.doctor.gpu_check", *words, env=env)
+    assert process.returncode == 0, process.stdout + process.stderr
     results = _record(tmp_path)
     passed = [name for name, result in results.items() if result["outcome"] == "passed"]
     assert passed == ["environment", "attention", "update"]

@@ -543,10 +543,10 @@ async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCo
                 raise EngineError("gone")
             return await super().generate(prompt_ids, sampling, on_tokens)
 
-    with pytest.raises(RolloutError, match="gone") as caught:
+    with pytest.raises(RolloutError, match="gone") as excinfo:
         await _run(codec, Gone(codec, ASK), Tools("4"), problem_id="p")
-    assert isinstance(caught.value, EngineError)
-    trace = caught.value.trace
+    assert isinstance(excinfo.value, EngineError)
+    trace = excinfo.value.trace
     assert (trace.finish, trace.problem_id) == ("error", "p")
     assert [turn.text for turn in trace.turns] == [ASK]
     assert trace.turns[0].calls[0].output == "4"

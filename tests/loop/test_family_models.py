@@ -143,11 +143,11 @@ def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judg
     codec = load_codec(model)
     prompt = codec.prompt(codec.format.messages(PROBLEM.problem))
     limits = ("--max-tokens", 12, "--judge", judge.url)
-    ran = rstar2("eval", problems, "--model", model, "-n", 1, "--run", tmp_path / "eval", *limits)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("eval", problems, "--model", model, "-n", 1, "--run", tmp_path / "eval", *limits)
+    assert result.code == 0, result.stderr
     [trace] = read_traces(tmp_path / "eval" / "one" / "traces.jsonl")
     assert trace.prompt_ids == prompt
-    ran = rstar2(
+    result = rstar2(
         "chat",
         "--model",
         model,
@@ -158,11 +158,11 @@ def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judg
         tmp_path / "chat",
         *limits,
     )
-    assert ran.code == 0, ran.stderr
+    assert result.code == 0, result.stderr
     [trace] = read_traces(tmp_path / "chat" / "traces.jsonl")
     assert trace.prompt_ids == prompt
-    shown = rstar2("format", "show", model, "--problem", PROBLEM.problem, "--json")
-    assert json.loads(shown.stdout)["prompt_ids"] == prompt
+    result = rstar2("format", "show", model, "--problem", PROBLEM.problem, "--json")
+    assert json.loads(result.stdout)["prompt_ids"] == prompt
 
 
 def test_the_agents_endpoint_shows_the_model_the_same_and_its_client_thought_and_answer(model: Path) -> None:
@@ -199,24 +199,24 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
     rows = [{"messages": conversation(codec)}] * 4
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets: Callable[..., list[str]] = lambda *keys: [word for key in keys for word in ("--set", key)]  # noqa: E731
-    ran = rstar2(
+    result = rstar2(
         "sft", "--model", model, "--data", data, "--run", tmp_path / "sft", "--profile", "laptop",
         *sets("batch=4", "epochs=1", "max_tokens=4096", f"format={family}"),
     )  # fmt: skip
-    assert ran.code == 0, ran.stderr
+    assert result.code == 0, result.stderr
     taught = load_codec(tmp_path / "sft" / "model")
     assert taught.format.family == family
     [first, *_] = [encode(row, taught) for row in read_conversations(data)]
     assert first == codec.training_sample(conversation(codec), None)
     problems = tmp_path / "problems.parquet"
     write_parquet(problems, rl_rows(builtin.training(1, 4), 4, "builtin"))
-    ran = rstar2(
+    result = rstar2(
         "train", "--stage", 1, "--model", tmp_path / "sft" / "model", "--data", problems, "--run", tmp_path / "rl",
         "--profile", "laptop", "--judge", judge.url,
         *sets("steps=1", "rollout.prompts=2", "rollout.rollouts=4", "rollout.prompt_tokens=2048", "rollout.tokens=32",
               "rollout.max_turns=2", "groups.keep=2", "groups.drop_equal_rewards=false", "reward=constant"),
     )  # fmt: skip
-    assert ran.code == 0, ran.stderr
+    assert result.code == 0, result.stderr
     made = load_codec(tmp_path / "rl" / "stage1" / "model")
     assert made.format == taught.format
     traces = [trace for path in (tmp_path / "rl").rglob("traces/*.jsonl") for trace in read_traces(path)]

@@ -43,9 +43,9 @@ def test_a_wrong_token_is_found_though_health_answers(token_judge: JudgeHandle, 
 
     assert asyncio.run(health())["status"] == "ok"
     for fmt in (None, default_format()):
-        with pytest.raises(UserError, match="refused the token") as caught:
+        with pytest.raises(UserError, match="refused the token") as excinfo:
             check_judge(token_judge.url, token, fmt)
-        assert "judge.json" in caught.value.hint
+        assert "judge.json" in excinfo.value.hint
 
 
 def test_programs_run_with_every_tool_of_a_format(token_judge: JudgeHandle) -> None:
@@ -102,16 +102,16 @@ def test_training_takes_a_judge_that_does_not_answer_for_an_outage() -> None:
         lambda: try_judge("http://127.0.0.1:9", None),
         lambda: check_programs(stage_recipes([1], None, []), ("http://127.0.0.1:9", None), default_format()),
     ):
-        with pytest.raises(JudgeError, match=r"no judge answers at http://127\.0\.0\.1:9") as caught:
+        with pytest.raises(JudgeError, match=r"no judge answers at http://127\.0\.0\.1:9") as excinfo:
             check()
-        assert caught.value.exit_code == 1
+        assert excinfo.value.exit_code == 1
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 2), (404, 2), (403, 2), (429, 1), (503, 1)])
 def test_training_tells_another_server_from_a_judge_that_is_not_ready(status: int, code: int) -> None:
-    with answering(status) as url, pytest.raises(RStarError) as caught:
+    with answering(status) as url, pytest.raises(RStarError) as excinfo:
         try_judge(url, None)
-    assert caught.value.exit_code == code
+    assert excinfo.value.exit_code == code
 
 
 @contextmanager
@@ -163,9 +163,9 @@ def test_training_requires_what_any_of_its_stages_needs(token_judge: JudgeHandle
     address, fmt = (token_judge.url, token_judge.token), with_limits(default_format(), AMPLE)
     check_programs(stage_recipes([1], None, []), address, fmt)
     recipes = stage_recipes([1, 2], None, ['stage2.judge.packages=["json", "no_such_package"]'])
-    with pytest.raises(UserError, match="cannot import no_such_package") as caught:
+    with pytest.raises(UserError, match="cannot import no_such_package") as excinfo:
         check_programs(recipes, address, fmt)
-    assert "judge.packages" in caught.value.hint
+    assert "judge.packages" in excinfo.value.hint
     with pytest.raises(UserError, match="refused the token"):
         check_programs(recipes, (token_judge.url, "another"), fmt)
 

@@ -96,9 +96,9 @@ def test_arguments_are_checked_by_the_types_of_the_function(arguments: Any, fitt
     if isinstance(fitting, dict):
         assert own_tools.measure.fitting(arguments) == fitting
     else:
-        with pytest.raises(ArgumentsError) as refused:
+        with pytest.raises(ArgumentsError) as excinfo:
             own_tools.measure.fitting(arguments)
-        assert str(refused.value) == fitting
+        assert str(excinfo.value) == fitting
 
 
 def named(*tools: str) -> Format:
@@ -180,8 +180,8 @@ def test_a_function_that_hangs_keeps_no_process_from_ending() -> None:
         "async def run():\n    async with asyncio.timeout(0.05): await _in_thread(hang, {})\n"
         "try: asyncio.run(run())\nexcept TimeoutError: print('out of time')\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.stdout == "out of time\n", ran.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert result.stdout == "out of time\n", result.stderr
 
 
 async def test_what_a_tool_keeps_is_one_rollouts_and_is_closed_however_that_fails() -> None:
@@ -317,9 +317,9 @@ def no_schema(number: Callable[[], int]) -> int:
 def test_a_function_that_can_be_no_tool_is_refused_with_the_reason(
     function: Callable[..., Any], reason: str
 ) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         tool(function)
-    assert refused.value.message.startswith(f"the tool {function.__name__} in {__name__}: {reason}")
+    assert excinfo.value.message.startswith(f"the tool {function.__name__} in {__name__}: {reason}")
 
 
 def test_names_may_be_chosen() -> None:
@@ -389,9 +389,9 @@ def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
     ],
 )
 def test_a_tool_that_a_format_cannot_have_is_named(tmp_path: Path, tools: str, message: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         read_format(write_format(tmp_path, tools))
-    assert message in refused.value.message
+    assert message in excinfo.value.message
 
 
 def test_a_tool_that_got_another_name_is_refused() -> None:

@@ -73,9 +73,9 @@ def test_a_wrong_line_in_the_middle_is_named_by_its_number(tmp_path: Path) -> No
         file.write(b'{"problem_id": "p"}\n')
     with pytest.raises(
         UserError, match=r"traces\.jsonl, line 2: not a trace \(prompt_ids: Field required\)"
-    ) as told:
+    ) as excinfo:
         list(read_traces(path))
-    assert "rstar2 grade" in told.value.hint
+    assert "rstar2 grade" in excinfo.value.hint
 
 
 def test_a_missing_file_is_one_message(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     tokenizer.save_pretrained(root / "model")
     (root / "model" / "config.json").write_text("{}")
     words = ("--against", root / "contest.jsonl", "--tokenizer", root / "model", "--output", root / "rl")
-    ran = rstar2("data", "prepare", root / "mine.jsonl", *words)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("data", "prepare", root / "mine.jsonl", *words)
+    assert result.code == 0, result.stderr
     return root / "rl"
 
 
@@ -70,5 +70,5 @@ def test_the_page_fits_a_telephone(browser: Browser, prepared: Path) -> None:
 
 def test_a_damaged_card_is_named(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text("{")
-    ran = rstar2("report", tmp_path)
-    assert (ran.code, f"no prepared data at {tmp_path}" in ran.stderr) == (2, True)
+    result = rstar2("report", tmp_path)
+    assert (result.code, f"no prepared data at {tmp_path}" in result.stderr) == (2, True)

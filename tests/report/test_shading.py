@@ -74,8 +74,8 @@ def test_a_switch_shades_the_tokens_and_stays_on_for_the_next_trace(browser: Bro
     assert texts(browser, ".tokens") == []
     click(browser, ".shade")
     assert browser.run("return document.querySelector('.shade').getAttribute('aria-pressed')") == "true"
-    shown = browser.run("return [...document.querySelectorAll('.tokens')].map((node) => node.textContent)")
-    assert shown == [turn.text[: 4 * (turn.end - turn.start)] for turn in trace.turns]
+    result = browser.run("return [...document.querySelectorAll('.tokens')].map((node) => node.textContent)")
+    assert result == [turn.text[: 4 * (turn.end - turn.start)] for turn in trace.turns]
     assert browser.run("return document.querySelector('.thought').checkVisibility()") is False
     levels = browser.run(
         "return [...document.querySelectorAll('.tokens .token')].slice(0, 3)"

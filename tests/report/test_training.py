@@ -122,8 +122,8 @@ def test_a_curve_without_any_measurement_is_left_out(tmp_path: Path) -> None:
             row["data"]["rstar2/failed_call_ratio_correct"] = None
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [chart["y"] for chart in collect(run).charts] == ["pass rate", "tokens"]
-    shown = rstar2("runs", "show", run)
-    assert (shown.code, "pass rate" in shown.stdout) == (0, True), shown.stderr
+    result = rstar2("runs", "show", run)
+    assert (result.code, "pass rate" in result.stdout) == (0, True), result.stderr
 
 
 def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:

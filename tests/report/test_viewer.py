@@ -248,8 +248,10 @@ def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
     kinds = [["thought", "text"], ["text"], ["thought", "text"]]
     for sample, labels in enumerate(kinds):
         open_page(browser, f"{page}#0/q/{sample}")
-        shown = browser.run("return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)")
-        assert shown == labels
+        result = browser.run(
+            "return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)"
+        )
+        assert result == labels
         assert texts(browser, ".trace .turn") == ["turn 1"], "no server told its tokens"
         assert "700 tokens" in texts(browser, ".trace .facts")[0]
     open_page(browser, page)

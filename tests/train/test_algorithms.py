@@ -53,9 +53,9 @@ def test_the_default_is_the_papers() -> None:
 
 @pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "dr-grpo"), ("reinforce", "reinforce++")])
 def test_an_unknown_objective_is_refused_with_the_nearest_name(typed: str, nearest: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         recipe_of(typed)
-    message = refused.value.message
+    message = excinfo.value.message
     assert "algorithm.objective must be one of 'grpo', 'dr-grpo', 'maxrl'" in message
     assert message.endswith(f"not {typed!r}; did you mean {nearest}?")
 

@@ -134,9 +134,9 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
     ):
         package.write_text(source)
         attention._import_error.cache_clear()
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(UserError, match=said) as excinfo:
             check_attention("flash_attn", tmp_path)
-        assert "hardware.attention=torch" in (refused.value.hint or "")
+        assert "hardware.attention=torch" in (excinfo.value.hint or "")
     package.write_text("")
     attention._import_error.cache_clear()
     check_attention("flash_attn", tmp_path)

@@ -118,7 +118,7 @@ def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("kind", "change", "message"),
     [
         ("train", "hardware.nodes=2", "recipes.1.hardware.nodes, recipes.2.hardware.nodes"),
         ("train", "stage2.hardware.update_tokens=99999", "recipes.2.hardware.update_tokens"),
@@ -133,12 +133,12 @@ def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Pa
     ],
 )
 def test_what_decides_what_is_learned_may_not(
-    kind: str, change: str, said: str, data: Path, tmp_path: Path
+    kind: str, change: str, message: str, data: Path, tmp_path: Path
 ) -> None:
     before = started(tmp_path / "run", kind, planned(kind, data))
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         started(tmp_path / "run", kind, planned(kind, data, change))
-    assert refused.value.message.endswith(f"other settings: {said}")
+    assert excinfo.value.message.endswith(f"other settings: {message}")
     assert load_config(tmp_path / "run")[1] == before
 
 

@@ -147,9 +147,9 @@ def test_hydra_takes_the_command_line_and_leaves_nothing_behind(trainer: str, tm
     else:
         argv = sft_command(sft_recipe("laptop", []), folder, tmp_path / "m", tmp_path / "data").argv[3:]
     command = [sys.executable, "-c", STARTED_BY_HYDRA, trainer, *argv]
-    ran = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert f"logged: {folder / 'checkpoints'}" in ran.stdout
+    result = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    assert f"logged: {folder / 'checkpoints'}" in result.stdout
     assert list(tmp_path.rglob("*")) == [here]
 
 
@@ -316,7 +316,7 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
         ("steps=-1", "steps must be a whole number of at least 1, not -1"),
@@ -326,10 +326,10 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
         ("groups.keep=64", "more than rollout.rollouts = 32"),
     ],
 )
-def test_a_wrong_change_is_refused_by_name(change: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_wrong_change_is_refused_by_name(change: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, None, [change])
-    assert said in caught.value.message
+    assert message in excinfo.value.message
 
 
 def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
@@ -337,9 +337,9 @@ def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
         (lambda: stage_recipe(1, "desktop", []), "laptop"),
         (lambda: sft_recipe(None, [], "no-such"), "sft"),
     ):
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError) as excinfo:
             make()
-        assert known in caught.value.hint
+        assert known in excinfo.value.hint
 
 
 def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> None:

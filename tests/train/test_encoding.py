@@ -245,6 +245,6 @@ def test_a_row_that_the_format_cannot_write_is_named(tmp_path: Path) -> None:
         patch.setattr(CodecOf, "load", lambda _: codec)
         with pytest.raises(
             UserError, match=r"x.jsonl, row 14: .*System message must be at the beginning"
-        ) as named:
+        ) as excinfo:
             encoder(encoding._Piece(Path("x.jsonl"), 11, rows))
-    assert "Remove the row" in named.value.hint
+    assert "Remove the row" in excinfo.value.hint

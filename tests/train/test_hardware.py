@@ -39,19 +39,19 @@ def test_a_tiny_model_takes_the_laptop_profile_where_there_is_no_gpu(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "gpus", "said"),
+    ("wanted", "gpus", "message"),
     [
         ([Hardware()], 0, "needs 8 GPUs on this machine, but it has none\n.*--profile laptop"),
         ([Hardware(device="cpu"), Hardware(gpus_per_node=4)], 2, "needs 4 .* it has 2\n.*gpus_per_node=2"),
     ],
 )
 def test_missing_gpus_are_told_with_what_to_type(
-    wanted: list[Hardware], gpus: int, said: str, monkeypatch: pytest.MonkeyPatch
+    wanted: list[Hardware], gpus: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gpus(monkeypatch, gpus)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         hardware.check_hardware(wanted)
-    assert re.search(said, f"{refused.value.message}\n{refused.value.hint}")
+    assert re.search(message, f"{excinfo.value.message}\n{excinfo.value.hint}")
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(UserError):
         hardware.check_hardware(wanted)

@@ -75,9 +75,9 @@ def test_every_step_is_told_once_and_torn_lines_wait(tmp_path: Path, monkeypatch
 
 
 def test_a_failed_trainer_is_reported_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="exit code 1: ValueError: the reason") as caught:
+    with pytest.raises(Failure, match="exit code 1: ValueError: the reason") as excinfo:
         run(tmp_path, "raise ValueError('the reason')")
-    assert str(tmp_path / "log") in caught.value.hint
+    assert str(tmp_path / "log") in excinfo.value.hint
 
 
 RAY_IS_SLOW = """
@@ -106,9 +106,9 @@ def test_a_failed_trainer_is_told_with_what_helps_and_without_what_an_earlier_st
 ) -> None:
     (tmp_path / "log").write_text("OSError: [Errno 28] No space left on device\n")
     code = "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')"
-    with pytest.raises(Failure, match="RuntimeError: CUDA out of memory") as caught:
+    with pytest.raises(Failure, match="RuntimeError: CUDA out of memory") as excinfo:
         run(tmp_path, code)
-    assert "hardware.offload=all" in caught.value.hint
+    assert "hardware.offload=all" in excinfo.value.hint
 
 
 CHATTY = "import time\nwhile True: print('VERL is alive', flush=True); time.sleep(0.05)"
@@ -123,10 +123,10 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(launch, "time", clock)
     with pytest.raises(
         Failure, match=r"for 2 s it gave no sign of life, such as a .* micro-batch; step 12, 9312 of 16384"
-    ) as caught:
+    ) as excinfo:
         run(tmp_path, code, hung_after_s=2.0)
-    assert "ValueError: an engine is stuck" in caught.value.message
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert "ValueError: an engine is stuck" in excinfo.value.message
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 @pytest.mark.parametrize(
@@ -350,16 +350,16 @@ def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import time; time.sleep(3600)", "longer than hardware.export_timeout_s = 1"),
         ("raise ValueError('shards differ')", "exit code 1: ValueError: shards differ"),
     ],
 )
-def test_an_export_that_fails_or_hangs_is_one_message(tmp_path: Path, code: str, said: str) -> None:
-    with pytest.raises(Failure, match=said) as caught:
+def test_an_export_that_fails_or_hangs_is_one_message(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(Failure, match=message) as excinfo:
         run_export(python(code), tmp_path / "log", timeout_s=1.0 if "sleep" in code else 600.0)
-    assert "repeats only the export" in caught.value.hint
+    assert "repeats only the export" in excinfo.value.hint
 
 
 def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
@@ -394,10 +394,10 @@ def test_an_error_that_a_process_of_the_trainer_leaves_ends_it_at_once(tmp_path:
     """Whether the trainer would go on with failing rollouts for hours, or ends because of them."""
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 1e6)
     code = LEAVES_AN_ERROR.format(folder=str(tmp_path)) + then
-    with pytest.raises(UserError, match="the judge at http://judge refused the token") as caught:
+    with pytest.raises(UserError, match="the judge at http://judge refused the token") as excinfo:
         run_trainer(python(code), tmp_path / "log", signs, print, print)
-    assert caught.value.hint.startswith("Give it.\n")
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert excinfo.value.hint.startswith("Give it.\n")
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 def test_a_final_error_that_is_torn_is_none(tmp_path: Path) -> None:

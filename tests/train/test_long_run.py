@@ -133,7 +133,7 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
 
 
 @pytest.mark.parametrize(
-    ("faults", "size_mib", "said"),
+    ("faults", "size_mib", "message"),
     [
         ({"stage1 3": "wrong token"}, 400, "the judge at http://judge refused the token"),
         # Less than a checkpoint needs beside its weights.
@@ -142,7 +142,7 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     ids=["wrong token", "full disk"],
 )
 def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
-    slurm: StandIns, rehearsal: Path, faults: dict[str, str], size_mib: int, said: str
+    slurm: StandIns, rehearsal: Path, faults: dict[str, str], size_mib: int, message: str
 ) -> None:
     (rehearsal / "faults.json").write_text(json.dumps(faults))
     durations = json.loads((rehearsal / "durations.json").read_text())
@@ -151,7 +151,7 @@ def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
     with small_disk(slurm.run, size_mib << 20) as disk:
         code, told = ended(slurm.train("slurm.sh"), LONGEST_S)
         assert code == 2, told
-        assert told.count(said) == 1, told
+        assert told.count(message) == 1, told
         assert told.count("error: ") == 1, told
         assert "it is started again" not in told
         assert len(slurm.called("scontrol")) == 0

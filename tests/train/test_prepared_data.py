@@ -67,10 +67,10 @@ def programmed(a: int, b: int) -> dict[str, Any]:
 
 
 def command(*words: object) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *map(str, words)], capture_output=True, text=True, timeout=3600
     )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -160,8 +160,8 @@ def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> 
 def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:
     bounds = ("-n", 1, "--temperature", 1, "--max-tokens", 160, "--max-turns", 2)
     words = ("--model", root / "tuned", "--judge", judge.url, *bounds, "--run", root / "measured")
-    ran = rstar2("eval", root / "held.jsonl", *words)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("eval", root / "held.jsonl", *words)
+    assert result.code == 0, result.stderr
     traces = list(read_traces(root / "measured" / "held" / "traces.jsonl"))
     first = [trace.turns[0].calls for trace in traces]
     parsed = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]

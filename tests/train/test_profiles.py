@@ -114,12 +114,12 @@ def test_without_a_profile_the_engines_are_not_starved_either(tmp_path: Path) ->
 
 def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
     """VERL would say so in the first update, after the first step's rollouts."""
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, "8xh100", ["rollout.tokens=30000"])
     said = (
         "hardware.update_tokens = 16384 times hardware.sequence_parallel = 1 is less than the longest rollout"
     )
-    assert said in refused.value.message
+    assert said in excinfo.value.message
     longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2", FLASH]
     assert stage_recipe(1, "8xh100", longer).update_tokens == 16384
 
@@ -146,7 +146,7 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         ("64xh100", ["hardware.nodes=6"], "batch = 128 conversations cannot be split evenly over 48 GPUs"),
         ("64xh100", ["batch=32"], "batch = 32 conversations cannot be split evenly over 64 GPUs"),
@@ -165,15 +165,15 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
     ],
 )
 def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
-    profile: str, changes: list[str], said: str
+    profile: str, changes: list[str], message: str
 ) -> None:
     """VERL would train on batches of another size, and let the learning rate rise again at the end."""
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         sft_recipe(profile, changes)
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         (
             "64xh100",
@@ -196,10 +196,10 @@ def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
     ],
 )
 def test_a_stage_on_gpus_that_cannot_share_its_work_is_refused(
-    profile: str, changes: list[str], said: str
+    profile: str, changes: list[str], message: str
 ) -> None:
     """VERL would end in the first update, after a whole step of rollouts, or wait for GPUs that no node has."""
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, profile, changes)
 
 

@@ -155,9 +155,9 @@ def test_without_a_model_or_traces_the_message_says_what_to_give(model: Path, tm
     with pytest.raises(UserError, match="has no traces"):
         plan_traces(tmp_path, Selection())
     (tmp_path / "traces.jsonl").write_text(trace(model, "a", 0, said(1)).model_dump_json() + "\n")
-    with pytest.raises(UserError, match="does not name the model") as refused:
+    with pytest.raises(UserError, match="does not name the model") as excinfo:
         plan_traces(tmp_path / "traces.jsonl", Selection())
-    assert "--model" in refused.value.hint
+    assert "--model" in excinfo.value.hint
 
 
 def laid_out(run: Path, kind: str, *files: str) -> Path:
@@ -187,9 +187,9 @@ def test_of_a_training_run_its_own_rollouts_are_taken_and_no_held_out_problems(t
 def test_an_sft_has_traces_of_held_out_problems_alone_and_they_have_to_be_named(tmp_path: Path) -> None:
     run = laid_out(tmp_path / "sft", "sft", "held_out/step-5/traces.jsonl", "held_out/step-10/traces.jsonl")
     for place in (run, tmp_path):
-        with pytest.raises(UserError, match="only traces of the held-out problems of sft") as refused:
+        with pytest.raises(UserError, match="only traces of the held-out problems of sft") as excinfo:
             traces_of(place)
-        assert str(run / "held_out" / "step-10") in refused.value.hint
+        assert str(run / "held_out" / "step-10") in excinfo.value.hint
     for place in (run / "held_out" / "step-5", run / "held_out" / "step-5" / "traces.jsonl"):
         traces = traces_of(place)
         assert traces.files == (run / "held_out" / "step-5" / "traces.jsonl",)

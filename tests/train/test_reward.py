@@ -36,7 +36,7 @@ def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "an
 
 
 @pytest.mark.parametrize(
-    ("said", "rules"),
+    ("message", "rules"),
     [
         (r"</reason><answer>\boxed{42}</answer>", ["paper", "boxed", "release", "lenient", "constant"]),
         (r"so it is \boxed{42}", ["boxed", "release", "lenient"]),
@@ -45,9 +45,9 @@ def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "an
     ],
 )
 def test_a_problem_counts_as_solved_where_training_would_reward_it(
-    codec: ChatCodec, said: str, rules: list[str]
+    codec: ChatCodec, message: str, rules: list[str]
 ) -> None:
-    found = [rule for rule in SHIPPED if list(solved([trace(codec, said)], rule)) == [("p", True)]]
+    found = [rule for rule in SHIPPED if list(solved([trace(codec, message)], rule)) == [("p", True)]]
     assert found == rules
 
 

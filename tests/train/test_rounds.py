@@ -140,9 +140,9 @@ def test_a_recipe_names_what_of_its_rounds_has_no_effect() -> None:
         (["groups.round=8", "groups.enough=17"], "groups.enough = 17 correct and 17 wrong rollouts"),
         (["groups.solved_after=8"], "groups.solved_after = 8 has no effect unless groups.round is set"),
     ):
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError) as excinfo:
             stage_recipe(1, "8xh100", changes)
-        assert said in refused.value.message
+        assert said in excinfo.value.message
 
 
 SMALL = Rounds(size=2, most=6, enough=2, solved_after=2, hopeless_after=6)

@@ -126,7 +126,7 @@ def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_a
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["rules.measure=held_out", "rules.flat_steps=9"], 'rules.measure = "held_out" needs problems'),
         (["rules.fall=0.1"], "needs problems to find the best checkpoint with"),
@@ -138,8 +138,8 @@ def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_a
         (["rules.when_flat=advnace"], "rules.when_flat must be one of 'advance', 'stop', 'back'"),
     ],
 )
-def test_rules_that_could_never_act_are_refused(changes: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_rules_that_could_never_act_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, None, changes)
 
 
@@ -331,8 +331,8 @@ def test_verls_trainer_ends_by_a_rule_and_the_stage_returns_the_model_of_its_bes
     command = [sys.executable, "-m", "rstar2", "train", "--stage", "1", "--profile", "laptop"]
     command += ["--model", str(base), "--data", str(problems), "--run", str(tmp_path / "run")]
     command += [word for change in changes for word in ("--set", change)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     stage = tmp_path / "run" / "stage1"
     decided = read_decision(stage)
     assert decided is not None

@@ -105,9 +105,9 @@ def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
         "stage 1: left out 30 problems and 1 held-out problem with a prompt of more than 600 tokens"
     ]
     said = r"train\.parquet has 10 problems whose prompt has at most rollout.prompt_tokens = 600 tokens, but 16 are"
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=said) as excinfo:
         planned("rollout.prompts=16", *changes)
-    assert refused.value.hint == "Raise rollout.prompt_tokens, or lower rollout.prompts."
+    assert excinfo.value.hint == "Raise rollout.prompt_tokens, or lower rollout.prompts."
     written(held_out, short=0, long=3)
     with pytest.raises(UserError, match=r"held\.parquet has 0 problems whose prompt has at most"):
         planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
@@ -301,9 +301,9 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
         (stage2(lr=2e-6), r"optim.lr = 2e-06, but .*/actor was trained with 1e-06"),
         (stage2(weight_decay=0.5), r"optim.weight_decay = 0.5, but .*/actor was trained with 0.01"),
     ):
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(UserError, match=said) as excinfo:
             continue_optimizer(model, folder, recipe)
-        assert "--set optim.state=fresh" in refused.value.hint
+        assert "--set optim.state=fresh" in excinfo.value.hint
     assert not folder.exists()
     continue_optimizer(model, folder, stage2())
     shutil.rmtree(tmp_path / "stage1")
@@ -422,9 +422,9 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
     def on_step(step: int, metrics: dict[str, float]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/rl/steps.csv")
 
-    with pytest.raises(Failure, match=r"runs/rl/steps\.csv: No space left on device") as caught:
+    with pytest.raises(Failure, match=r"runs/rl/steps\.csv: No space left on device") as excinfo:
         train(start, on_step)
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 def test_a_disk_that_is_full_before_the_trainer_starts_is_one_message_too(
@@ -437,9 +437,9 @@ def test_a_disk_that_is_full_before_the_trainer_starts_is_one_message_too(
     saved(tmp_path, 2)
     monkeypatch.setattr(stages, "run_export", full)
     start, _ = phase(tmp_path, "raise SystemExit", 4, export_every=2)
-    with pytest.raises(Failure, match=r"step-2\.part: No space left on device") as caught:
+    with pytest.raises(Failure, match=r"step-2\.part: No space left on device") as excinfo:
         train(start, lambda step, metrics: None)
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_starts(
@@ -452,9 +452,9 @@ def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_sta
         start, _ = phase(disk, f"open({str(tmp_path / 'started')!r}, 'w')", 4)
         with pytest.raises(
             UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB for it"
-        ) as refused:
+        ) as excinfo:
             train(start, lambda step, metrics: None)
-        assert "checkpoint.keep" in refused.value.hint
+        assert "checkpoint.keep" in excinfo.value.hint
         assert not (tmp_path / "started").exists()
         resize(disk, 64 << 20)
         with contextlib.suppress(Failure):  # this trainer saves nothing
@@ -599,10 +599,10 @@ def test_a_stage_that_a_signal_stops_is_saved_without_a_model_and_the_same_call_
 
     sender = threading.Thread(target=signalled)
     sender.start()
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as excinfo:
         train(start, lambda step, metrics: steps.append(step))
     sender.join(TIMEOUT_S)
-    assert stopped.value.code == 75
+    assert excinfo.value.code == 75
     assert [text.split(":")[0] for text in warned] == ["SIGTERM"]
     assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1], [1], False)
     env = {"VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics-2.jsonl")}

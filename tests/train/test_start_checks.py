@@ -46,7 +46,7 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"messages": GOOD[::-1]}, "row 2: begins with an assistant message"),
         ({"messages": GOOD, "tools": "{"}, "row 2: tools is not a list of schemas"),
@@ -72,10 +72,10 @@ def lines(path: Path, *rows: object) -> Path:
         ([], "line 2: not a JSON object"),
     ],
 )
-def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_bad_conversation_is_named(tmp_path: Path, row: object, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         list(read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row)))
-    assert said in caught.value.message
+    assert message in excinfo.value.message
 
 
 def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
@@ -284,9 +284,9 @@ def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_wri
 
 
 def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="RL trains on parquet") as refused:
+    with pytest.raises(UserError, match="RL trains on parquet") as excinfo:
         read_rows(tmp_path / "mine.jsonl", "prompt")
-    assert f"rstar2 data prepare {tmp_path / 'mine.jsonl'}" in refused.value.hint
+    assert f"rstar2 data prepare {tmp_path / 'mine.jsonl'}" in excinfo.value.hint
 
 
 @pytest.mark.slow
@@ -346,11 +346,11 @@ def test_a_rank_holds_the_conversations_in_memory_that_all_ranks_share(tmp_path:
     write_batches(tmp_path / "x.arrow", (batch_of([row] * 500) for _ in range(10)))
     np.save(tmp_path / "x.npy", np.arange(5000))
     assert (tmp_path / "x.arrow").stat().st_size < 5.2 * 5000 * tokens
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _RANK, str(tmp_path / "x.npy")],
         capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
     )  # fmt: skip
-    read, own = map(int, ran.stdout.split())
+    read, own = map(int, result.stdout.split())
     assert read == 5000 * tokens
     assert own < 0.5 * read, "113 bytes a token as Python lists"
 
@@ -374,10 +374,10 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path, present: list[str]) -> None:
     for name in present:
         (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as excinfo:
         check_model(tmp_path)
     missing = ["config.json", "weights"][len(present)]
-    assert missing in caught.value.message
+    assert missing in excinfo.value.message
 
 
 @pytest.fixture
@@ -419,11 +419,11 @@ def test_the_format_travels_in_the_models_folder(model: Path, tmp_path: Path) ->
 
 def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) -> None:
     base = with_format(model, default_format(), tmp_path / "base")
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         rl_format("release", base)
-    assert f"the recipe's format release is not the format of {base}; these differ: " in refused.value.message
+    assert f"the recipe's format release is not the format of {base}; these differ: " in excinfo.value.message
     assert rl_format("", base) == default_format()
-    assert "layout, limits.characters" in refused.value.message
+    assert "layout, limits.characters" in excinfo.value.message
 
 
 def test_rl_may_give_calls_more_time_than_the_models_format(model: Path, tmp_path: Path) -> None:
@@ -441,6 +441,6 @@ def test_a_format_file_and_a_chat_template_that_disagree_are_refused(model: Path
     save_format(default_format(), model)
     with pytest.raises(
         UserError, match="the chat template of the tokenizer differs from the one in"
-    ) as refused:
+    ) as excinfo:
         load_codec(model)
-    assert FORMAT_FILE in refused.value.hint
+    assert FORMAT_FILE in excinfo.value.hint

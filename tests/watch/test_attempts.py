@@ -56,11 +56,11 @@ def test_too_many_name_the_last_cause_and_the_count_begins_anew(tmp_path: Path) 
     assert next_attempt(run, "job", 1) == 1
     with pytest.raises(Failure, match="the disk is full"), open_run(run, "train", {}):
         raise Failure("the disk is full")
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(Failure) as excinfo:
         next_attempt(run, "job", 1)
-    assert "1 attempt in a row ended without a new step" in caught.value.message
-    assert caught.value.message.endswith("The last one failed: the disk is full")
-    assert str(run / "attempts") in caught.value.hint
+    assert "1 attempt in a row ended without a new step" in excinfo.value.message
+    assert excinfo.value.message.endswith("The last one failed: the disk is full")
+    assert str(run / "attempts") in excinfo.value.hint
     assert next_attempt(run, "job", 1) == 1
 
 
@@ -77,11 +77,11 @@ def test_the_command_prints_the_number_and_ends_as_the_cli_does(
     words = [str(tmp_path), "job", "1"]
     main(words)
     assert capsys.readouterr().out == "1\n"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as excinfo:
         main(words)
-    assert ended.value.code == 1
+    assert excinfo.value.code == 1
     assert "without a new step" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as excinfo:
         main([str(tmp_path), "job", "often"])
-    assert ended.value.code == 2
+    assert excinfo.value.code == 2
     assert "usage" in capsys.readouterr().err

@@ -60,22 +60,22 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
         (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
         write_decision(tmp_path / "run" / "stage1", Decision(2, "back", "the pass rate fell", model_step=1))
-        ran = rstar2("watch", tmp_path / "run")
+        result = rstar2("watch", tmp_path / "run")
         told = json.loads(rstar2("watch", tmp_path / "run", "--json").stdout)
-    assert ran.code == 0
-    assert "\x1b" not in ran.stdout
-    assert "train, running  stage 1, step 2 of 3" in ran.stdout
-    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in ran.stdout
-    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in ran.stdout
-    assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
-    assert "▁█" in ran.stdout
-    assert "all with a verdict 50.0 %" in ran.stdout
+    assert result.code == 0
+    assert "\x1b" not in result.stdout
+    assert "train, running  stage 1, step 2 of 3" in result.stdout
+    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in result.stdout
+    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in result.stdout
+    assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in result.stdout
+    assert "▁█" in result.stdout
+    assert "all with a verdict 50.0 %" in result.stdout
     assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
     assert [each["sign"] for each in told["alarms"]] == ["entropy"]
     decided = "the pass rate fell: the stage ends, and its model is that of step 1"
-    assert f"DECIDED  stage 1, step 2: {decided}" in ran.stdout
+    assert f"DECIDED  stage 1, step 2: {decided}" in result.stdout
     assert [(each["stage"], each["action"], each["text"]) for each in told["decisions"]] == [
         (1, "back", decided)
     ]
@@ -90,16 +90,16 @@ def test_a_policy_that_forgets_its_problems_is_shown_while_its_pass_rate_still_h
             measured = {"rstar2/information": nats, "rstar2/calls": 1.2, "rstar2/dropped_groups": 0.4}
             add_step(run, step, **measured, **{"rstar2/pass_rate": 0.6})
             recorder.on_step(step, {**measured, "rstar2/pass_rate": 0.6})
-        shown = rstar2("watch", run)
+        result = rstar2("watch", run)
         told = json.loads(rstar2("watch", run, "--json").stdout)
     [alarm] = told["alarms"]
     assert (alarm["stage"], alarm["step"], alarm["sign"]) == (1, 5, "information")
     assert warned == [f"step 5: {alarm['text']}"]
-    shown_words = " ".join(shown.stdout.split())
+    shown_words = " ".join(result.stdout.split())
     assert f"ALARM stage 1, step 5: {alarm['text']}" in shown_words
     assert told["latest"]["information"] == 0.4
     for panel in ("information", "calls", "groups"):
-        assert re.search(rf"^{panel} ", shown.stdout, re.MULTILINE), panel
+        assert re.search(rf"^{panel} ", result.stdout, re.MULTILINE), panel
 
 
 def test_each_figure_has_its_unit_and_the_step_of_the_stage_is_told_from_that_of_the_run(
@@ -203,18 +203,18 @@ def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
         ActivityWriter(run / "stage2").write(Activity("update", 37, 120, "micro-batches"))
         first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
         told = json.loads(rstar2("watch", run / "stage2", "--json").stdout)
-        shown = rstar2("watch", run / "stage1")
+        result = rstar2("watch", run / "stage1")
     assert (first.state, first.phase, first.step, first.of) == ("finished", "stage 1", 2, 2)
     assert (len(first.steps), len(first.alarms), first.rollouts, first.activity) == (2, 1, None, None)
     assert (len(first.decisions), second.decisions) == (1, [])
-    assert "update" not in shown.stdout
+    assert "update" not in result.stdout
     assert told["activity"] == "update, 37 of 120 micro-batches"
     assert (second.state, second.phase, second.step, second.of) == ("running", "stage 2", 1, 5)
     assert second.alarms == []
     assert told["rollouts"] == "step 2, 7 of 64 rollouts finished"
     assert [(step["step"], step["stage"], step["pass_rate"]) for step in told["steps"]] == [(3, 2, 0.9)]
     assert (told["run"], told["kind"]) == (str(run / "stage2"), "train")
-    assert (shown.code, "train, finished  stage 1, step 2 of 2" in shown.stdout) == (0, True), shown.stderr
+    assert (result.code, "train, finished  stage 1, step 2 of 2" in result.stdout) == (0, True), result.stderr
 
 
 def test_the_cause_of_a_failure_is_shown_for_the_stage_that_failed(tmp_path: Path) -> None:
@@ -309,9 +309,9 @@ def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> No
     made_run(tmp_path / "eval", problems=1, samples=1)
     with pytest.raises(UserError, match="is a run of `eval`, not a training run"):
         snapshot(tmp_path / "eval")
-    ran = rstar2("watch", tmp_path / "nothing")
-    assert ran.code == 2
-    assert "no run at" in ran.stderr
+    result = rstar2("watch", tmp_path / "nothing")
+    assert result.code == 2
+    assert "no run at" in result.stderr
 
 
 def test_a_step_that_a_kill_left_without_its_line_is_counted(tmp_path: Path) -> None:
@@ -366,8 +366,8 @@ def test_a_measurement_that_is_not_a_number_is_shown_as_that_and_left_out_of_the
 def test_a_curve_without_a_number_and_a_loss_that_is_none_are_shown(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "train", CONFIG):
         add_step(tmp_path / "run", 1, **{"actor/entropy": float("nan")})
-        ran = rstar2("watch", tmp_path / "run")
-    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+        result = rstar2("watch", tmp_path / "run")
+    [entropy] = [line for line in result.stdout.splitlines() if line.startswith("entropy")]
     assert " ".join(entropy.split()) == "entropy nats per token nan"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     losses = "".join(

@@ -318,9 +318,9 @@ def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchma
 
 
 def refused(out: Path, todo: MixturePlan) -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as excinfo:
         prepare(todo, out, Silent())
-    return str(caught.value)
+    return str(excinfo.value)
 
 
 def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "changes", "said"),
+    ("wanted", "changes", "message"),
     [
         (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
@@ -459,16 +459,16 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
     ],
 )
 def test_what_is_asked_is_checked_before_a_row_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[str], changes: dict[str, Any], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[str], changes: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faulty(tmp_path / "it.jsonl")
     (tmp_path / "run").mkdir()
     results = {"per_problem": [{"id": "other-1", "correct": 1, "samples": 1}]}
     (tmp_path / "run" / "results.json").write_text(json.dumps(results))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as excinfo:
         plan(*wanted, **changes)
-    assert said in caught.value.message
+    assert message in excinfo.value.message
 
 
 def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:

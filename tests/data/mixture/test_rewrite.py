@@ -124,10 +124,10 @@ def test_answers_and_prompts_are_rewritten_and_the_card_names_the_model(
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     server.busy = 2
     out = tmp_path / "out"
-    ran = prepare(sources, out, "--rewrite", f"{server.url}/v1", "--model", "writer")
-    assert ran.code == 0, ran.stderr
-    assert re.search(r"the server that rewrites was away for .* Requests sent again: 2 × ", ran.stderr), (
-        ran.stderr
+    result = prepare(sources, out, "--rewrite", f"{server.url}/v1", "--model", "writer")
+    assert result.code == 0, result.stderr
+    assert re.search(r"the server that rewrites was away for .* Requests sent again: 2 × ", result.stderr), (
+        result.stderr
     )
     new = f"Better: {OLD}"
     asked = [f"Question {at}, which is long enough to be rewritten?" for at in range(10)]
@@ -187,8 +187,8 @@ def test_a_thinking_model_rewrites_without_its_thought(
 ) -> None:
     server.answers = Qwen3(form, switch)
     out = tmp_path / "out"
-    ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
-    assert ran.code == 0, ran.stderr
+    result = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
+    assert result.code == 0, result.stderr
     assert [last for _, last in said(out, "tulu3")] == [f"Better: {OLD}"] * 10
     assert [first for first, _ in said(out, "llama-nemotron")] == [f"Better: {OLD}"] * 10
     switched = [
@@ -212,9 +212,9 @@ def test_a_thought_without_an_answer_stops_the_preparation_with_an_example(
     server.answers = Qwen3("unfinished", "ignored")
     out = tmp_path / "out"
     words = ("--rewrite", server.url, "--model", "writer")
-    ran = prepare(sources, out, *words)
-    assert ran.code == 2, ran.stderr
-    said_once = " ".join(ran.stderr.split())
+    result = prepare(sources, out, *words)
+    assert result.code == 2, result.stderr
+    said_once = " ".join(result.stderr.split())
     assert (
         "of the first 10 texts of tulu3 that writer rewrote, 0 can be used. Rejected: 10 only a thought."
         in said_once
@@ -224,8 +224,8 @@ def test_a_thought_without_an_answer_stops_the_preparation_with_an_example(
     assert "--set rewrite.accepted=0" in said_once
     server.asked.clear()
     server.answers = None
-    ran = prepare(sources, out, *words)
-    assert (ran.code, len(server.asked)) == (0, 20), ran.stderr
+    result = prepare(sources, out, *words)
+    assert (result.code, len(server.asked)) == (0, 20), result.stderr
 
 
 def many(tmp_path: Path, count: int) -> list[str]:
@@ -244,16 +244,18 @@ def test_the_first_texts_decide_whether_it_goes_on(
         ("Short.", "stop") if "Question 7," not in shown else (f"Better: {OLD}", "stop")
     )
     words = [*many(tmp_path, 400), "--output", tmp_path / "out", "--rewrite", server.url, "--model", "writer"]
-    ran = rstar2(*words)
-    assert ran.code == 2, ran.stderr
-    assert "of the first 50 texts of tulu3 that writer rewrote, 1 can be used" in " ".join(ran.stderr.split())
+    result = rstar2(*words)
+    assert result.code == 2, result.stderr
+    assert "of the first 50 texts of tulu3 that writer rewrote, 1 can be used" in " ".join(
+        result.stderr.split()
+    )
     assert len(server.asked) == 50
     (texts,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
     assert [json.loads(line)["fault"] for line in texts.read_text().splitlines()] == [""]
     # The accepted text is asked for no more, and a share of 0 takes what there is.
     server.asked.clear()
-    ran = rstar2(*words, "--set", "rewrite.accepted=0")
-    assert (ran.code, len(server.asked)) == (0, 399), ran.stderr
+    result = rstar2(*words, "--set", "rewrite.accepted=0")
+    assert (result.code, len(server.asked)) == (0, 399), result.stderr
     assert (
         "1 answers rewritten by writer; left unchanged: 399 too short"
         in (tmp_path / "out" / "card.md").read_text()
@@ -264,9 +266,9 @@ def test_a_refused_request_is_an_example_with_the_words_of_the_server(
     tmp_path: Path, server: Server, sources: list[str]
 ) -> None:
     server.answers = lambda body: None
-    ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
-    text = " ".join(ran.stderr.split())
-    assert (ran.code, "10 refused by the server" in text, "Unrecognized request argument" in text) == (
+    result = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
+    text = " ".join(result.stderr.split())
+    assert (result.code, "10 refused by the server" in text, "Unrecognized request argument" in text) == (
         2,
         True,
         True,
@@ -360,8 +362,8 @@ def test_a_thought_in_the_tags_of_any_family_is_left_out(
 ) -> None:
     server.write = lambda shown: (f"{thought}Better: {OLD}", "stop")
     out = tmp_path / "out"
-    ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
-    assert ran.code == 0, ran.stderr
+    result = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
+    assert result.code == 0, result.stderr
     assert [last for _, last in said(out, "tulu3")] == [f"Better: {OLD}"] * 10
 
 
@@ -379,8 +381,8 @@ def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     server.asked.clear()
     server.refuses_after = 7
     monkeypatch.setenv("OPENAI_API_KEY", "stopped")
-    ran = prepare(sources, tmp_path / "out", *words)
-    assert (ran.code, "refused the request: HTTP 401" in ran.stderr) == (2, True), ran.stderr
+    result = prepare(sources, tmp_path / "out", *words)
+    assert (result.code, "refused the request: HTTP 401" in result.stderr) == (2, True), result.stderr
     (kept,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
     before = kept.read_bytes().count(b"\n")
     with kept.open("ab") as torn:
@@ -416,8 +418,8 @@ def test_a_killed_rewriting_of_a_thinking_model_asks_for_no_text_twice(
     assert 80 <= stored < 200
     server.asked.clear()
     server.answers = Qwen3()
-    ran = rstar2(*words)
-    assert (ran.code, len(server.asked)) == (0, 200 - stored), ran.stderr
+    result = rstar2(*words)
+    assert (result.code, len(server.asked)) == (0, 200 - stored), result.stderr
     assert [last for _, last in said(tmp_path / "out", "tulu3")] == [f"Better: {OLD}"] * 200
 
 
@@ -433,8 +435,8 @@ def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(
     ends[4] = (OLD.upper(), "content_filter")
     ends[5] = ([{"type": "text", "text": OLD.upper()}], "stop")
     server.write = lambda shown: ends.get(int(shown.split("Question ")[1][0]), (OLD.upper(), "stop"))
-    ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
-    assert ran.code == 0, ran.stderr
+    result = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
+    assert result.code == 0, result.stderr
     assert [last for _, last in said(tmp_path / "out", "tulu3")] == [OLD] * 5 + [OLD.upper()] * 5
     note = "5 answers rewritten by writer; left unchanged: 1 cut off, 1 declined by the model or a filter, 1 empty, "
     note += "1 too long, 1 too short"
@@ -485,9 +487,9 @@ def test_what_rewrites_is_checked_before_a_row_is_read(
         (["--rewrite", "http://127.0.0.1:1", "--model", "writer"], "nothing answers at http://127.0.0.1:1"),
         (["--rewrite", "gpu:8000", "--model", "writer"], "not a server's URL: gpu:8000"),
     ):
-        ran = prepare(sources, out, *words)
-        assert (ran.code, problem in ran.stderr) == (2, True), ran.stderr
-    ran = rstar2("data", "prepare", mine, "--output", out, "--rewrite", server.url, "--model", "writer")
-    assert "does not apply to any of these sources" in ran.stderr
+        result = prepare(sources, out, *words)
+        assert (result.code, problem in result.stderr) == (2, True), result.stderr
+    result = rstar2("data", "prepare", mine, "--output", out, "--rewrite", server.url, "--model", "writer")
+    assert "does not apply to any of these sources" in result.stderr
     assert not out.exists()
     assert server.asked == []

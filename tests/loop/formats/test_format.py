@@ -40,7 +40,7 @@ def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("trmplate = ''", "unknown key trmplate; did you mean template"),
         ("[limits]\nsecond = 3", "unknown key limits.second; did you mean limits.seconds"),
@@ -52,18 +52,18 @@ def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
         ("template = ", "x.toml is not TOML"),
     ],
 )
-def test_a_bad_format_file_is_one_message(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError) as refused:
+def test_a_bad_format_file_is_one_message(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         read_format(written(tmp_path / "x.toml", text), TEMPLATE)
-    assert str(tmp_path) in refused.value.message
-    assert said in refused.value.message
-    assert refused.value.hint
+    assert str(tmp_path) in excinfo.value.message
+    assert message in excinfo.value.message
+    assert excinfo.value.hint
 
 
 def test_no_such_format_and_no_template_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no format qwen") as refused:
+    with pytest.raises(UserError, match="no format qwen") as excinfo:
         read_format("qwen")
-    assert "demo, listed-tools, no-tools, own, release, rstar2" in refused.value.hint
+    assert "demo, listed-tools, no-tools, own, release, rstar2" in excinfo.value.hint
     with pytest.raises(UserError, match="the format own has no template, and the model has no chat template"):
         read_format("own")
     with pytest.raises(UserError, match=r"cannot read .*absent.toml"):
@@ -77,7 +77,7 @@ DROPS_REPLIES = TEMPLATE.replace(
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("".join(DROPS_TOOLS[1:]), "the chat template drops the tool python_code_with_standard_io"),
         (DROPS_REPLIES, "the chat template drops the replies of tools"),
@@ -86,11 +86,11 @@ DROPS_REPLIES = TEMPLATE.replace(
         (TEMPLATE.replace("<|im_end|>", "</s>"), "ends a turn with </s>, which is not a special token"),
     ],
 )
-def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, template: str, said: str) -> None:
-    with pytest.raises(UserError) as refused:
+def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, template: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         codec_for(tokenizer, read_format("own", template), "own")
-    assert said in refused.value.message
-    assert refused.value.hint
+    assert message in excinfo.value.message
+    assert excinfo.value.hint
 
 
 def test_tools_may_be_left_out_or_listed_in_the_system_text(tokenizer: Any) -> None:
@@ -125,9 +125,9 @@ def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
     assert load_codec(model, FormatChoice("no-tools")).source == "no-tools"
     with pytest.raises(
         UserError, match=r"has its own format \(its own chat template\), which differs from rstar2"
-    ) as refused:
+    ) as excinfo:
         load_codec(model, FormatChoice("rstar2"))
-    assert "--force-format" in refused.value.hint
+    assert "--force-format" in excinfo.value.hint
     forced = load_codec(model, FormatChoice("rstar2", forced=True))
     assert (forced.source, forced.format) == ("rstar2, forced", default_format())
 

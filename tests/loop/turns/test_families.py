@@ -663,9 +663,9 @@ def test_a_model_whose_tokenizer_lacks_a_familys_tokens_is_not_of_it() -> None:
 def test_without_the_library_a_model_of_a_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, template = family_tokenizer("qwen3"), _qwen3_template()
     monkeypatch.setitem(sys.modules, "renderers.base", None)
-    with pytest.raises(UserError, match="need the package renderers") as refused:
+    with pytest.raises(UserError, match="need the package renderers") as excinfo:
         families.family_of(tokenizer, template, ["qwen3"])
-    assert refused.value.hint == f"Install it: {install_command('eval')}"
+    assert excinfo.value.hint == f"Install it: {install_command('eval')}"
     assert families.family_of(tokenizer, template, ["gpt2"]) is None
 
 
@@ -677,9 +677,9 @@ def test_without_a_network_a_model_is_refused_whose_vocabulary_is_downloaded(
     monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
     with pytest.raises(
         UserError, match="format gpt-oss, whose vocabulary is downloaded at first use"
-    ) as refused:
+    ) as excinfo:
         families.family_of(family_tokenizer("qwen3"), _qwen3_template(), ["gpt_oss"])
-    assert "TIKTOKEN_ENCODINGS_BASE" in str(refused.value.hint)
+    assert "TIKTOKEN_ENCODINGS_BASE" in str(excinfo.value.hint)
 
 
 def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:

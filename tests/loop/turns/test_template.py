@@ -207,17 +207,17 @@ def test_a_broken_format_file_is_named(tokenizer: Any, tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_and_no_folder_are_each_one_message(tmp_path: Path) -> None:
     # Of a known kind of model transformers would make a tokenizer without a vocabulary.
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(UserError, match="cannot load a tokenizer from") as caught:
+    with pytest.raises(UserError, match="cannot load a tokenizer from") as excinfo:
         load_codec(tmp_path)
-    assert "tokenizer.json" in caught.value.hint
-    assert "it has no tokenizer" in caught.value.hint
+    assert "tokenizer.json" in excinfo.value.hint
+    assert "it has no tokenizer" in excinfo.value.hint
     (tmp_path / "tokenizer.json").write_text("{}")
     # transformers checks a configuration with an error type of the hub's library.
     record = {"model_type": "qwen3", "num_hidden_layers": 4, "layer_types": ["full_attention"]}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match="cannot load a tokenizer from") as caught:
+    with pytest.raises(UserError, match="cannot load a tokenizer from") as excinfo:
         load_codec(tmp_path)
-    assert "num_hidden_layers" in caught.value.hint
+    assert "num_hidden_layers" in excinfo.value.hint
     with pytest.raises(UserError, match=r"no model folder at .*absent"):
         load_codec(tmp_path / "absent")
 
@@ -244,9 +244,9 @@ def test_a_variable_that_the_template_knows_is_set_in_prompts_and_bridges_and_an
     assert after is not None
     assert tokenizer.decode(after) == tokenizer.decode(before) + "glad"
     assert glad.with_variables({}).prompt(question) == glad.prompt(question)
-    with pytest.raises(UserError, match=r"weather is not supported: .* has no such variable") as refused:
+    with pytest.raises(UserError, match=r"weather is not supported: .* has no such variable") as excinfo:
         codec.with_variables({"weather": "fair"})
-    assert refused.value.hint == "Its variables: mood."
+    assert excinfo.value.hint == "Its variables: mood."
     with pytest.raises(UserError, match="messages is not supported"):
         codec.with_variables({"messages": []})
 

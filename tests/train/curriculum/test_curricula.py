@@ -172,7 +172,7 @@ def test_a_curriculum_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("curriculum=posteror", "did you mean posterior?"),
         ("curriculum.name=posterior", ""),
@@ -181,11 +181,11 @@ def test_a_curriculum_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ("curriculum=nowhere:choose", "there is no module nowhere"),
     ],
 )
-def test_a_recipe_names_its_curriculum(change: str, said: str) -> None:
-    if not said:
+def test_a_recipe_names_its_curriculum(change: str, message: str) -> None:
+    if not message:
         assert stage_recipe(1, None, [change]).curriculum.model_dump() == settings("posterior").model_dump()
         return
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, None, [change])
 
 

@@ -50,7 +50,7 @@ def test_an_update_of_hours_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["hardware.hung_after_s=700", "hardware.nccl_timeout_s=600"], "with the judge away, may take 870 s"),
         (["hardware.worker_start_s=3600"], "starting the trainer may take 3,807 s without a sign of life"),
@@ -62,16 +62,16 @@ def test_an_update_of_hours_is_no_silence() -> None:
         (["hardware.router=verl"], "VERL's router remembers the engines of only the last 10,000"),
     ],
 )  # fmt: skip
-def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[str], said: str) -> None:
+def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[str], message: str) -> None:
     [warning] = warned("8xh100", *changes)
-    assert said in warning
+    assert message in warning
     advice = CHANGE.search(warning)
     assert advice is not None, warning
     assert warned("8xh100", *changes, advice[1]) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "better"),
+    ("changes", "message", "better"),
     [
         (
             ["checkpoint.every_minutes=1", "rollout.prompts=4"],
@@ -82,12 +82,12 @@ def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[
         (["steps=10"], "optim.warmup_steps = 20 is more than steps = 10", ["optim.warmup_steps=2"]),
     ],
 )  # fmt: skip
-def test_a_count_that_does_not_fit_is_told(changes: list[str], said: str, better: list[str]) -> None:
+def test_a_count_that_does_not_fit_is_told(changes: list[str], message: str, better: list[str]) -> None:
     long = ["hardware.update_tokens=40000", "hardware.log_prob_tokens=40000"]
     # An update that large does not fit an H100.
-    first = [warning for warning in warned("64xmi300x", *long, *changes) if said in warning]
+    first = [warning for warning in warned("64xmi300x", *long, *changes) if message in warning]
     assert len(first) == 1
-    assert [warning for warning in warned("64xmi300x", *long, *changes, *better) if said in warning] == []
+    assert [warning for warning in warned("64xmi300x", *long, *changes, *better) if message in warning] == []
 
 
 def test_a_judge_that_cannot_run_all_calls_in_time_is_told() -> None:
@@ -127,7 +127,7 @@ def test_what_a_kill_of_sft_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "better"),
+    ("changes", "message", "better"),
     [
         (
             ["hardware.sequences_in_flight=9000"],
@@ -142,11 +142,11 @@ def test_what_a_kill_of_sft_costs() -> None:
     ],
 )
 def test_what_vllm_or_verl_would_refuse_later_is_refused_at_once(
-    changes: list[str], said: str, better: str
+    changes: list[str], message: str, better: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=message) as excinfo:
         stage_recipe(1, "64xh100", changes)
-    assert better in refused.value.message
+    assert better in excinfo.value.message
     stage_recipe(1, "64xh100", [*changes, better])
 
 

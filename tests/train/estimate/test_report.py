@@ -182,7 +182,7 @@ def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "key"),
+    ("changes", "message", "key"),
     [
         (["hardware.offload=none"], "engine and trainer need", "hardware.offload=optimizer"),
         (["hardware.engine_memory_share=0.3"], "too little for one rollout", "hardware.tensor_parallel=4"),
@@ -200,8 +200,8 @@ def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], said: str, key: str) -> None:
-    found = [warning for warning in warned("Qwen3-32B", "8xh100", *changes) if said in warning]
+def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], message: str, key: str) -> None:
+    found = [warning for warning in warned("Qwen3-32B", "8xh100", *changes) if message in warning]
     assert len(found) == 1
     assert key in found[0]
 

@@ -41,7 +41,7 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "ends", "said"),
+    ("sign", "ends", "message"),
     [
         ("entropy", {"entropy": 0.01}, r"entropy fell from 0.\d+ to 0.\d+ \(alarms.entropy_fall\)"),
         ("entropy", {"entropy": 3.0}, r"entropy rose from .* \(alarms.entropy_rise\)"),
@@ -77,7 +77,7 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
     ],
 )
 def test_each_sign_of_collapse_is_told_once_with_its_values_and_its_key(
-    tmp_path: Path, sign: str, ends: dict[str, float], said: str
+    tmp_path: Path, sign: str, ends: dict[str, float], message: str
 ) -> None:
     warned: list[str] = []
     recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
@@ -86,7 +86,7 @@ def test_each_sign_of_collapse_is_told_once_with_its_values_and_its_key(
     [(step_of, [alarm])] = read_alarms(tmp_path).items()
     assert alarm.sign == sign
     assert warned == [f"step {step_of}: {alarm.text}"]
-    assert re.search(said, alarm.text)
+    assert re.search(message, alarm.text)
 
 
 def test_a_measurement_that_is_not_a_number_is_told_at_once_and_the_other_steps_still_count(

@@ -225,9 +225,9 @@ def test_a_wrong_selection_is_refused_with_the_reason(change: str, message: str)
 )
 def test_a_key_of_an_earlier_version_is_refused_with_what_to_write_instead(change: str, instead: str) -> None:
     key = change.partition("=")[0]
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, None, [change])
-    assert f"--set {change}: keys of an earlier version: {key} (write {instead}" in refused.value.message
+    assert f"--set {change}: keys of an earlier version: {key} (write {instead}" in excinfo.value.message
 
 
 def test_a_run_that_an_earlier_version_began_is_not_resumed_and_the_reason_is_said(tmp_path: Path) -> None:

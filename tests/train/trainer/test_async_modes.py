@@ -25,24 +25,26 @@ BOUND_S = 600.0
 
 
 def test_engines_of_their_own_are_refused_on_a_cpu() -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, "laptop", ["mode=separate_async"])
-    assert 'mode = "separate_async" needs GPUs' in refused.value.message
-    assert 'on a CPU, use mode = "colocate_async"' in refused.value.message
+    assert 'mode = "separate_async" needs GPUs' in excinfo.value.message
+    assert 'on a CPU, use mode = "colocate_async"' in excinfo.value.message
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         ("1xh200", ["hardware.router=verl"], 'needs hardware.router = "sessions"'),
         ("laptop", ["asynchronous.batches_ahead=1.5", "asynchronous.max_steps=2"], "max_steps of at least 3"),
     ],
 )
-def test_what_would_hang_or_waste_every_step_is_refused(profile: str, changes: list[str], said: str) -> None:
+def test_what_would_hang_or_waste_every_step_is_refused(
+    profile: str, changes: list[str], message: str
+) -> None:
     assert stage_recipe(1, profile, changes).mode == "sync"
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, profile, ["mode=colocate_async", *changes])
-    assert said in refused.value.message
+    assert message in excinfo.value.message
 
 
 def test_one_engine_is_sent_a_bounded_number_of_rollouts() -> None:

@@ -121,9 +121,9 @@ def test_a_torn_pointer_is_set_to_the_last_whole_checkpoint(saved: Path, torn: s
 def test_where_all_are_damaged_the_user_decides(saved: Path) -> None:
     for step in (10, 20, 30):
         cut(saved / f"global_step_{step}" / "data.pt", 0.5)
-    with pytest.raises(Failure, match=r"every checkpoint in .* is damaged") as caught:
+    with pytest.raises(Failure, match=r"every checkpoint in .* is damaged") as excinfo:
         chosen(saved)
-    assert f"remove {saved}" in caught.value.hint
+    assert f"remove {saved}" in excinfo.value.hint
     # A stage that continues the optimizer of another stage begins with that checkpoint.
     (saved / "global_step_0" / "actor").mkdir(parents=True)
     assert chosen(saved)[0] == "0"

@@ -80,11 +80,11 @@ def run(script: str, stage: Path, tracker: str, *words: str, **more: str) -> str
     env = environ | more
     env |= tracker_environment([tracker], stage, env, first_step=300)
     env["VERL_FILE_LOGGER_PATH"] = str(stage / "metrics-1.jsonl")
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script, tracker, *words], env=env, capture_output=True, text=True, timeout=600
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return ran.stdout
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 def mlflow_rows(stage: Path, query: str) -> list[tuple[Any, ...]]:

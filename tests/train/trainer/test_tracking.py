@@ -68,9 +68,9 @@ def test_the_sampler_is_told_where_traces_go_and_under_which_name(tmp_path: Path
 
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     alone = {"NETRC": str(tmp_path / "netrc")}
-    with pytest.raises(UserError, match="no API key for Weights & Biases") as caught:
+    with pytest.raises(UserError, match="no API key for Weights & Biases") as excinfo:
         check_trackers(["wandb"], environ=alone)
-    assert "WANDB_MODE=offline" in caught.value.hint
+    assert "WANDB_MODE=offline" in excinfo.value.hint
     check_trackers(["wandb"], environ={**alone, "WANDB_MODE": "offline"})
     check_trackers(["wandb"], environ={**alone, "WANDB_API_KEY": "k"})
     check_trackers(["console"], environ=alone)
@@ -138,9 +138,9 @@ def test_a_trackers_key_reaches_workers_in_the_file_that_only_the_user_can_read(
 
 def test_a_tracker_that_is_not_installed_or_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rstar2.train.trainer.tracking.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="trackers has tensorboard, which is not installed") as caught:
+    with pytest.raises(UserError, match="trackers has tensorboard, which is not installed") as excinfo:
         check_trackers(["tensorboard"], environ={})
-    assert "pip install tensorboard" in caught.value.hint
+    assert "pip install tensorboard" in excinfo.value.hint
     with pytest.raises(UserError, match="trace_trackers has weave, which is not installed"):
         check_trackers([], ["weave"], environ={})
     with pytest.raises(UserError, match="module volcengine_ml_platform"):

@@ -84,9 +84,9 @@ async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_ver
         monkeypatch.setattr(agent_loop, "_grader", Grader)
         made: Any = loop(codec, tmp_path / "traces", 0.01)
         made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
-        with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
+        with pytest.raises(agent_loop.GraderFault, match=rule) as excinfo:
             await made.run({"temperature": 1.0}, **ROW)
-        assert caught.value.trace.tokens > 0
+        assert excinfo.value.trace.tokens > 0
     assert len(list(training_traces(tmp_path))) == len(PREVENTED)
 
 
@@ -137,9 +137,9 @@ async def test_of_a_servers_own_error_the_cause_is_told_and_not_the_way_to_it(
 
     made: Any = loop(codec, tmp_path / "traces", 0.0)
     made.server_manager = FailingServer()
-    with pytest.raises(RolloutError) as caught:
+    with pytest.raises(RolloutError) as excinfo:
         await made.run({"temperature": 1.0}, **ROW)
-    assert caught.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
+    assert excinfo.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
 
 
 async def test_what_fails_because_training_ends_is_kept_nowhere(

@@ -44,8 +44,8 @@ def words(root: Path, run: Path, curriculum: str) -> list[str]:
 
 def trained(root: Path, run: Path, curriculum: str) -> None:
     command = words(root, run, curriculum)
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def asked(stage: Path) -> list[tuple[int, list[str]]]:

@@ -64,8 +64,8 @@ def words(root: Path, run: Path, changes: tuple[str, ...]) -> list[str]:
 
 def trained(root: Path, run: Path, changes: tuple[str, ...]) -> None:
     command = words(root, run, changes)
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=root)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=root)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:

@@ -64,8 +64,8 @@ def test_recoveries_of_groups_that_were_under_way_are_made_whole_after_a_kill(tm
     saved = saved_step(stage / "checkpoints")
     assert saved is not None, (tmp_path / "out").read_text()[-3000:]
     assert saved < STEPS, "it was killed on its way"
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     log = (run / "attempts" / "2" / "stage1.log").read_text()
     assert "in-flight prompts for step" in log
 

@@ -69,14 +69,14 @@ def train(folder: Path, run: str, judge: JudgeHandle, *changes: str) -> Ran:
     settings = [
         word for change in (*SETTINGS, "reward=by_tokens:reward", *changes) for word in ("--set", change)
     ]
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", "train", "--stage", "1", *map(str, words), *settings],
         capture_output=True,
         text=True,
         timeout=1800,
         cwd=folder,
     )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     stage = folder / run / "stage1"
     lines = (stage / "metrics-1.jsonl").read_text().splitlines()
     return Ran(list(training_traces(stage)), [json.loads(line)["data"] for line in lines])
@@ -113,12 +113,14 @@ def test_rounds_make_the_rollouts_that_the_rule_needs_and_these_are_those_of_a_f
 
 
 def test_rounds_go_on_while_updates_change_the_weights(folder: Path, judge: JudgeHandle) -> None:
-    ran = train(folder, "async", judge, "steps=3", "mode=colocate_async", "groups.refill_batches=1", *ROUNDS)
-    assert len(ran.steps) == 3
-    for step, metrics in enumerate(ran.steps, 1):
+    result = train(
+        folder, "async", judge, "steps=3", "mode=colocate_async", "groups.refill_batches=1", *ROUNDS
+    )
+    assert len(result.steps) == 3
+    for step, metrics in enumerate(result.steps, 1):
         groups = sum(metrics[f"rstar2/rounds/{number}"] for number in range(1, 5))
-        made = sum(len(group) for group in ran.groups(step).values())
+        made = sum(len(group) for group in result.groups(step).values())
         assert groups >= PROMPTS
         assert metrics["rstar2/rollouts"] == made == groups * ROLLOUTS - metrics["rstar2/saved_rollouts"]
         assert metrics["rstar2/failed_rollouts"] == 0
-    assert sum(metrics["rstar2/saved_rollouts"] for metrics in ran.steps) > 0
+    assert sum(metrics["rstar2/saved_rollouts"] for metrics in result.steps) > 0

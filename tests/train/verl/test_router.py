@@ -187,14 +187,14 @@ def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(
     recipe = stage_recipe(1, "laptop", ["hardware.gpus_per_node=2", "hardware.router=sessions"])
     path = tmp_path / ROUTER_FILE
     path.write_text(router_yaml(recipe).replace('"in_flight": 128', '"in_flight": 1'))
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ACTORS.replace("PATH", str(path))],
         env={**os.environ, **ray_cluster},
         capture_output=True,
         text=True,
         timeout=1800,
     )
-    assert "all well" in ran.stdout, ran.stderr[-3000:]
+    assert "all well" in result.stdout, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -331,9 +331,9 @@ def test_a_judge_whose_health_is_good_but_that_loses_programs_is_waited_for(
     monkeypatch.setattr(SyncJudgeClient, "run", lambda *_: lost)
     sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, keep=2)
     submit("a", group("1x10"))
-    with pytest.raises(JudgeError, match=r"for 0\.2 s") as caught:
+    with pytest.raises(JudgeError, match=r"for 0\.2 s") as excinfo:
         sampler.sample(1, "train", 1)
-    assert "loses programs: its queue is gone" in str(caught.value.__cause__)
+    assert "loses programs: its queue is gone" in str(excinfo.value.__cause__)
 
 
 def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
@@ -440,9 +440,9 @@ def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
 
     sampler = buffer(tmp_path, -1, rollouts=20, refill=refill, keep=4)
     submit("a", group("11101111110"), failed=[ENGINE_DIED] * 9)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(Failure) as excinfo:
         sampler.sample(1, "train", 1)
-    said = str(caught.value)
+    said = str(excinfo.value)
     for part in (
         "rollouts that failed: 9 (9 x engine: VERL's rollout server failed: out of memory)",
         "after 6000 tokens on average (finished rollouts have 4)",

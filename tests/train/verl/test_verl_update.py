@@ -480,15 +480,15 @@ def test_a_checkpoint_without_space_is_not_begun_and_the_same_command_continues(
         stage = disk / "stage1"
         with pytest.raises(
             UserError, match="not enough disk space for the checkpoint of step 1: it needs"
-        ) as refused:
+        ) as excinfo:
             train(recipe(2), [MIXED], folder=stage)
-        assert "The checkpoint was not written" in refused.value.message
+        assert "The checkpoint was not written" in excinfo.value.message
         assert not list(stage.glob("checkpoints/global_step_*"))
         resize(disk, 256 << 20)
         train(recipe(2), [MIXED], folder=stage)
         checkpoint = stage / "checkpoints" / "global_step_1"
         assert fault(checkpoint) is None
         # The needed space in the message is the size of the checkpoint, plus the space for small files.
-        [needed] = re.findall(r"it needs (\d+) MiB", refused.value.message)
+        [needed] = re.findall(r"it needs (\d+) MiB", excinfo.value.message)
         weights = sum(path.stat().st_size for path in checkpoint.glob("actor/[mo]*.pt"))
         assert weights / (1 << 20) + SMALL_FILES_BYTES / (1 << 20) == pytest.approx(float(needed), abs=1.0)

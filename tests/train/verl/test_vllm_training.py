@@ -217,8 +217,8 @@ def exported(stage: Path, step: int, folder: Path) -> Path:
     if not model.exists():
         actor = stage / "checkpoints" / f"global_step_{step}" / "actor"
         words = ["-m", "rstar2.train.verl.output.export", str(actor), str(model)]
-        ran = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=BOUND_S, cwd=folder)
-        assert ran.returncode == 0, ran.stderr[-3000:]
+        result = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=BOUND_S, cwd=folder)
+        assert result.returncode == 0, result.stderr[-3000:]
     return model
 
 

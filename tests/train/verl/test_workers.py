@@ -81,11 +81,11 @@ def test_a_worker_reads_the_secrets_and_its_process_groups_have_the_profiles_tim
     env = {**os.environ, **command.env, "WANDB_API_KEY": "here before"}
     env |= {"RSTAR2_SECRETS_FILE": str(tmp_path / "keys.json")}
     env.pop("HF_TOKEN", None)
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=800, check=False
     )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-2:] == ["from the file|here before|3600.0", "{'timeout_second': 3600}"]
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-2:] == ["from the file|here before|3600.0", "{'timeout_second': 3600}"]
 
 
 def test_sft_on_several_nodes_asks_for_them_and_on_one_does_not(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: P
 @needs("ray")
 @pytest.mark.usefixtures("two_nodes")
 def test_a_rank_that_fails_on_another_node_ends_the_run_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="exit code 1") as failed:
+    with pytest.raises(Failure, match="exit code 1") as excinfo:
         run_trainer(
             trainer(tmp_path, "fail"), tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail
         )
     assert "the fourth rank fell over" in (tmp_path / "log").read_text()
-    assert "exit code 1" in failed.value.message
+    assert "exit code 1" in excinfo.value.message
