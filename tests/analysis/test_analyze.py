@@ -82,13 +82,17 @@ def test_two_arms_of_the_same_name_are_set_side_by_side(analysed: dict[str, Any]
 def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twice(
     analysed: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = {path.name for path in (run / "analysis").iterdir()}
-    assert {f"{name}.csv" for name in analysed} | {"analysis.json"} <= written
-    assert "training-stage1-entropy-over-training.svg" in written
+    file_names = {path.name for path in (run / "analysis").iterdir()}
+    assert {f"{name}.csv" for name in analysed} | {"analysis.json"} <= file_names
+    assert "training-stage1-entropy-over-training.svg" in file_names
     traces = run / "eval" / "stage1" / "traces.jsonl"
-    held = read_entropies(traces)
-    assert held is not None
-    assert (held.about["source"], len(held.sizes), len(held.marks)) == ("model", 6, len(held.entropy))
+    stored_entropies = read_entropies(traces)
+    assert stored_entropies is not None
+    assert (stored_entropies.about["source"], len(stored_entropies.sizes), len(stored_entropies.marks)) == (
+        "model",
+        6,
+        len(stored_entropies.entropy),
+    )
     from rstar2.analysis import forward
 
     monkeypatch.setattr(forward, "entropies", None)
@@ -99,10 +103,8 @@ def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twi
 @pytest.mark.slow
 def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[str, Any], run: Path) -> None:
     """Their import takes seconds, and entropies that are stored need neither."""
-    loaded = "print(json.dumps(sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())))"
-    program = (
-        f"import atexit, json, sys; atexit.register(lambda: {loaded}); from rstar2.cli import main; main()"
-    )
+    print_modules = "print(json.dumps(sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())))"
+    program = f"import atexit, json, sys; atexit.register(lambda: {print_modules}); from rstar2.cli import main; main()"
     command = [sys.executable, "-c", program, "analyze", str(run), "--json"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
@@ -155,8 +157,8 @@ def test_where_no_trace_was_finished_nothing_is_written(make_trace: Any, run: Pa
     for path in (tmp_path / "empty", tmp_path / "empty" / "traces.jsonl", tmp_path / "failed"):
         for words in ((path,), (finished, path, "--output", tmp_path / "both")):
             result = rstar2("analyze", *words)
-            said = " ".join(result.stderr.split())
-            assert (result.code, f"no finished traces in {path}" in said) == (2, True), said
+            message = " ".join(result.stderr.split())
+            assert (result.code, f"no finished traces in {path}" in message) == (2, True), message
     assert sorted(path.name for path in tmp_path.glob("**/*")) == [
         "empty", "failed", "traces.jsonl", "traces.jsonl",
     ]  # fmt: skip
@@ -183,9 +185,9 @@ def test_an_analysis_is_stale_once_the_run_has_other_traces(make_trace: Any, tmp
         assert not stale(tmp_path / f"copy-{name}")
         add(name)
         assert stale()
-    made = json.loads((run / "analysis" / "analysis.json").read_text())
-    del made["traces"]  # as earlier versions wrote it
-    write_json(run / "analysis" / "analysis.json", made)
+    saved_analysis = json.loads((run / "analysis" / "analysis.json").read_text())
+    del saved_analysis["traces"]  # as earlier versions wrote it
+    write_json(run / "analysis" / "analysis.json", saved_analysis)
     assert not stale()
 
 
@@ -210,10 +212,10 @@ def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
 def test_traces_without_token_ids_are_left_out_of_the_entropies_and_alone_are_named(
     run: Path, model_folder: Path, make_trace: Any, tmp_path: Path
 ) -> None:
-    asked_by_chat = make_trace().model_copy(
+    chat_trace = make_trace().model_copy(
         update={"prompt_ids": [], "response_ids": [], "response_mask": [], "logprobs": None}
     )
-    for folder, traces in (("chat", [asked_by_chat]), ("both", [asked_by_chat, make_trace()])):
+    for folder, traces in (("chat", [chat_trace]), ("both", [chat_trace, make_trace()])):
         with TraceWriter(tmp_path / folder / "traces.jsonl") as writer:
             for trace in traces:
                 writer.write(trace)
@@ -222,10 +224,10 @@ def test_traces_without_token_ids_are_left_out_of_the_entropies_and_alone_are_na
     assert rstar2("analyze", tmp_path / "chat").code == 0
     both = rstar2("analyze", tmp_path / "both", "--model", model_folder)
     assert both.code == 0, both.stderr
-    held = read_entropies(tmp_path / "both" / "traces.jsonl")
-    assert held is not None
-    assert [size > 0 for size in held.sizes] == [False, True]
-    assert len(held.marks) == held.sizes.sum()
+    stored_entropies = read_entropies(tmp_path / "both" / "traces.jsonl")
+    assert stored_entropies is not None
+    assert [size > 0 for size in stored_entropies.sizes] == [False, True]
+    assert len(stored_entropies.marks) == stored_entropies.sizes.sum()
 
 
 @pytest.fixture
@@ -259,10 +261,10 @@ def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
         writer.write(make_trace())
     standin.prompt_logprobs = True
     for name, again in (("one", 1), ("one", 0), ("other", 1)):
-        standin.names, asked = (name,), len(standin.asked)
+        standin.names, request_count = (name,), len(standin.asked)
         result = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
         assert result.code == 0, result.stderr
-        assert len(standin.asked) == asked + again
+        assert len(standin.asked) == request_count + again
 
 
 def test_a_server_that_is_busy_for_a_while_is_waited_for_and_that_is_said(
@@ -285,15 +287,15 @@ def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(
     with TraceWriter(tmp_path / "traces.jsonl") as writer:
         writer.write(make_trace())
     standin.key, standin.prompt_logprobs = "secret", True
-    asked = ("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
-    result = rstar2(*asked)
+    words = ("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+    result = rstar2(*words)
     assert (result.code, "--api-key" in result.stderr) == (2, True), result.stderr
-    result = rstar2(*asked, "--api-key", "secret")
+    result = rstar2(*words, "--api-key", "secret")
     assert result.code == 0, result.stderr
     # A server that does not know prompt_logprobs refuses the request.
     place_of(tmp_path / "traces.jsonl").unlink()
     standin.refuses = lambda prompt: True
-    result = rstar2(*asked, "--api-key", "secret")
+    result = rstar2(*words, "--api-key", "secret")
     assert (result.code, "(prompt_logprobs), which vLLM supports" in result.stderr) == (1, True), (
         result.stderr
     )
@@ -338,15 +340,15 @@ def test_it_is_said_whether_the_model_is_the_one_that_was_measured(
 ) -> None:
     with TraceWriter(tmp_path / "traces.jsonl") as writer:
         writer.write(make_trace())
-    for recorded, said in (
+    for format_record, message in (
         ({}, "exact, model not checked"),
         ({"sha256": model_hash(model_folder)}, "exact"),
         ({"sha256": "0" * 64}, "of another model"),
     ):
-        write_json(tmp_path / "results.json", {"model": recorded})
+        write_json(tmp_path / "results.json", {"model": format_record})
         result = rstar2("analyze", tmp_path / "traces.jsonl", "--model", model_folder, "--json")
         assert result.code == 0, result.stderr
-        assert json.loads(result.stdout)["entropy"]["rows"][0][1] == said
+        assert json.loads(result.stdout)["entropy"]["rows"][0][1] == message
 
 
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:

@@ -56,8 +56,10 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
         result = _eval(*words)
     assert result.exit_code == 0, result.output
-    said = "not exact: requests to the model no longer send `temperature`, so its server's default applies."
-    assert said in result.output
+    message = (
+        "not exact: requests to the model no longer send `temperature`, so its server's default applies."
+    )
+    assert message in result.output
     assert "accepts it. Reason: the server at" in result.output
     results = _results(run)
     assert results["summary"]["accuracy"] == 1.0
@@ -122,10 +124,10 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
     endpoint.limited = lambda: Sent({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
     with endpoint.serving():
         words += ["--url", endpoint.url, "-n", 1]
-        with terminal("eval", *map(str, words)) as shown:
+        with terminal("eval", *map(str, words)) as screen:
             # The first sample was asked for three times; the second waits.
             wait_until(lambda: endpoint.refused)
-            os.kill(shown.pid, signal.SIGKILL)
+            os.kill(screen.pid, signal.SIGKILL)
         assert not (run / "two" / "results.json").exists()
         endpoint.rate, endpoint.checks = None, lambda body: None
         result = _eval(*words)

@@ -41,23 +41,23 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _installed_by(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
+def _installed_by(requirement: Requirement, visited: set[tuple[str, str]]) -> Iterator[str]:
     """The names of what pip installs for a requirement, that of its own package included."""
     name = _normal(requirement.name)
     for extra in ("", *requirement.extras):
-        if (name, extra) not in seen:
-            seen.add((name, extra))
+        if (name, extra) not in visited:
+            visited.add((name, extra))
             yield name
-            for wanted in map(Requirement, metadata.requires(name) or []):
-                if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
-                    yield from _installed_by(wanted, seen)
+            for dependency in map(Requirement, metadata.requires(name) or []):
+                if dependency.marker is None or dependency.marker.evaluate({"extra": extra}):
+                    yield from _installed_by(dependency, visited)
 
 
 def _hidden(extra: str) -> set[str]:
     """The top-level modules of this environment that are not there where only an extra is installed."""
-    kept = set(_installed_by(Requirement(f"rstar2[{extra}]" if extra else "rstar2"), set()))
-    found = metadata.packages_distributions().items()
-    return {module for module, owners in found if kept.isdisjoint(map(_normal, owners))}
+    installed = set(_installed_by(Requirement(f"rstar2[{extra}]" if extra else "rstar2"), set()))
+    modules = metadata.packages_distributions().items()
+    return {module for module, owners in modules if installed.isdisjoint(map(_normal, owners))}
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_doctor_works_in_the_base_install(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "command", "named"),
+    ("module", "command", "extras"),
     [
         ("aiohttp", ["judge", "up"], ["judge"]),
         ("aiohttp", ["judge", "mcp"], ["mcp"]),
@@ -138,9 +138,9 @@ def test_doctor_works_in_the_base_install(environment: dict[str, str]) -> None:
         ("jsonschema_rs", ["data", "list"], ["eval"]),
     ],
 )
-def test_the_extra_that_is_named_has_the_package(module: str, command: list[str], named: list[str]) -> None:
+def test_the_extra_that_is_named_has_the_package(module: str, command: list[str], extras: list[str]) -> None:
     hint = installation_for(module, command)
-    assert re.findall(r"\[(\w+)\]", hint) == named
+    assert re.findall(r"\[(\w+)\]", hint) == extras
 
 
 WORKS = {
@@ -189,7 +189,9 @@ def _uses(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module", params=WORKS, ids=lambda extra: extra or "base")
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def installation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     """An extra, and an environment in which pip installed it and nothing else."""
     folder = tmp_path_factory.mktemp(request.param or "base")
     venv.create(folder, with_pip=True)
@@ -208,9 +210,9 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.long
 def test_with_an_extra_alone_its_verbs_work_and_the_others_name_what_they_need(
-    installed: tuple[str, Path], tmp_path: Path
+    installation: tuple[str, Path], tmp_path: Path
 ) -> None:
-    extra, folder = installed
+    extra, folder = installation
     (tmp_path / "rows.jsonl").write_text('{"gold": "\\\\frac{\\\\pi}{4}", "pred": "\\\\arctan 1"}\n')
     (tmp_path / "program.py").write_text("print(6 * 7)")
     (tmp_path / "model").mkdir()
@@ -244,9 +246,9 @@ def test_with_an_extra_alone_its_verbs_work_and_the_others_name_what_they_need(
             if use in WORKS[extra]:
                 assert result.returncode == 0, (use, result.stderr)
             elif missing is not None:
-                named = re.findall(r"\[(\w+)\]", result.stderr)
-                assert named, (use, result.stderr)
-                assert extra not in named, (use, result.stderr)
+                extras = re.findall(r"\[(\w+)\]", result.stderr)
+                assert extras, (use, result.stderr)
+                assert extra not in extras, (use, result.stderr)
                 assert result.returncode == 2
             else:
                 assert result.returncode in (0, 1, 2), (use, result.stderr)

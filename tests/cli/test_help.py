@@ -55,7 +55,7 @@ print(json.dumps({words: in_a_child(words.split()) for words in sys.argv[1:]}))
 """
 
 
-def _ran(code: str, *arguments: str) -> Any:
+def _loaded_modules(code: str, *arguments: str) -> Any:
     """What `code` prints in a fresh interpreter, where `packages()` are the installed ones that are loaded."""
     result = subprocess.run(
         [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=600
@@ -82,28 +82,28 @@ print(json.dumps(sorted(packages())))
 @pytest.fixture(scope="module")
 def allowed() -> set[str]:
     """What typer and rich load by themselves to show the help of any command with options."""
-    return set(_ran(PLAIN))
+    return set(_loaded_modules(PLAIN))
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, list[str]]:
+def modules_by_command() -> dict[str, list[str]]:
     """What the help of the root and of each verb loads: each in a process forked from the same bare one."""
-    found: dict[str, list[str]] = _ran(HELP, "--help", *(f"{name} --help" for name in NAMES))
-    return found
+    modules: dict[str, list[str]] = _loaded_modules(HELP, "--help", *(f"{name} --help" for name in NAMES))
+    return modules
 
 
 @pytest.mark.slow
-def test_the_root_help_loads_typer_alone(loaded: dict[str, list[str]]) -> None:
-    bare = set(_ran("import typer, rich; print(json.dumps(sorted(packages())))"))
+def test_the_root_help_loads_typer_alone(modules_by_command: dict[str, list[str]]) -> None:
+    bare = set(_loaded_modules("import typer, rich; print(json.dumps(sorted(packages())))"))
     assert "typer" in bare
-    assert set(loaded["--help"]) <= bare
+    assert set(modules_by_command["--help"]) <= bare
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_verbs_help_loads_nothing_but_typer_and_rich(
-    allowed: set[str], loaded: dict[str, list[str]], name: str
+    allowed: set[str], modules_by_command: dict[str, list[str]], name: str
 ) -> None:
-    assert set(loaded[f"{name} --help"]) <= allowed
+    assert set(modules_by_command[f"{name} --help"]) <= allowed
 
 
 def test_the_root_help_names_every_verb_with_its_line() -> None:
@@ -125,9 +125,9 @@ def _leaves(*path: str) -> list[tuple[str, ...]]:
     context = command.make_context("rstar2", [], resilient_parsing=True)
     for word in path:
         assert isinstance(command, TyperGroup)
-        found = command.get_command(context, word)
-        assert found is not None
-        command = found
+        subcommand = command.get_command(context, word)
+        assert subcommand is not None
+        command = subcommand
     below = command.list_commands(context) if isinstance(command, TyperGroup) else []
     return [path, *(leaf for word in below for leaf in _leaves(*path, word))]
 
@@ -152,8 +152,8 @@ def test_the_line_in_the_list_is_the_verbs_own_first_line() -> None:
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_paragraph_of_a_help_fills_the_lines_of_the_terminal(columns: int) -> None:
-    shown = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": str(columns)}).output
-    lines = shown.partition("Samples every problem")[2].partition("Arguments")[0].splitlines()
+    output = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": str(columns)}).output
+    lines = output.partition("Samples every problem")[2].partition("Arguments")[0].splitlines()
     paragraph = ["Samples every problem" + lines[0], *itertools.takewhile(str.strip, lines[1:])]
     for line, following in itertools.pairwise(paragraph):
         assert len(f" {line.strip()} {following.split()[0]}") > columns - 2
@@ -225,9 +225,9 @@ def test_a_missing_package_names_the_extra_for_all_that_the_verb_needs(
     with pytest.raises(SystemExit) as excinfo:
         cli.main()
     assert excinfo.value.code == 2
-    said = capsys.readouterr().err
-    assert f"this command needs {module.partition('.')[0]}, which is not installed" in said
-    assert install_command(extra) in said
+    stderr = capsys.readouterr().err
+    assert f"this command needs {module.partition('.')[0]}, which is not installed" in stderr
+    assert install_command(extra) in stderr
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

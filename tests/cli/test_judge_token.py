@@ -18,7 +18,7 @@ from rstar2.loop.formats.format import default_format, save_format
 
 pytestmark = pytest.mark.slow
 
-REFUSED = "refused the token"
+REFUSAL = "refused the token"
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,13 @@ def test_train_refuses_it_before_the_data_is_read(
     data.write_text("not read yet")
     words = ["train", "--stage", "1", "--model", model, "--data", data, "--profile", "laptop"]
     wrong = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (wrong.code, REFUSED in wrong.stderr) == (2, True), wrong.stderr
+    assert (wrong.code, REFUSAL in wrong.stderr) == (2, True), wrong.stderr
     right = rstar2(*words, *with_judge(token_judge, str(token_judge.token)))
     assert str(data) in right.stderr, "with the right token it goes on to the data"
-    lacking = rstar2(
+    result = rstar2(
         *words, *with_judge(token_judge, str(token_judge.token)), "--set", 'judge.packages=["no_such"]'
     )
-    assert (lacking.code, "cannot import no_such" in lacking.stderr) == (2, True), lacking.stderr
+    assert (result.code, "cannot import no_such" in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -88,7 +88,7 @@ def test_eval_and_data_agree_refuse_it_before_anything_is_made(
 ) -> None:
     (tmp_path / "own.jsonl").write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
     result = rstar2("eval", "own.jsonl", "--oracle", "--run", "r", *with_judge(token_judge, "another"))
-    assert (result.code, REFUSED in result.stderr) == (2, True), result.stderr
+    assert (result.code, REFUSAL in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "r").exists()
     right = rstar2(
         "eval",
@@ -106,7 +106,7 @@ def test_eval_and_data_agree_refuse_it_before_anything_is_made(
 def test_chat_refuses_it_before_a_model_is_opened(token_judge: JudgeHandle) -> None:
     words = ["chat", "--url", "http://127.0.0.1:9", "--prompt", "Hello"]
     result = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (result.code, REFUSED in result.stderr) == (2, True), result.stderr
+    assert (result.code, REFUSAL in result.stderr) == (2, True), result.stderr
 
 
 def test_chat_says_what_programs_cannot_import(
@@ -133,8 +133,8 @@ def test_serve_refuses_it_before_a_model_is_loaded(
     token_judge: JudgeHandle, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("rstar2.serve.choose.served_model", lambda named: named)
+    monkeypatch.setattr("rstar2.serve.choose.served_model", lambda name: name)
     words = ["serve", model, "--engine", "transformers", "--with-tools", "--port", "18999"]
     result = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (result.code, REFUSED in result.stderr) == (2, True), result.stderr
+    assert (result.code, REFUSAL in result.stderr) == (2, True), result.stderr
     assert "loads" not in result.stderr

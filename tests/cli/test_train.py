@@ -246,14 +246,14 @@ def test_a_key_that_verl_does_not_have_is_refused_before_anything_is_started(
     verb: str, dry: bool, model: Path, tmp_path: Path
 ) -> None:
     words = [*DRY[verb], "--model", model, "--run", "run"]
-    asked = [word for word in words if dry or word != "--dry-run"]
-    error = rstar2(*asked, "--set", "verl.nonsense.key=3").exception
+    arguments = [word for word in words if dry or word != "--dry-run"]
+    error = rstar2(*arguments, "--set", "verl.nonsense.key=3").exception
     assert isinstance(error, UserError), error
     assert error.message == "VERL refuses a key: Could not override 'nonsense.key'."
     assert "--set verl.+nonsense.key=3" in error.hint
     assert not (tmp_path / "run").exists()
     assert rstar2(*words, "--set", "verl.+nonsense.key=3").exit_code == 0
-    assert "VERL refuses a key: " in refusal(*asked, "--set", "verl.trainer.seed=[1")
+    assert "VERL refuses a key: " in refusal(*arguments, "--set", "verl.trainer.seed=[1")
 
 
 @needs("transformers")

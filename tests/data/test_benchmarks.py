@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def written(path: Path, *rows: object) -> Path:
+def rows_file(path: Path, *rows: object) -> Path:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
 def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
-    path = written(
+    path = rows_file(
         tmp_path / "p.jsonl",
         {"problem": "1+1?", "answer": "2"},
         "",
@@ -57,7 +57,7 @@ def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, row: object, message: str) -> None:
-    path = written(tmp_path / "p.jsonl", {"id": "a", "problem": "1+1?", "answer": "2"}, row)
+    path = rows_file(tmp_path / "p.jsonl", {"id": "a", "problem": "1+1?", "answer": "2"}, row)
     with pytest.raises(UserError) as excinfo:
         read_problems(path)
     assert excinfo.value.message.startswith(f"{path}, {message}")
@@ -76,7 +76,7 @@ def test_a_missing_an_empty_and_a_binary_file_are_refused_by_name(tmp_path: Path
     with pytest.raises(UserError, match="No such file"):
         read_problems(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="contains no problems"):
-        read_problems(written(tmp_path / "empty.jsonl"))
+        read_problems(rows_file(tmp_path / "empty.jsonl"))
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8"):
         read_problems(tmp_path / "bytes.jsonl")
@@ -87,7 +87,7 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(tmp_path: Path) -> 
         load_benchmark("no-such-set")
     assert all(name in excinfo.value.hint for name in NAMES)
     with pytest.raises(UserError, match="unknown benchmark: no-such-set"):
-        load_benchmark("no-such-set", data=written(tmp_path / "p.jsonl", {"problem": "x", "answer": "1"}))
+        load_benchmark("no-such-set", data=rows_file(tmp_path / "p.jsonl", {"problem": "x", "answer": "1"}))
 
 
 HUB_ROWS: dict[str, list[dict[str, Any]]] = {
@@ -112,18 +112,18 @@ HUB_ROWS: dict[str, list[dict[str, Any]]] = {
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
     """The hub's place taken by small data sets with the columns that the real ones have."""
-    asked: list[tuple[str, str | None, str]] = []
+    requests: list[tuple[str, str | None, str]] = []
     by_id = {SOURCES[name].hub_id: rows for name, rows in HUB_ROWS.items()}
 
     def load_dataset(hub_id: str, config: str | None, split: str) -> Dataset:
         from datasets import Dataset
 
-        asked.append((hub_id, config, split))
+        requests.append((hub_id, config, split))
         return Dataset.from_list(by_id[hub_id])
 
     monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    return asked
+    return requests
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.optional import needs
 from support.train.demo_run import EVICTED, adam_steps, finish, start
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 
 from rstar2.loop.turns.choose import load_codec
 from rstar2.train.records.steps import step_metrics
@@ -112,9 +112,9 @@ def test_transformers_generates_from_every_exported_folder_and_ends_where_a_turn
         codec, model = load_codec(folder), AutoModelForCausalLM.from_pretrained(folder)
         assert model.generation_config.eos_token_id[0] == codec.end_id
         prompt = torch.tensor([codec.prompt(codec.format.messages("What is 2 + 2?"))])
-        written = model.generate(prompt, max_new_tokens=300)[0, prompt.shape[1] :].tolist()
-        assert 0 < len(written) <= 300
-        assert codec.end_id not in written[:-1]
+        token_ids = model.generate(prompt, max_new_tokens=300)[0, prompt.shape[1] :].tolist()
+        assert 0 < len(token_ids) <= 300
+        assert codec.end_id not in token_ids[:-1]
 
 
 def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Path, dict[str, Any]]) -> None:

@@ -80,13 +80,13 @@ FEW = {
 
 def _lines() -> list[str]:
     """The lines of all code blocks that run rstar2, each once, in the order of the pages."""
-    found: dict[str, None] = {}
+    unique_lines: dict[str, None] = {}
     for page in PAGES:
         for block in re.findall(r"^```\w*\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
             for line in block.replace("\\\n", " ").splitlines():
                 if re.match(r"(?:cat \S+ \| )?rstar2 ", line) and "[OPTIONS]" not in line:
-                    found[" ".join(line.split())] = None
-    return list(found)
+                    unique_lines[" ".join(line.split())] = None
+    return list(unique_lines)
 
 
 LINES = _lines()
@@ -167,10 +167,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
     (root / "outputs.csv").write_text("answer,output\n1,2\n")
     # As many as a step of the paper's recipes takes.
-    asked = [problem.problem for problem in builtin.held_out(0, 512)]
-    _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in asked])
-    said = [[*builtin.FORMAT.messages(each), {"role": "assistant", "content": "2"}] for each in asked[:128]]
-    _jsonl(root / "enough-conversations.jsonl", [{"messages": each} for each in said])
+    questions = [problem.problem for problem in builtin.held_out(0, 512)]
+    _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in questions])
+    conversation_rows = [
+        [*builtin.FORMAT.messages(each), {"role": "assistant", "content": "2"}] for each in questions[:128]
+    ]
+    _jsonl(root / "enough-conversations.jsonl", [{"messages": each} for each in conversation_rows])
     for name, source in (
         *(("rl", "enough-problems"), ("rl2", "enough-problems"), ("candidates", "problems")),
         ("sft", "enough-conversations"),
@@ -186,8 +188,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / "data" / source / PREPARED, root / name)
-    measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
-    write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
+    verdict_rows = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
+    write_json(root / "runs/agree/rl/results.json", {"per_problem": verdict_rows})
     (root / "problem.txt").write_text(problems[0].problem)
     shutil.copy(ROOT / "examples/own_benchmark/estimates.py", root / "my_bench.py")
     _write_files_of_the_page_for_extensions(root)
@@ -256,13 +258,13 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         row |= {source.answer: "2"} | ({source.id: "one"} if source.id else {})
         return datasets.Dataset.from_list([row])
 
-    def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
+    def locate(name: str, part: HubSet, gated: bool = False) -> HubFiles:
         file = folder / f"{part.hub_id.replace('/', '-')}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in TRAINING[part.hub_id]))
-        found = HubFile(part.hub_id, "main", file.name, file.stat().st_size, file)
-        return HubFiles(part, "main", (found,))
+        hub_file = HubFile(part.hub_id, "main", file.name, file.stat().st_size, file)
+        return HubFiles(part, "main", (hub_file,))
 
-    monkeypatch.setattr("rstar2.data.reading.located", located)
+    monkeypatch.setattr("rstar2.data.reading.located", locate)
     monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder / "tiny"))
@@ -315,8 +317,8 @@ def test_the_pages_have_lines_of_every_verb() -> None:
 def test_an_example_line_runs(
     line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
 ) -> None:
-    for made, maker in MAKERS.items():
-        if made in line and line != maker and not Path(made).exists():
+    for produced_file, maker in MAKERS.items():
+        if produced_file in line and line != maker and not Path(produced_file).exists():
             assert _run(maker, judge, standin, endpoint).code == 0
     result = _run(line, judge, standin, endpoint)
     # doctor's exit code says whether this machine can train, which is not the examples' concern.

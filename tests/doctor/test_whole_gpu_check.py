@@ -70,32 +70,32 @@ def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_pa
     page = (tmp_path / "gpu-check.md").read_text()
     assert "# GPU check: CPU stack, no GPU" in page
     for file in ("gpu-check.md", "gpu-check.json"):
-        said = (tmp_path / file).read_text()
-        assert str(tmp_path) not in said
-        assert str(Path.home()) + "/" not in said
-        assert not re.search(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", said)
+        report = (tmp_path / file).read_text()
+        assert str(tmp_path) not in report
+        assert str(Path.home()) + "/" not in report
+        assert not re.search(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", report)
     assert not (tmp_path / "gpu-check-work").exists()
 
 
 def _needed(*names: str) -> set[str]:
     """The distributions that these need, themselves included."""
-    found: set[str] = set()
+    packages_found: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in found:
+        if key in packages_found:
             continue
         try:
-            asked = metadata.requires(name) or []
+            required = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        found.add(key)
-        requirements = map(Requirement, asked)
+        packages_found.add(key)
+        requirements = map(Requirement, required)
         waiting += [
             each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})
         ]
-    return found
+    return packages_found
 
 
 @pytest.fixture

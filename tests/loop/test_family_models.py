@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("renderers")
 
-from support.asked_ids import asked_by_verl, asked_in_chat, asked_in_eval
 from support.commands import rstar2
 from support.family_tokenizers import family_tokenizer
 from support.optional import needs
+from support.prompt_ids import chat_prompt_ids, eval_prompt_ids, verl_prompt_ids
 from support.tools import SharedTools
 
 from rstar2.data import builtin
@@ -89,12 +89,12 @@ class Recorder:
 
     codec: ChatCodec
     name: str = "recorder"
-    asked: list[list[int]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
 
     def write(self, prompt: Sequence[int]) -> list[int]:
         sample = self.codec.training_sample(conversation(self.codec), None)
-        start, end = _runs(sample.loss_mask.tolist())[len(self.asked)]
-        self.asked.append(list(prompt))
+        start, end = _runs(sample.loss_mask.tolist())[len(self.prompts)]
+        self.prompts.append(list(prompt))
         return sample.input_ids.tolist()[start:end]
 
     async def generate(
@@ -122,12 +122,12 @@ async def test_eval_chat_verl_and_sft_have_the_same_ids(family: str, tmp_path: P
     codec = load_codec(model)
     assert codec.format.family == family
     assert codec.source == f"{FORMAT_FILE} (family {family}; thoughts of earlier turns {codec.thoughts})"
-    asked = await asked_in_eval(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
+    prompts = await eval_prompt_ids(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
     sample = codec.training_sample(conversation(codec), None)
     starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
-    assert asked == [sample.input_ids.tolist()[:start] for start in starts]
-    assert await asked_in_chat(Recorder(codec), codec, Tools(), PROBLEM) == asked
-    assert await asked_by_verl(Recorder, model, Tools(), PROBLEM, "boxed") == asked
+    assert prompts == [sample.input_ids.tolist()[:start] for start in starts]
+    assert await chat_prompt_ids(Recorder(codec), codec, Tools(), PROBLEM) == prompts
+    assert await verl_prompt_ids(Recorder, model, Tools(), PROBLEM, "boxed") == prompts
     [trace] = read_traces(tmp_path / "eval" / "traces.jsonl")
     assert (trace.verdict, [call.arguments for call in trace.calls]) == (
         "correct",
@@ -179,7 +179,7 @@ def test_the_agents_endpoint_shows_the_model_the_same_and_its_client_thought_and
         message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     sample = codec.training_sample(conversation(codec), None)
     starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
-    assert engine.asked == [sample.input_ids.tolist()[:start] for start in starts]
+    assert engine.prompts == [sample.input_ids.tolist()[:start] for start in starts]
     assert message["content"] == "\\boxed{4}"
     assert ("I ask." in message["reasoning_content"]) is (codec.format.family != "llama-3")
     assert [call["output"] for call in message["executed_tools"]] == [OUTPUT]
@@ -204,9 +204,9 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
         *sets("batch=4", "epochs=1", "max_tokens=4096", f"format={family}"),
     )  # fmt: skip
     assert result.code == 0, result.stderr
-    taught = load_codec(tmp_path / "sft" / "model")
-    assert taught.format.family == family
-    [first, *_] = [encode(row, taught) for row in read_conversations(data)]
+    sft_codec = load_codec(tmp_path / "sft" / "model")
+    assert sft_codec.format.family == family
+    [first, *_] = [encode(row, sft_codec) for row in read_conversations(data)]
     assert first == codec.training_sample(conversation(codec), None)
     problems = tmp_path / "problems.parquet"
     write_parquet(problems, rl_rows(builtin.training(1, 4), 4, "builtin"))
@@ -217,9 +217,9 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
               "rollout.max_turns=2", "groups.keep=2", "groups.drop_equal_rewards=false", "reward=constant"),
     )  # fmt: skip
     assert result.code == 0, result.stderr
-    made = load_codec(tmp_path / "rl" / "stage1" / "model")
-    assert made.format == taught.format
+    rl_codec = load_codec(tmp_path / "rl" / "stage1" / "model")
+    assert rl_codec.format == sft_codec.format
     traces = [trace for path in (tmp_path / "rl").rglob("traces/*.jsonl") for trace in read_traces(path)]
     assert traces
     for trace in traces:
-        assert trace.prompt_ids == made.prompt(made.format.messages(trace.problem))
+        assert trace.prompt_ids == rl_codec.prompt(rl_codec.format.messages(trace.problem))

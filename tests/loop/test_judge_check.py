@@ -59,18 +59,18 @@ def test_programs_run_with_every_tool_of_a_format(token_judge: JudgeHandle) -> N
 def test_programs_run_under_the_formats_limits(
     token_judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[RunRequest] = []
+    requests: list[RunRequest] = []
     run = JudgeClient.run
 
-    async def noted(client: JudgeClient, request: RunRequest) -> RunResult:
-        asked.append(request)
+    async def record_request(client: JudgeClient, request: RunRequest) -> RunResult:
+        requests.append(request)
         return await run(client, request)
 
-    monkeypatch.setattr(JudgeClient, "run", noted)
+    monkeypatch.setattr(JudgeClient, "run", record_request)
     limits = ToolLimits(seconds=TIMEOUT_S, memory_mb=333)
     check_judge(token_judge.url, token_judge.token, with_limits(default_format(), limits), ("json",))
-    assert {(each.timeout_s, each.memory_mb) for each in asked} == {(TIMEOUT_S, 333)}
-    assert "import json" in {each.code for each in asked}
+    assert {(each.timeout_s, each.memory_mb) for each in requests} == {(TIMEOUT_S, 333)}
+    assert "import json" in {each.code for each in requests}
 
     async def too_slow(client: JudgeClient, request: RunRequest) -> RunResult:
         return (await run(client, request)).model_copy(update={"outcome": "timeout"})
@@ -83,10 +83,10 @@ def test_programs_run_under_the_formats_limits(
 def test_a_judge_that_answers_but_runs_nothing_is_named(
     judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(*_: Any) -> RunResult:
+    async def lost_result(*_: Any) -> RunResult:
         return RunResult(id="1", outcome="lost", stderr="no worker took the program")
 
-    monkeypatch.setattr(JudgeClient, "run", lost)
+    monkeypatch.setattr(JudgeClient, "run", lost_result)
     for fmt in (None, default_format()):
         with pytest.raises(UserError, match=r"answers, but a program .* ended as lost: .*no worker took"):
             check_judge(judge.url, None, fmt)
@@ -145,9 +145,9 @@ async def test_a_session_is_refused_as_a_program_is(token_judge: JudgeHandle, pr
         with pytest.raises(WrongToken, match=f"the judge at {token_judge.url} refused the token"):
             await JudgeSession(client).__aenter__()
     async with JudgeClient(proxy) as client:
-        for asked in (JudgeSession(client).__aenter__(), client.health()):
+        for request in (JudgeSession(client).__aenter__(), client.health()):
             with pytest.raises(AccessRefused, match="HTTP 403"):
-                await asked
+                await request
 
 
 def test_what_a_recipe_needs_is_required() -> None:

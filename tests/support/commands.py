@@ -14,7 +14,7 @@ from rstar2.errors import RStarError
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """The exit code and the output of a command."""
 
     code: int
@@ -22,7 +22,7 @@ class Ran:
     stderr: str
 
 
-def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None) -> Ran:
+def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None) -> CommandResult:
     """Run `rstar2 WORDS`. If it fails, `stderr` has the message and hint as a user would see them.
 
     Raises:
@@ -32,10 +32,10 @@ def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None
         app, [*map(str, words)], input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
     )
     if isinstance(result.exception, RStarError):
-        return Ran(result.exception.exit_code, result.stdout, f"{result.stderr}{result.exception}")
+        return CommandResult(result.exception.exit_code, result.stdout, f"{result.stderr}{result.exception}")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return Ran(result.exit_code, result.stdout, result.stderr)
+    return CommandResult(result.exit_code, result.stdout, result.stderr)
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def test_on_a_cpu_ray_has_a_logical_device_for_each_rank_unless_the_recipe_says_
 
 def test_the_stages_are_the_papers() -> None:
     table = {n: stage_recipe(n, None, []) for n in (1, 2, 3)}
-    seen = {
+    values = {
         n: (
             r.steps,
             r.rollout.tokens,
@@ -194,7 +194,7 @@ def test_the_stages_are_the_papers() -> None:
         )
         for n, r in table.items()
     }
-    assert seen == {
+    assert values == {
         1: (300, 8192, 512, 32, 16, 10),
         2: (85, 12288, 512, 32, 16, 10),
         3: (125, 12288, 512, 32, 16, 15),
@@ -207,8 +207,8 @@ def test_the_stages_are_the_papers() -> None:
 def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None:
     command = command_of(stage_recipe(1, None, []), tmp_path)
     config = composed("ppo_trainer", command.argv[3:])
-    handed = config.ray_kwargs.ray_init.runtime_env.env_vars
-    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
+    env_vars = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == env_vars.VERL_FILE_LOGGER_PATH
     assert command_of(stage_recipe(1, "laptop", []), tmp_path).env["RAY_ADDRESS"] == "local"
 
 
@@ -267,10 +267,10 @@ def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_p
     recipe = sft_recipe(None, [f"hardware.nodes={nodes}", "hardware.gpus_per_node=4"])
     argv = sft_command(recipe, tmp_path / "sft", odd, odd).argv
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
-    read = parse_args(argv[3:])
-    assert (read.nnodes, read.nproc_per_node, read.standalone) == (str(nodes), "4", nodes == 1)
-    assert (read.module, read.training_script) == (True, "rstar2.train.verl.sft_trainer")
-    config = composed("sft_trainer_engine", read.training_script_args)
+    parsed = parse_args(argv[3:])
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.standalone) == (str(nodes), "4", nodes == 1)
+    assert (parsed.module, parsed.training_script) == (True, "rstar2.train.verl.sft_trainer")
+    config = composed("sft_trainer_engine", parsed.training_script_args)
     assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "train.npy"))
     assert config.trainer.n_gpus_per_node == 4
 
@@ -333,13 +333,13 @@ def test_a_wrong_change_is_refused_by_name(change: str, message: str) -> None:
 
 
 def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
-    for make, known in (
+    for make, allowed in (
         (lambda: stage_recipe(1, "desktop", []), "laptop"),
         (lambda: sft_recipe(None, [], "no-such"), "sft"),
     ):
         with pytest.raises(UserError) as excinfo:
             make()
-        assert known in excinfo.value.hint
+        assert allowed in excinfo.value.hint
 
 
 def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ def python(code: str) -> Command:
 
 
 def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, hung_after_s)
-    run_trainer(python(code), tmp_path / "log", signs, seen.append, warn=pytest.fail)
-    return seen
+    run_trainer(python(code), tmp_path / "log", signs, lines.append, warn=pytest.fail)
+    return lines
 
 
 class Clock:
@@ -54,12 +54,12 @@ class Clock:
 
 
 def test_every_step_is_told_once_and_torn_lines_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, looked_at, looks = tmp_path / "metrics.jsonl", tmp_path / "looked at", 0
+    path, marker, looks = tmp_path / "metrics.jsonl", tmp_path / "looked at", 0
     code = (
         "import os, time\n"
         f"f = open({str(path)!r}, 'w', buffering=1)\n"
         'f.write(\'{"step": 1, "data": {}}\\n\'); f.write(\'{"step": 2,\'); f.flush()\n'
-        f"while not os.path.exists({str(looked_at)!r}): time.sleep(0.01)\n"
+        f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\n"
         "f.write(' \"data\": {}}\\n'); f.flush()"
     )
 
@@ -67,7 +67,7 @@ def test_every_step_is_told_once_and_torn_lines_wait(tmp_path: Path, monkeypatch
         nonlocal looks
         looks += path.exists() and path.read_text().endswith('"step": 2,')
         if looks == 2:
-            looked_at.touch()
+            marker.touch()
         return 0.0
 
     monkeypatch.setattr(launch, "time", Clock(passes))
@@ -137,23 +137,23 @@ def test_a_trainer_that_rolls_out_updates_or_saves_is_not_hung(
 ) -> None:
     """It works for twenty times as long as is allowed without a sign."""
     monkeypatch.setattr(launch, "SAVING_POLL_S", 0.5)
-    path, done, written = tmp_path / sign, tmp_path / "done", 0
+    path, end_file, count = tmp_path / sign, tmp_path / "done", 0
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def passes() -> float:
-        nonlocal written
-        written += 1
-        path.write_text("x" * written)
+        nonlocal count
+        count += 1
+        path.write_text("x" * count)
         # Two writings may fall into one tick of the file system's clock.
-        os.utime(path, ns=(written, written))
-        if written == 30:
-            done.touch()
-        return 2.0 if written <= 30 else 0.0
+        os.utime(path, ns=(count, count))
+        if count == 30:
+            end_file.touch()
+        return 2.0 if count <= 30 else 0.0
 
     monkeypatch.setattr(launch, "time", Clock(passes))
-    code = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
+    code = f"import os, time\nwhile not os.path.exists({str(end_file)!r}): time.sleep(0.01)"
     assert run(tmp_path, code, hung_after_s=3.0) == []
-    assert written >= 30
+    assert count >= 30
 
 
 TWO_STEPS = """
@@ -181,7 +181,7 @@ end_of_step(2)
 def test_a_signal_has_the_present_step_saved_before_the_end(
     tmp_path: Path, number: signal.Signals, code: int, again: str
 ) -> None:
-    warned: list[str] = []
+    warnings: list[str] = []
     steps: list[int] = []
 
     def on_step(line: dict[str, Any]) -> None:
@@ -190,11 +190,11 @@ def test_a_signal_has_the_present_step_saved_before_the_end(
             os.kill(os.getpid(), number)
 
     trainer = python(TWO_STEPS.format(stage=str(tmp_path), progress=PROGRESS_FILE))
-    assert ended_by(lambda: run_watched(tmp_path, trainer, on_step, warned.append)) == code
+    assert exit_code_of(lambda: run_watched(tmp_path, trainer, on_step, warnings.append)) == code
     assert steps == [1, 2]
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / STOP_FILE).exists(), "the next start would stop after its first step"
-    [text] = warned
+    [text] = warnings
     assert re.search(again, text)
     assert "the one before took" in text
 
@@ -222,12 +222,12 @@ write(discarded=True)
     ],
 )
 def test_a_signal_while_a_step_has_nothing_to_save_ends_at_once(tmp_path: Path, wait: str, then: str) -> None:
-    warned: list[str] = []
+    warnings: list[str] = []
     code = DISCARDED.format(stage=str(tmp_path), progress=PROGRESS_FILE, wait=wait, then=then)
     by_signal = lambda line: os.kill(os.getpid(), signal.SIGUSR1)  # noqa: E731
-    assert ended_by(lambda: run_watched(tmp_path, python(code), by_signal, warned.append)) == 75
-    assert "SIGUSR1: training ends now, because the rollouts of step 2 were discarded" in warned[-1]
-    assert "continues from the last checkpoint" in warned[-1]
+    assert exit_code_of(lambda: run_watched(tmp_path, python(code), by_signal, warnings.append)) == 75
+    assert "SIGUSR1: training ends now, because the rollouts of step 2 were discarded" in warnings[-1]
+    assert "continues from the last checkpoint" in warnings[-1]
 
 
 def test_ray_is_not_started_again_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_ray_is_not_started_again_after_a_signal(tmp_path: Path, monkeypatch: py
         return 0.0
 
     monkeypatch.setattr(launch, "time", Clock(passes))
-    assert ended_by(lambda: run_watched(tmp_path, python(code), pytest.fail, lambda text: None)) == 75
+    assert exit_code_of(lambda: run_watched(tmp_path, python(code), pytest.fail, lambda text: None)) == 75
     assert starts.stat().st_size == 1
 
 
@@ -260,7 +260,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         started.append(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    assert ended_by(lambda: run_watched(tmp_path, trainer, on_step, again)) == 75
+    assert exit_code_of(lambda: run_watched(tmp_path, trainer, on_step, again)) == 75
     assert started == [1]
     assert not (tmp_path / "saved").exists()
 
@@ -276,7 +276,7 @@ def test_a_signal_before_the_first_step_ends_at_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(launch, "time", Clock(passes))
     trainer = python(f"import time\n{loading}\ntime.sleep(3600)")
-    assert ended_by(lambda: run_watched(tmp_path, trainer, pytest.fail, pytest.fail)) == 75
+    assert exit_code_of(lambda: run_watched(tmp_path, trainer, pytest.fail, pytest.fail)) == 75
 
 
 def test_a_trainer_that_fails_after_a_signal_is_a_failure(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_a_schedulers_signal_outside_a_trainer_ends_at_once_with_the_same_code(
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout as said:
-        said.readline()
+    with process.stdout as lines:
+        lines.readline()
         process.send_signal(number)
         assert process.wait(TIMEOUT_S) == 75
 
@@ -315,24 +315,24 @@ def run_watched(
     run_trainer(trainer, folder / "log", SignsOfLife(folder / "metrics.jsonl", folder, 600.0), on_step, warn)
 
 
-def ended_by(call: Callable[[], None]) -> int:
+def exit_code_of(call: Callable[[], None]) -> int:
     """The exit code with which a call ends this process."""
     try:
         call()
     except KeyboardInterrupt:
         return 130
-    except SystemExit as ended:
-        return int(str(ended.code))
+    except SystemExit as error:
+        return int(str(error.code))
     return 0
 
 
 def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path) -> None:
-    path, told = tmp_path / PROGRESS_FILE, tmp_path / "told"
-    warned: list[str] = []
+    path, marker = tmp_path / PROGRESS_FILE, tmp_path / "told"
+    warnings: list[str] = []
 
     def warn(text: str) -> None:
-        warned.append(text)
-        told.touch()
+        warnings.append(text)
+        marker.touch()
 
     # The trainer goes on only once the user has been told.
     code = (
@@ -341,12 +341,12 @@ def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path)
         f"    with open('{path}.part', 'w') as file: json.dump({{'step': 3, 'wanted': 64, **more}}, file)\n"
         f"    os.replace('{path}.part', {str(path)!r})\n"
         "say(finished=8, failed=1, fault='step 3: rollouts fail')\n"
-        f"while not os.path.exists({str(told)!r}): time.sleep(0.01)\n"
+        f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\n"
         "say(finished=9, failed=2, fault='step 3: rollouts fail')\n"
     )
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 600.0, FaultWarner(path, warn).look)
     run_trainer(python(code), tmp_path / "log", signs, pytest.fail, pytest.fail)
-    assert warned == ["step 3: rollouts fail"]
+    assert warnings == ["step 3: rollouts fail"]
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_gpus_that_pytorch_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_a_gpu_that_fails_is_told_with_what_pytorch_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for GPUs, which are not here: the first two work."""
-    said = "print(0)\nprint(1)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
-    monkeypatch.setattr(machine_checks, "_MULTIPLY", said)
+    program = "print(0)\nprint(1)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", program)
     check_gpus([Hardware(gpus_per_node=2)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     with pytest.raises(UserError) as excinfo:
@@ -85,8 +85,8 @@ def wandb_server() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
-            given = base64.b64decode(self.headers.get("authorization", "").partition(" ")[2]).decode()
-            if given == f"api:{GOOD_KEY}":
+            credentials = base64.b64decode(self.headers.get("authorization", "").partition(" ")[2]).decode()
+            if credentials == f"api:{GOOD_KEY}":
                 viewer = {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
                 status, answer = 200, {"data": {"viewer": viewer}}
             else:
@@ -195,8 +195,8 @@ def test_the_gpus_of_every_node_of_a_cluster_are_tried(
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
     hardware = [Hardware(worker_start_s=3000)]
-    said = "print(0)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
-    monkeypatch.setattr(machine_checks, "_MULTIPLY", said)
+    program = "print(0)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", program)
     with pytest.raises(UserError) as excinfo:
         check_nodes(hardware, tmp_path, None)
     fault = (

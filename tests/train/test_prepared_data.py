@@ -82,16 +82,16 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared conversations and problems, and a model that was fine-tuned on the former."""
     root = tmp_path_factory.mktemp("prepared")
-    drawn = pairs(440)
-    held = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[:40]]
-    jsonl(root / "held.jsonl", held)
-    jsonl(root / "own.jsonl", [solved(a, b) for a, b in drawn[40:240]])
-    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in drawn[240:]])
-    asked = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[40:80]]
+    factor_pairs = pairs(440)
+    held_out_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[:40]]
+    jsonl(root / "held.jsonl", held_out_rows)
+    jsonl(root / "own.jsonl", [solved(a, b) for a, b in factor_pairs[40:240]])
+    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in factor_pairs[240:]])
+    training_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[40:80]]
     sources = ("magicoder", root / "own.jsonl", "--from", f"magicoder={coded}")
     command("data", "prepare", *sources, "--output", root / "sft")
     # Such short problems differ in their numbers alone.
-    command("data", "prepare", jsonl(root / "asked.jsonl", asked), "--output", root / "rl")
+    command("data", "prepare", jsonl(root / "asked.jsonl", training_rows), "--output", root / "rl")
     rows = pq.read_table(root / "sft" / "data.parquet").to_pylist()
     assert len(rows) == 400
     texts = [
@@ -164,6 +164,6 @@ def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> 
     assert result.code == 0, result.stderr
     traces = list(read_traces(root / "measured" / "held" / "traces.jsonl"))
     first = [trace.turns[0].calls for trace in traces]
-    parsed = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
-    assert len(parsed) == 40
-    assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
+    parsed_calls = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
+    assert len(parsed_calls) == 40
+    assert sum(parsed_calls) >= 0.95 * len(parsed_calls), [trace.final_text for trace in traces][:5]

@@ -38,13 +38,13 @@ def trace(*statuses: CallStatus | None, sample: int = 0) -> Trace:
 
 def test_a_rollout_begins_with_the_turns_up_to_the_failed_call_and_the_tools_reply() -> None:
     whole = trace("ok", "error", None)
-    begun = whole.beginning(2)
-    assert (begun.prompt_ids, begun.response_ids) == ([7, 8], [100, 101, 102, 103, 104, 105])
-    assert begun.response_mask == [0] * 6, "nothing of it is trained on"
-    assert begun.logprobs == [0.0] * 6
-    assert [call.status for call in begun.calls] == ["ok", "error"]
-    assert (begun.verdict, begun.reward) == (None, None)
-    begun.turns[0].calls.clear()
+    beginning = whole.beginning(2)
+    assert (beginning.prompt_ids, beginning.response_ids) == ([7, 8], [100, 101, 102, 103, 104, 105])
+    assert beginning.response_mask == [0] * 6, "nothing of it is trained on"
+    assert beginning.logprobs == [0.0] * 6
+    assert [call.status for call in beginning.calls] == ["ok", "error"]
+    assert (beginning.verdict, beginning.reward) == (None, None)
+    beginning.turns[0].calls.clear()
     assert len(whole.calls) == 2, "what it began with is its own"
 
 
@@ -67,9 +67,9 @@ def test_a_rollout_that_went_on_after_a_failed_call_and_lost_none_can_be_begun_w
 
 def test_failed_calls_are_drawn_alike_whatever_rollout_ended_first() -> None:
     traces = [trace("error", "error", "error", None, sample=i) for i in range(4)]
-    drawn = draw_beginnings(traces, 2, seed=5)
-    assert len(drawn) == 2
-    assert draw_beginnings(traces[::-1], 2, seed=5) == drawn
+    beginnings = draw_beginnings(traces, 2, seed=5)
+    assert len(beginnings) == 2
+    assert draw_beginnings(traces[::-1], 2, seed=5) == beginnings
     every = draw_beginnings(traces, 99, seed=5)
     assert [(each.trace.sample, each.turns) for each in every] == [
         (i, n) for i in range(4) for n in (1, 2, 3)
@@ -101,15 +101,15 @@ def test_one_update_takes_all_rollouts_that_a_step_may_train_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["recover.failures=2"], "recover.rollouts = 0 is too few"),
         (["recover.failures=2", "recover.rollouts=1"], "recover.rollouts = 1 is too few"),
         (["recover.rollouts=4"], "has no effect unless recover.failures is set"),
     ],
 )
-def test_keys_that_could_do_nothing_are_refused(changes: list[str], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_keys_that_could_do_nothing_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, "laptop", changes)
 
 

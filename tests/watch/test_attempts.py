@@ -16,11 +16,11 @@ from rstar2.watch.attempts import STATE_FILE, main, next_attempt, progress
 
 def test_each_sign_of_progress_counts(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    seen = [progress(run)]
+    reports = [progress(run)]
 
     def further() -> bool:
-        seen.append(progress(run))
-        return seen[-1] > seen[-2]
+        reports.append(progress(run))
+        return reports[-1] > reports[-2]
 
     write_text(run / "metrics-1.jsonl", json.dumps({"step": 1, "data": {"train/loss": 2.0}}) + "\n")
     assert further(), "a step of SFT"

@@ -36,9 +36,9 @@ _INSTALL_S = 300
 
 def find_chromium() -> str | None:
     """Return the browser's path: that in RSTAR2_CHROMIUM, else the first one on PATH."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return shutil.which(named)
+    command = os.environ.get(VARIABLE)
+    if command:
+        return shutil.which(command)
     return next((path for path in map(shutil.which, _NAMES) if path), None)
 
 

@@ -81,9 +81,9 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
         line.split(" | ")[0].strip("| `"): line for line in benchmark.table_of_alarms(runs, 3).splitlines()
     }
     # Of three steps, one at 0.6 lowers the mean to 0.87, which the threshold of the odd seeds already sees.
-    chosen = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
+    table_line = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
     default = "| 0.2 | 2 of 3 | 1 of 3 | 6 (6 to 6) |"
-    assert rows["information_fall"] == chosen + default
+    assert rows["information_fall"] == table_line + default
     assert rows["length_change"].split(" | ")[2:4] == ["0 of 3", "0 of 3"]
     assert "| spoilt | lr-x10 | 80% | 0% | 16 |" in benchmark.table_of_runs(runs, 3)
 

@@ -82,16 +82,16 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
 def test_what_verl_loads_by_the_clients_environment_is_loaded(server: dict[str, str], tmp_path: Path) -> None:
     """VERL alone would not load them, because it was imported before, without the client's environment."""
     code = "import sys\nprint('colorsys' in sys.modules)"
-    for named, said in (("colorsys", "True"), ("", "False")):
+    for module, expected in (("colorsys", "True"), ("", "False")):
         result = subprocess.run(
             [*CLIENT, script(tmp_path, code)],
-            env={**server, "VERL_USE_EXTERNAL_MODULES": named},
+            env={**server, "VERL_USE_EXTERNAL_MODULES": module},
             capture_output=True,
             text=True,
             timeout=WAIT_S,
             check=True,
         )
-        assert result.stdout == f"{said}\n", result.stderr
+        assert result.stdout == f"{expected}\n", result.stderr
 
 
 def test_a_module_is_run_as_main_and_an_exception_is_shown(server: dict[str, str]) -> None:
@@ -107,9 +107,9 @@ def test_a_module_is_run_as_main_and_an_exception_is_shown(server: dict[str, str
     assert "ZeroDivisionError" in result.stderr
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_forked_process(
-    server: dict[str, str], tmp_path: Path, sent: signal.Signals
+    server: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
     code = (
         "import signal, sys, threading\n"
@@ -122,8 +122,8 @@ def test_signals_reach_the_forked_process(
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
-        client.send_signal(sent)
-        assert client.stdout.readline() == f"got {sent.value}\n"
+        client.send_signal(number)
+        assert client.stdout.readline() == f"got {number.value}\n"
         assert client.wait(WAIT_S) == 3
 
 

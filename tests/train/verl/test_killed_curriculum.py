@@ -48,7 +48,7 @@ def trained(root: Path, run: Path, curriculum: str) -> None:
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
-def asked(stage: Path) -> list[tuple[int, list[str]]]:
+def problems_by_step(stage: Path) -> list[tuple[int, list[str]]]:
     """Returns the problems of each step."""
     reader = OutcomeReader(stage)
     reader.read()
@@ -77,15 +77,15 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path,
         finally:
             process.kill()
             process.wait(TIMEOUT_S)
-    kept = saved_step(stage / "checkpoints")
-    assert kept is not None, (tmp_path / "out").read_text()[-3000:]
-    assert kept < STEPS, "it was killed on its way"
+    checkpoint_step = saved_step(stage / "checkpoints")
+    assert checkpoint_step is not None, (tmp_path / "out").read_text()[-3000:]
+    assert checkpoint_step < STEPS, "it was killed on its way"
     trained(tmp_path, killed, curriculum)
     whole = tmp_path / "whole"
     trained(tmp_path, whole, curriculum)
 
-    assert asked(stage) == asked(whole / "stage1")
-    assert [len(problems) for _, problems in asked(stage)] == [PROMPTS] * STEPS
+    assert problems_by_step(stage) == problems_by_step(whole / "stage1")
+    assert [len(problems) for _, problems in problems_by_step(stage)] == [PROMPTS] * STEPS
     steps = step_metrics(whole / "stage1")
     unseen = [step["rstar2/problems/unseen"] for step in steps.values()]
     if curriculum == "pools":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.taught_model import SIMILAR, failing_model
+from support.overfitted_model import SIMILAR, failing_model
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin
@@ -70,8 +70,8 @@ def trained(root: Path, run: Path, changes: tuple[str, ...]) -> None:
 
 def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
     """Returns a step's rollouts by problem and number."""
-    found = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
-    return {(each.problem_id, each.sample): each for each in found}
+    traces = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
+    return {(each.problem_id, each.sample): each for each in traces}
 
 
 def in_the_middle(stage: Path, recoveries: bool) -> bool:
@@ -110,12 +110,14 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
             process.wait(TIMEOUT_S)
     assert not (stage / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
     trained(tmp_path, killed, changes)
-    reused = {step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()}
-    assert 0 < reused[1] <= 64 if changes is RECOVER else 0 < reused[1] < 64
-    assert reused[2] == 0
+    reused_rollouts = {
+        step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()
+    }
+    assert 0 < reused_rollouts[1] <= 64 if changes is RECOVER else 0 < reused_rollouts[1] < 64
+    assert reused_rollouts[2] == 0
     assert not (stage / FOLDER).exists()
     log = (killed / "attempts" / "2" / "stage1.log").read_text()
-    assert f"reuses {reused[1]} rollouts that the interrupted step had finished" in log
+    assert f"reuses {reused_rollouts[1]} rollouts that the interrupted step had finished" in log
 
     whole = tmp_path / "whole"
     trained(tmp_path, whole, changes)
@@ -123,10 +125,12 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     # computes together changes the last digits of their log-probabilities.
     first, second = (traces(each / "stage1", 1) for each in (killed, whole))
     assert first.keys() == second.keys()
-    saved = [step_metrics(each / "stage1")[1].get("rstar2/saved_rollouts", 0.0) for each in (killed, whole)]
-    assert saved == [64 - len(first)] * 2
+    saved_rollouts = [
+        step_metrics(each / "stage1")[1].get("rstar2/saved_rollouts", 0.0) for each in (killed, whole)
+    ]
+    assert saved_rollouts == [64 - len(first)] * 2
     in_rounds = changes is ROUNDS
-    assert (0 < saved[0] < 32) if in_rounds else saved[0] == 0, (
+    assert (0 < saved_rollouts[0] < 32) if in_rounds else saved_rollouts[0] == 0, (
         "some groups stop after a round, and some grow"
     )
     for key, trace in first.items():

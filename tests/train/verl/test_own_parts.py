@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
@@ -124,8 +124,8 @@ def test_a_step_is_rewarded_and_selected_by_a_users_functions(folder: Path, judg
         assert trace.reward == len(trace.final_text) / 1000 - 1
     for problem in {trace.problem_id for trace in traces}:
         group = [trace for trace in traces if trace.problem_id == problem]
-        kept = sorted(str(trace.reward) for trace in group if trace.kept)
-        assert kept == sorted(map(str, sorted((trace.reward for trace in group), reverse=True)[:3]))
+        rewards = sorted(str(trace.reward) for trace in group if trace.kept)
+        assert rewards == sorted(map(str, sorted((trace.reward for trace in group), reverse=True)[:3]))
     [line] = (folder / "run" / "stage1" / "metrics-1.jsonl").read_text().splitlines()
     metrics = json.loads(line)["data"]
     assert metrics["rstar2/kept"] == 6

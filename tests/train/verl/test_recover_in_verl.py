@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.taught_model import SIMILAR, failing_model
+from support.overfitted_model import SIMILAR, failing_model
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.parquet import rl_rows, write_parquet
@@ -61,9 +61,9 @@ def test_recoveries_of_groups_that_were_under_way_are_made_whole_after_a_kill(tm
         finally:
             process.kill()
             process.wait(TIMEOUT_S)
-    saved = saved_step(stage / "checkpoints")
-    assert saved is not None, (tmp_path / "out").read_text()[-3000:]
-    assert saved < STEPS, "it was killed on its way"
+    checkpoint_step = saved_step(stage / "checkpoints")
+    assert checkpoint_step is not None, (tmp_path / "out").read_text()[-3000:]
+    assert checkpoint_step < STEPS, "it was killed on its way"
     result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     log = (run / "attempts" / "2" / "stage1.log").read_text()

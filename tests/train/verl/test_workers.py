@@ -23,15 +23,15 @@ def signs(folder: Path) -> SignsOfLife:
 
 
 def test_what_wandb_the_hub_and_nccl_need_is_handed_on_and_nothing_else() -> None:
-    given = {
+    environment = {
         "WANDB_MODE": "offline", "WANDB_API_KEY": "k1", "HF_HOME": "/hub", "HF_TOKEN": "k2", "NCCL_DEBUG": "WARN",
         "HF_TOKEN_PATH": "/t", "https_proxy": "http://u:p@proxy", "NO_PROXY": "localhost", "HOME": "/root",
         "AWS_SECRET_ACCESS_KEY": "k3", "MY_NCCL_KEY": "k4", "PATH": "/bin",
     }  # fmt: skip
-    plain, secret = worker_environment(given)
+    plain, secret = worker_environment(environment)
     assert set(plain) == {"WANDB_MODE", "HF_HOME", "NCCL_DEBUG", "HF_TOKEN_PATH"}
     assert set(secret) == {"WANDB_API_KEY", "HF_TOKEN", "https_proxy", "NO_PROXY"}
-    assert all(given[name] == value for name, value in [*plain.items(), *secret.items()])
+    assert all(environment[name] == value for name, value in [*plain.items(), *secret.items()])
 
 
 def test_keys_and_tokens_are_on_no_command_line_but_in_a_file_of_the_user(
@@ -134,8 +134,8 @@ def trainer(folder: Path, *words: str) -> Command:
 def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: Path) -> None:
     command = trainer(tmp_path)
     run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail)
-    said = {(tmp_path / str(rank)).read_text() for rank in range(4)}
-    assert said == {f"4 10 {command.env['HANDED_ON']}"}
+    outputs = {(tmp_path / str(rank)).read_text() for rank in range(4)}
+    assert outputs == {f"4 10 {command.env['HANDED_ON']}"}
 
 
 @pytest.mark.slow
