@@ -90,7 +90,8 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 "I halve it</reason> <answer>It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}</answer>"
             )
         else:
-            completion = f"I count</reason>this is question {before.count('<|im_start|>user')}, {last.count('line ')} lines"
+            count, lines = before.count("<|im_start|>user"), last.count("line ")
+            completion = f"I count</reason>this is question {count}, {lines} lines"
         if beginning:
             standin.cut_after = None
         assert completion.startswith(beginning)
