@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, make_trace
 
 @pytest.fixture(scope="module")
 def analysed(run: Path) -> dict[str, Any]:
-    """What --json prints of the run."""
+    """The output of `rstar2 analyze --json` for the run."""
     result = rstar2("analyze", run, "--json")
     assert result.code == 0, result.stderr
     return dict(json.loads(result.stdout))
@@ -118,7 +118,7 @@ def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[s
 def test_tables_are_shown_before_plots_are_drawn(
     analysed: dict[str, Any], run: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """A plot that cannot be written, because a folder has its name, ends the command after they have been shown."""
+    """A folder with a plot's name prevents the plot. The command then fails after it has printed the tables."""
     plot, *_ = (path.name for path in (run / "analysis").glob("*.svg"))
     (tmp_path / plot).mkdir()
     result = rstar2("analyze", run, "--output", tmp_path, *words)
@@ -186,7 +186,7 @@ def test_an_analysis_is_stale_once_the_run_has_other_traces(make_trace: Any, tmp
         add(name)
         assert stale()
     saved_analysis = json.loads((run / "analysis" / "analysis.json").read_text())
-    del saved_analysis["traces"]  # as earlier versions wrote it
+    del saved_analysis["traces"]  # earlier versions wrote this form
     write_json(run / "analysis" / "analysis.json", saved_analysis)
     assert not stale()
 

@@ -29,7 +29,7 @@ def model(model_folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def traces(make_trace: Any) -> list[Trace]:
-    """Of several lengths, so that batches are padded."""
+    """Traces of several lengths, so that batches are padded."""
     return [make_trace(("ok",) * number, problem=f"p{number}", sample=number) for number in range(4)]
 
 

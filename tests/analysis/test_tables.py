@@ -1,4 +1,4 @@
-"""Every table, of traces whose numbers are known."""
+"""Tests of every table, with traces whose numbers are known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 HIGH, AFTER_OK, AFTER_FAILED, LOW = 2.0, 3.0, 4.0, 0.1
 RISE = 3
-"""Tokens after each reply that are made uncertain."""
+"""The number of uncertain tokens after each reply."""
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def test_uncertain_words_soon_after_a_reply_are_reflection_and_others_forking(
 
 
 def test_code_numbers_and_markup_are_no_forking_words(codec: ChatCodec, make_trace: Any) -> None:
-    """All code and one word are the most uncertain; only the word is one where the model forks."""
+    """All code and one word are the most uncertain tokens. Only the word counts as a fork."""
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(12):
         trace = make_trace(problem=f"p{number}", last="But it is 4.</reason>\n<answer>\\boxed{4}</answer>")
@@ -367,7 +367,7 @@ def _call(status: Any, output: str = "", code: str = "print(1)") -> ToolCall:
 
 
 def _trace(*turns: list[ToolCall], problem: str = "p", text: str = "x", **more: Any) -> Trace:
-    """A trace of turns with these calls and one that answers."""
+    """Returns a trace of turns with these calls, and a last turn that answers."""
     trace_turns = [
         Turn(text=text, start=3 * i, end=3 * i + 3, calls=each) for i, each in enumerate([*turns, []])
     ]

@@ -1,4 +1,4 @@
-"""What each token is, whatever the tokenizer, and where it stands beside calls and replies."""
+"""Tests of token kinds, with several tokenizers, and of the position of tokens relative to calls and replies."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_pieces_of_words_have_the_same_kind_with_any_tokenizer(make_trace: Any) 
 
 
 def test_a_turn_of_a_family_keeps_the_text_of_its_special_tokens(make_trace: Any) -> None:
-    """As gpt-oss writes turns: its channels and the ends of its messages are special tokens."""
+    """Turns in the form of gpt-oss: its channels and the ends of its messages are special tokens."""
     from support.family_tokenizers import family_tokenizer
 
     tokenizer = family_tokenizer("qwen3.5")

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 FORMAT = patient(default_format())
 SOME_PIECES = 100
-"""Of a recitation: its first twenty words, and some more."""
+"""The tokens of a recitation that the server writes before a pause: its first twenty words and some more."""
 LONG = " ".join(f"word{number}" for number in range(1000))
 PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
 WIDEST_COMMAND = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
@@ -62,7 +62,7 @@ WAITS = f"""import os, time
 while os.getpriority(os.PRIO_PROCESS, 0) > {PRIORITY}:
     time.sleep(0.01)
 print('waited')"""
-"""A program that ends where its priority is that of the tests, and not lower."""
+"""A program that ends once its priority is the same as that of the tests."""
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], 
 
 
 def standin_text(standin: StandIn) -> str:
-    """The prompt that the server was asked last."""
+    """Returns the last prompt that the server received."""
     from rstar2.loop.turns.choose import load_tokenizer
 
     return str(load_tokenizer(standin.root).decode(standin.asked[-1]["prompt"]))
@@ -470,7 +470,7 @@ def test_help_fits_the_terminal(words: tuple[str, ...], columns: int) -> None:
     starts = {line.split()[0] for line in lines if line.startswith("/")}
     assert starts >= set(COMMANDS) - {"/help"}
     for _, description, _ in COMMANDS.values():
-        # No word is broken, and what belongs together is indented alike.
+        # No word is broken, and the lines of one description have the same indentation.
         assert description.split()[-1] in help_text
     continued = [line for line in lines if line.startswith(" ")]
     assert {len(line) - len(line.lstrip()) for line in continued} <= {

@@ -1,4 +1,4 @@
-"""`rstar2 data`: what is listed is what there is, and what is prepared is what VERL reads."""
+"""Tests of `rstar2 data`: the listed sets exist, and VERL can read the prepared set."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def server(codec: ChatCodec) -> Iterator[StandIn]:
-    """A model that says of every number itself, or one more where that is a multiple of three."""
+    """A model that answers each number with the number itself. For multiples of three it adds one."""
 
     def write(prompt: list[int]) -> list[int]:
         number = int(re.findall(r"<(\d+)> aloud", codec.tokenizer.decode(prompt))[-1])

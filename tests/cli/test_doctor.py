@@ -262,7 +262,7 @@ def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: 
 def test_an_extra_that_is_not_installed_is_nothing_to_fix(
     monkeypatch: pytest.MonkeyPatch, gpu_path: str
 ) -> None:
-    """As in an installation for hosted endpoints, which has the packages that `eval` and `laptop` share."""
+    """Has the packages that `eval` and `laptop` share, as an installation for hosted endpoints."""
     version = software.metadata.version
 
     def without_training(name: str) -> str:

@@ -1,6 +1,6 @@
-"""`rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
+"""Tests of `rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
 
-Commands run in this process; those that are killed, or end while work is in flight, on a terminal of their own.
+Most commands run in the test's process. Commands that are killed, or that end during work, run on their own terminal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def problems(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model folder of which only the tokenizer and the format are used."""
+    """A model folder. The tests use only its tokenizer and its format."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     save_format(patient(default_format()), folder)
@@ -94,7 +94,7 @@ def lines(path: Path) -> int:
 
 
 def stable(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What must be the same however often a run was interrupted."""
+    """Returns the results and traces without durations. These are the same after any number of interruptions."""
     results = json.loads((folder / "results.json").read_text())
     del results["timing"]
     traces = sorted(read_traces(folder / "traces.jsonl"), key=lambda trace: (trace.problem_id, trace.sample))
@@ -249,7 +249,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
         screen.comes_to(lambda: len(standin.asked) >= request_count + 4)
         screen.press(CTRL_C)
         screen.shows("stopping")
-        # As another program would stop it.
+        # Another program stops the command with this signal.
         os.kill(screen.pid, signal.SIGINT)
         screen.ends_with(130)
         assert "Traceback" not in screen.text
@@ -581,7 +581,7 @@ def test_problems_whose_answer_the_grader_cannot_read_are_named_and_left_out(
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
     code, _, err = run("bad.jsonl", *words)
     assert (code, "graded correct against any answer of bad: b" in err) == (2, True), err
-    # A published set keeps them: its numbers are over all of it.
+    # A published set keeps such problems, because its numbers are over the whole set.
     problems = [Problem("a", "?", "2"), Problem("b", "?", "}{")]
     sampled_problems, unreadable, note = _readable("math500", problems, published=True, limit=None)
     assert (len(sampled_problems), unreadable.left_out, "1 of 2 problems count as wrong" in note) == (

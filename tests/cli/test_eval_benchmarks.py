@@ -55,7 +55,10 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def environment(harness: Harness, files: dict[str, str]) -> Path:
-    """An environment with these files as its packages, recorded as set up; the folder of the packages."""
+    """Creates an environment that has these files as its packages and is recorded as set up.
+
+    Returns the packages' folder.
+    """
     venv.create(harness.folder)
     (packages,) = harness.folder.glob("lib/python*/site-packages")
     for name, text in files.items():
@@ -237,7 +240,7 @@ def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
         stored_config = json.loads(Path("r/config.json").read_text())["config"]["judge_model"]
         assert stored_config == "first"
         results = json.loads(Path("r/arena-hard/results.json").read_text())
-        assert results["settings"]["judge_model"] == "first", "so that `compare` says where it differs"
+        assert results["settings"]["judge_model"] == "first", "`compare` shows in which settings runs differ"
     with serving(ChatStandIn(judge, names=("first",))) as server:
         words = (*words[:-1], server.url)
         moved = rstar2(*words)

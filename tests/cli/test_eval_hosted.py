@@ -125,7 +125,7 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
     with endpoint.serving():
         words += ["--url", endpoint.url, "-n", 1]
         with terminal("eval", *map(str, words)) as screen:
-            # The first sample was asked for three times; the second waits.
+            # The first sample took three requests. The second sample waits.
             wait_until(lambda: endpoint.refused)
             os.kill(screen.pid, signal.SIGKILL)
         assert not (run / "two" / "results.json").exists()

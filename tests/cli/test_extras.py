@@ -1,6 +1,6 @@
-"""Each extra is enough for its verbs, and what is missing is named with the extra that has it.
+"""Tests that each extra suffices for its verbs, and that an error names the extra that has a missing package.
 
-Quick tests hide what an extra does not install from the command; the long one installs each extra by itself.
+Quick tests hide the packages that an extra does not install. The long test installs each extra by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _normal(name: str) -> str:
 
 
 def _installed_by(requirement: Requirement, visited: set[tuple[str, str]]) -> Iterator[str]:
-    """The names of what pip installs for a requirement, that of its own package included."""
+    """Returns the names of all packages that pip installs for a requirement, including its own."""
     name = _normal(requirement.name)
     for extra in ("", *requirement.extras):
         if (name, extra) not in visited:
@@ -54,7 +54,7 @@ def _installed_by(requirement: Requirement, visited: set[tuple[str, str]]) -> It
 
 
 def _hidden(extra: str) -> set[str]:
-    """The top-level modules of this environment that are not there where only an extra is installed."""
+    """Returns this environment's top-level modules that are absent if only an extra is installed."""
     installed = set(_installed_by(Requirement(f"rstar2[{extra}]" if extra else "rstar2"), set()))
     modules = metadata.packages_distributions().items()
     return {module for module, owners in modules if installed.isdisjoint(map(_normal, owners))}
@@ -62,7 +62,7 @@ def _hidden(extra: str) -> set[str]:
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """For this interpreter and those that it starts."""
+    """The environment of interpreters that find only the modules of an extra."""
     hidden = _hidden(request.param)
     assert {"torch", "transformers", "datasets", "matplotlib"} <= hidden
     assert not hidden & {"rstar2", "typer"}
@@ -161,7 +161,7 @@ WORKS = {
         "format",
     },
 }
-"""What has to succeed with an extra by itself; the other verbs may need another extra, and name it."""
+"""The verbs that must succeed with only this extra. Other verbs may need another extra, which their error names."""
 
 
 def _uses(folder: Path) -> dict[str, list[str]]:

@@ -61,7 +61,9 @@ def test_rows_reach_a_file_while_progress_is_shown_on_the_terminal(tmp_path):
     with out.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=terminal_end) as process:
         os.close(terminal_end)
         output = b""
-        with contextlib.suppress(OSError):  # how a terminal ends that nothing writes to any more
+        with contextlib.suppress(
+            OSError
+        ):  # reading a terminal raises OSError after the last process has closed it
             while part := os.read(master, 65536):
                 output += part
     os.close(master)
@@ -215,7 +217,7 @@ if "rstar2.eval.grader.worker" in sys.orig_argv:
     open(__file__ + ".asked", "w").close()
     time.sleep(3600)
 """
-"""A start-up file of Python with which a worker says that it was asked, and never answers."""
+"""A start-up file of Python: the worker notes each request, and never answers."""
 
 
 def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):

@@ -56,7 +56,7 @@ print(json.dumps({words: in_a_child(words.split()) for words in sys.argv[1:]}))
 
 
 def _loaded_modules(code: str, *arguments: str) -> Any:
-    """What `code` prints in a fresh interpreter, where `packages()` are the installed ones that are loaded."""
+    """Returns what `code` prints in a fresh interpreter. `packages()` are the installed packages that are loaded."""
     result = subprocess.run(
         [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=600
     )
@@ -81,13 +81,16 @@ print(json.dumps(sorted(packages())))
 
 @pytest.fixture(scope="module")
 def allowed() -> set[str]:
-    """What typer and rich load by themselves to show the help of any command with options."""
+    """The packages that typer and rich load to show the help of any command with options."""
     return set(_loaded_modules(PLAIN))
 
 
 @pytest.fixture(scope="module")
 def modules_by_command() -> dict[str, list[str]]:
-    """What the help of the root and of each verb loads: each in a process forked from the same bare one."""
+    """The packages that the help of the root and of each verb loads.
+
+    Each help runs in a process forked from a bare one.
+    """
     modules: dict[str, list[str]] = _loaded_modules(HELP, "--help", *(f"{name} --help" for name in NAMES))
     return modules
 

@@ -86,7 +86,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
     note = tmp_path / "state" / "judge.json"
     note.parent.mkdir()
     note.write_text(json.dumps(state))
-    # It is our child: without somebody who waits for it, it would stay as a zombie.
+    # The judge is our child, and would remain a zombie if nobody waited for it.
     with ThreadPoolExecutor(1) as pool:
         exit_code = pool.submit(judge.wait, 600)
         try:

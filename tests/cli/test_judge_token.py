@@ -1,4 +1,4 @@
-"""Every verb that is given a judge refuses a wrong token before it reads data or loads a model, with exit code 2."""
+"""Tests that every verb with a judge refuses a wrong token, with exit code 2, before it reads data or loads a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A folder with a tokenizer, and what looks like weights."""
+    """A folder with a tokenizer and an empty weights file."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     save_format(default_format(), folder)

@@ -31,7 +31,7 @@ def _texts(source: str) -> list[str]:
 
 
 def _unknown(text: str) -> list[str]:
-    """The commands in a text that do not exist, or that do not know an option they are given."""
+    """Returns the commands in a text that do not exist, or that lack one of their options."""
     unknown = []
     for verb, rest in _COMMAND.findall(text):
         command, words = _resolve([verb, *re.split(r",(?= )| -- ", rest)[0].split()])
@@ -45,7 +45,10 @@ def _unknown(text: str) -> list[str]:
 
 
 def _exists(verb: str, word: str) -> bool:
-    """Whether there is a verb and, where it is a group of commands and no default, a command in it."""
+    """Returns True if the verb exists.
+
+    If the verb is a group without a default command, `word` must be one of its commands.
+    """
     command, _ = _resolve([verb])
     if command is None:
         return False
@@ -59,13 +62,16 @@ def _exists(verb: str, word: str) -> bool:
 
 
 def _resolve(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that words begin with, and the others; None in its place where there is none."""
+    """Returns the command at the start of `words`, and the remaining words.
+
+    The command is None if it does not exist.
+    """
     command: Any = ROOT
     while words and hasattr(command, "resolve_command"):
-        # Of typer's own copy of click, whose place differs from version to version.
+        # The errors are those of typer's own copy of click, whose module differs between versions.
         try:
             context = command.make_context("rstar2", list(words), resilient_parsing=True)
-            # A group may take other words where others take a command.
+            # A group may parse other words than a command does.
             _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         except Exception as error:
             if type(error).__name__ not in {"UsageError", "NoSuchOption"}:

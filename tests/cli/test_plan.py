@@ -42,7 +42,7 @@ QWEN3_14B: dict[str, Any] = {
 
 MESSAGES = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 DATA = {"train": "d", "sft": "sft.parquet"}
-"""Of the fixture `model`'s folder: as much as a step of the paper's recipes takes."""
+"""Data beside the folder of the fixture `model`: enough for one step of the paper's recipes."""
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytes
 
 @contextmanager
 def _hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """A hub that has the files in a folder, and what it was asked for."""
+    """A hub that serves the files of a folder. Yields its address and its list of requested paths."""
     requests: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
@@ -348,7 +348,7 @@ def test_a_later_stage_that_starts_from_no_stages_model_is_told(
     assert not warns_of_optimizer(Path("model"), "3")
     data = model.parent / "d"
     assert warns_of_optimizer(Path("Qwen/Qwen3-99B"), "3", "--data", str(data), "--dry-run", verb="train"), (
-        "of unknown size too"
+        "models of unknown size get the warning too"
     )
 
 
@@ -421,7 +421,7 @@ def test_sft_that_starts_says_what_its_dry_run_says(
         file.truncate(10 << 30)
     warn_before_sft(plan, run)
     assert f"need {needed - 10:.1f} GiB" in capsys.readouterr().out, (
-        "what an earlier start wrote is there already"
+        "the checkpoint of an earlier start needs no new space"
     )
 
 
@@ -447,7 +447,7 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
     )
     assert "checkpoint.keep=1" in output
     assert "GiB free" not in rstar2(*line, "--stage", "1", "--set", "checkpoint.keep=1").stdout
-    # What an earlier start has written needs no room again.
+    # The checkpoint of an earlier start needs no new space.
     stored_file = Path("runs/x/stage1/checkpoints/global_step_10/actor/model.pt")
     stored_file.parent.mkdir(parents=True)
     with stored_file.open("wb") as sparse:

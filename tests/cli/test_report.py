@@ -138,7 +138,7 @@ def test_a_failed_run_is_shown_with_its_cause_and_its_logs(tmp_path: Path) -> No
 
 
 def show_run(*words: object) -> str:
-    """What `runs show` prints on a terminal of 80 columns."""
+    """Returns the output of `runs show` on a terminal of 80 columns."""
     result = rstar2("runs", "show", *words, env={"COLUMNS": "80"})
     assert result.code == 0, result.stderr
     return result.stdout

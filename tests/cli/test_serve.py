@@ -58,7 +58,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the servers of this test say that they run."""
+    """The folder in which this test's servers record that they run."""
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
     return tmp_path / "state"
 

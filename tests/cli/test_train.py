@@ -97,7 +97,7 @@ def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
     downloaded: list[str] = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: downloaded.append(name))
     monkeypatch.setattr("rstar2.train.hardware.gpu_names", list)
-    monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: name)  # as if vLLM were installed
+    monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: name)  # vLLM seems to be installed
     assert "needs 8 GPUs on this machine" in refusal(*verb, "--model", "Qwen/Qwen3-14B", "--data", data)
     assert downloaded == []
 
@@ -201,7 +201,7 @@ def conversations(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def enough(tmp_path: Path) -> None:
-    """Data of which a step of the paper's recipes can take its share."""
+    """Writes enough data for one step of the paper's recipes."""
     write_parquet(tmp_path / "rl.parquet", problems(512))
     write_parquet(tmp_path / "sft.parquet", conversations(128))
 

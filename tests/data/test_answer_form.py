@@ -58,7 +58,7 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("Your budget is 500.", ['{"budget": 500}'], ["Set my budget:500"]),
         ("The alarm is 30.", ['{"value": 30}'], ['{"a":30}']),
         ("The mean of 10 and 30 is 20.", ['{"mean": 20}'], ["[10,20,30]"]),
-        # It is not what is asked for.
+        # The number is not the value that the question asks for.
         ("Sorry, the service replied with error 500.", ['{"temperature": 7, "error_code": 500}'], []),
         ("The error code is 500.", ['{"value": 500}'], []),
         ("The result is 500.", ['{"status": 500}'], []),

@@ -1,4 +1,4 @@
-"""A user's own conversations are read with whatever form their thoughts and calls have."""
+"""Tests that a user's own conversations are read with any form of thoughts and calls."""
 
 from __future__ import annotations
 

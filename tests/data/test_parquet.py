@@ -1,4 +1,4 @@
-"""What a stage makes of prepared data, and of a file in VERL's own form."""
+"""Tests of the rows that a stage reads from prepared data, and from a file in VERL's own form."""
 
 from __future__ import annotations
 

@@ -724,7 +724,7 @@ def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(
         file.write_text(json.dumps(rows, indent=indent))
         listed_rows = [bytes(each) for each in reading._listed_rows(file) or ()]
         assert [json.loads(each) for each in listed_rows] == rows
-        assert all(each in file.read_bytes() for each in listed_rows), "the texts are those of the file"
+        assert all(each in file.read_bytes() for each in listed_rows), "the texts are parts of the file"
         assert read_files(sources()["dapo"], file)[1].read == 5
     for broken in ("[NaN,]", "[NaN", "[NaN]]", "[NaN 1]"):
         file.write_text(broken)

@@ -1,4 +1,4 @@
-"""SFT teaches what its own prompts ask for, in every format, from where generation begins."""
+"""Tests that SFT teaches, in every format, what its own prompts ask for, from the position where generation begins."""
 
 from __future__ import annotations
 
@@ -66,12 +66,15 @@ def codec_of(format_name: str, tokenizer: Any) -> ChatCodec:
 
 
 def check_begins_as_generation_does(codec: ChatCodec, row: dict[str, Any]) -> int:
-    """Check that before each taught turn stands what a rollout would be given there. → the number of taught turns."""
+    """Checks that each learned turn follows the ids that a rollout gets at this position.
+
+    Returns the number of learned turns.
+    """
     conversation, sample = as_taught(row, codec.texts), encode(row, codec)
     ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
     starts = [at for at, is_learned in enumerate(mask) if is_learned and not (at and mask[at - 1])]
     places = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-    # Turns whose thought later prompts leave out are not taught.
+    # SFT does not learn turns whose thought later prompts leave out.
     places = places[len(places) - len(starts) :]
     before: list[int] | None = None
     for number, (place, start) in enumerate(zip(places, starts, strict=True)):
@@ -138,7 +141,7 @@ def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_re
     assert final == "<reason>Your BMI is 22.86.</reason>\n<answer>\\boxed{22.86}</answer>"
     assert grade("22.86", final).correct
     assert chat == "<reason></reason>\n<answer>Welcome.</answer>"
-    assert value.messages[4]["content"] == "Thanks!", "no box is asked for where there is none"
+    assert value.messages[4]["content"] == "Thanks!", "the prompt asks for no box if the answer has none"
     counts = count_form({**VALUE, "answer_form": True}, codec.texts)
     assert counts == FormCounts(1, 0, 3, 3, 3), "the last answer has no box"
     ending = {"messages": VALUE["messages"][:4], "tools": [BMI], "answer_form": True}

@@ -1,4 +1,4 @@
-"""What the demo shows of a run: curves over the stages, a table, a terminal plot and a picture."""
+"""Tests of the demo's results: curves over the stages, a table, a terminal plot and a picture."""
 
 from __future__ import annotations
 

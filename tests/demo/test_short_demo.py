@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 SHORT = [
     # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
-    # As on GPUs: packed sequences, and what stands in for flash-attn.
+    # As on GPUs, the demo packs sequences. Our attention stands in for flash-attn.
     "sft.hardware.attention=torch",
     "stage2.hardware.attention=torch",
     "sft.batch=4",
@@ -124,7 +124,10 @@ def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Pa
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
-    """Of eight groups some differ; stage 3 has four, which now and then are all alike."""
+    """Of eight groups some have different rewards.
+
+    Stage 3 has only four groups, so all rewards of a group can be equal.
+    """
     run, _ = demo
     for stage in ("stage1", "stage2"):
         [step] = step_metrics(run / stage).values()

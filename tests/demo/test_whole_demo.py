@@ -59,10 +59,10 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 
 def kill_after(run: Path, stage: str, step: int, next_checkpoint: int) -> None:
-    """Start a run, end it as a power failure would after a step of a stage, and see that nothing of it is left.
+    """Starts a run and kills it, as a power failure would, after a step of a stage. Checks that no process of it is left.
 
-    However late the kill comes, the trainer is still at the checkpoint of step `next_saved`: what it would write there
-    is a pipe that nobody reads.
+    The trainer cannot pass the checkpoint of step `next_checkpoint` before the kill, because one of its files is a pipe
+    that nobody reads.
     """
     checkpoint = run / stage / "checkpoints" / f"global_step_{next_checkpoint}"
     (checkpoint / "actor").mkdir(parents=True)
@@ -81,15 +81,15 @@ def kill_after(run: Path, stage: str, step: int, next_checkpoint: int) -> None:
 
 def survivors(run: Path) -> list[str]:
     """Command lines of living processes that work for the run: its trainer and its judge."""
-    differences = []
+    command_lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(run) in line:
-            differences.append(line[:200])
-    return differences
+            command_lines.append(line[:200])
+    return command_lines
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from rstar2.processes import free_port
 
 SCRIPTS = ("keep_going.sh", "slurm.sh")
-"""Those that start a command again."""
+"""The scripts that start a command again."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_each_says_how_it_is_called() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing() -> None:
-    # Its versions differ in what they only remark on.
+    # Versions of shellcheck differ only in remarks below a warning.
     result = subprocess.run(
         ["shellcheck", "--severity=warning", *CLUSTER.glob("*.sh")],
         capture_output=True,
@@ -107,7 +107,7 @@ def test_the_users_mistake_ends_at_once(script: str, stand_ins: StandIns) -> Non
 def test_a_judge_that_is_away_at_a_start_is_an_outage_and_the_command_starts_again(
     script: str, stand_ins: StandIns, tokenizer: Any
 ) -> None:
-    """The first start is the real command, whose judge is gone."""
+    """The first start is the real command, whose judge does not answer."""
     model = stand_ins.folder / "model"
     tokenizer.save_pretrained(model)
     (model / "config.json").write_text("{}")

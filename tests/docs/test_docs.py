@@ -1,4 +1,4 @@
-"""The pages are true of the repository: links lead somewhere, and what is generated is current."""
+"""Tests that pages agree with the repository: links have targets, and generated pages are current."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 
 
 def test_no_command_has_a_placeholder() -> None:
-    """A command can be copied: what cannot be written, such as the address of an index, is said in words."""
+    """Users copy commands. A value that cannot be written, such as the address of an index, is described in words."""
     placeholders = {
         str(page.relative_to(ROOT)): matches
         for page in PAGES
@@ -121,7 +121,7 @@ _CODE_PATH = re.compile(
 
 
 def _names(path: Path) -> set[str]:
-    """What a module defines: functions, classes, their methods as `Class.method`, and assigned names."""
+    """Returns the names that a module defines: functions, classes, methods as `Class.method`, and assigned names."""
     names = set()
 
     def collect(body: list[ast.stmt], prefix: str) -> None:

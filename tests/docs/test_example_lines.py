@@ -46,7 +46,7 @@ PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted((ROOT / "docs").rglob("*.md"), key=lambda page: page.name),
 ]
-"""By name, wherever they are: cli.md makes runs that evaluation.md speaks of."""
+"""Pages are sorted by name, because cli.md creates runs that evaluation.md uses."""
 PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (
     "Qwen3-14B",
@@ -65,7 +65,7 @@ MODELS = (
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
 """A row of every set on the hub."""
 HARNESSES = {"bfcl-v3", "bfcl-v4", "ifeval", "ifbench", "paper-general", "paper-all"}
-"""Benchmarks, and groups of them, whose programs have environments of their own."""
+"""Benchmarks, and groups of benchmarks, whose programs have their own environments."""
 DRY = {"demo": "--dry-run", "sft": "--dry-run", "train": "--dry-run", "serve": "--print-command"}
 CHATML = """\
 {%- for message in messages %}
@@ -126,7 +126,7 @@ def _is_only_parsed(line: str) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the examples speak of: models, runs and files."""
+    """Creates the models, runs and files that the examples use."""
     root = tmp_path_factory.mktemp("examples")
     problems = builtin.held_out(0, 4)
     conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
@@ -136,7 +136,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     staged_run(root / "runs/rl")
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
-    # It has no format file, and a chat template of its own that knows of no tools.
+    # The folder has no format file. Its chat template does not support tools.
     (root / "models/smollm2" / FORMAT_FILE).unlink()
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
     # Its weights come with a template that lists tools, and no format file.
@@ -148,7 +148,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
     for name in ("before", "after"):
         made_run(root / "runs" / name, problems=4, samples=2)
-    # It has enough correct answers for a step of SFT.
+    # The traces have enough correct answers for a step of SFT.
     made_run(root / "runs/eval", "training-problems", problems=120, samples=4)
     for pattern in ("**/traces.jsonl", "**/traces/step-*.jsonl"):
         for path in (root / "runs").glob(pattern):
@@ -166,7 +166,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _jsonl(root / "conversations.jsonl", [{"messages": ROWS["tulu3"]["messages"]}])
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
     (root / "outputs.csv").write_text("answer,output\n1,2\n")
-    # As many as a step of the paper's recipes takes.
+    # One step of the paper's recipes takes this number of problems.
     questions = [problem.problem for problem in builtin.held_out(0, 512)]
     _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in questions])
     conversation_rows = [
@@ -203,7 +203,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write_files_of_the_page_for_extensions(root: Path) -> None:
-    """Write each code block whose first line is the name of a file."""
+    """Writes each code block whose first line is a file name."""
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     for code in re.findall(r"^```\w+\n(# .*?)^```$", page, re.DOTALL | re.MULTILINE):
         (root / re.findall(r"[\w.]+", code)[0]).write_text(code)
@@ -304,7 +304,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
         words[words.index("--url") + 1] = judge.url
     source = re.search(r"cat (\S+) \|", before) or re.search(r" < (\S+)", rest)
     if verb == "grade" and source:
-        # It reads /dev/stdin, which in this process is the test's own.
+        # The line reads /dev/stdin, which in this process belongs to the test.
         words[words.index("-")] = source[1]
     return rstar2(*words, stdin=Path(source[1]).read_text() if source else "How much is 1 plus 1?")
 
@@ -340,7 +340,7 @@ def test_an_example_line_that_cannot_run_here_is_understood(
     command: Any = get_command(app)
     while hasattr(command, "commands"):
         context = command.make_context("rstar2", list(words), resilient_parsing=True)
-        # A group may take other words where others take a command.
+        # A group may parse other words than a command does.
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
     command.make_context("rstar2", words)
 

@@ -28,7 +28,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
-    """Run the commands of an example's README in a copy of its folder. Returns what each of them prints."""
+    """Runs the commands of an example's README in a copy of its folder. Returns the output of each command."""
     copy = shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     programs = folder / "bin"
     programs.mkdir()

@@ -60,7 +60,7 @@ def has_ended(pid: int) -> bool:
 def test_a_check_that_hangs_is_stopped_at_its_limit_with_all_it_started_and_says_where_it_was(
     settings: Settings,
 ) -> None:
-    # It has to get as far as to start its child first, on a busy machine too.
+    # The limit is long enough for the check to start its child on a busy machine.
     result = run_check(check("hangs"), settings, limit_s=20.0)
     assert result.outcome == "failed"
     assert "limit of 20 s" in result.reason

@@ -78,7 +78,7 @@ def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_pa
 
 
 def _needed(*names: str) -> set[str]:
-    """The distributions that these need, themselves included."""
+    """Returns these distributions and all distributions that they need."""
     packages_found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -100,7 +100,7 @@ def _needed(*names: str) -> set[str]:
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
-    """An interpreter whose environment has torch, transformers, numpy and what these need, and nothing else."""
+    """An interpreter whose environment has only torch, transformers, numpy and their requirements."""
     folder = tmp_path / "environment"
     venv.create(folder, symlinks=True)
     [site] = folder.glob("lib/python*/site-packages")

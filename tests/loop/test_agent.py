@@ -1,4 +1,4 @@
-"""The agent loop, on a scripted engine: budgets, masks, and what a bad call does."""
+"""Tests of the agent loop with a scripted engine: budgets, masks, and bad calls."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def _run(
 
 
 def _check(trace: Trace) -> None:
-    """What every trace holds, whatever happened in it."""
+    """Checks properties that every trace has."""
     assert len(trace.response_mask) == len(trace.response_ids)
     assert trace.logprobs is None or len(trace.logprobs) == len(trace.response_ids)
     inside = [0] * len(trace.response_ids)
@@ -186,7 +186,7 @@ UNREAD, FAILED = "Failed to decode tool call", "Error when executing tool"
 @pytest.mark.parametrize(
     ("body", "explanation"),
     [
-        # What the released code answers: its words, then the text of the Python error that it runs into.
+        # The released code answers with its own words and then the text of the Python error.
         (
             "\n{oops}",
             f"{UNREAD}: Expecting property name enclosed in double quotes: line 2 column 2 (char 2)",
@@ -246,7 +246,7 @@ MENTIONS = [
         ("<tool_call> \n", 0),
         ("so <tool_call>print(1)", 0),
         ("<tool_call><tool_call>", 0),
-        # Without an answer a pair of tags is a call, whatever it holds.
+        # Without an answer, a pair of tags is a call with any content.
         ("<tool_call></tool_call>", 1),
         ("between <tool_call> and </tool_call>", 1),
         # A call that the end of the turn cut off.
@@ -528,7 +528,7 @@ async def test_a_watcher_sees_a_call_while_a_later_one_still_runs_and_never_befo
 
     def on_call(call: ToolCall) -> None:
         events.append(call.output)
-        # Where the second is the slower one, it ends only after the first was shown.
+        # If the second call is slower, it ends only after the first one was reported.
         quick_is_over.set()
 
     both = call_text("first") + call_text("second")

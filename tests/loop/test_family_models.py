@@ -1,4 +1,4 @@
-"""Tiny random models of several families through the commands: all of them show a model the same token ids."""
+"""Tests that all commands give tiny random models of several families the same token ids."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ CALL = {"type": "function", "function": {"name": NAME, "arguments": {"code": "pr
 
 
 def family_model(folder: Path, family: str) -> Path:
-    """A random model of which only the tokenizer and the format are the family's.
+    """Creates a random model. Only its tokenizer and its format are those of the family.
 
-    VERL takes a model of Qwen's architecture only with a tokenizer of Qwen's.
+    VERL accepts a model of Qwen's architecture only with a tokenizer of Qwen's.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -85,7 +85,7 @@ def conversation(codec: ChatCodec) -> list[dict[str, Any]]:
 
 @dataclass
 class Recorder:
-    """An engine that says what an SFT conversation has the model say, and keeps what it was given."""
+    """An engine that writes the model's turns of an SFT conversation, and records its prompts."""
 
     codec: ChatCodec
     name: str = "recorder"

@@ -36,7 +36,7 @@ def overfitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def _generated(folder: Path, problem: str) -> str:
-    """What transformers generates from a folder, without anything else of ours; special tokens included."""
+    """Returns the text that transformers alone generates from a folder, including special tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -71,7 +71,7 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
     config = json.loads((folder / "config.json").read_text())
     assert (config["eos_token_id"], config["pad_token_id"]) == (end, end_of_text)
     after = json.loads((folder / "generation_config.json").read_text())
-    assert after["eos_token_id"] == [end, end_of_text], "what ended the base model's text still does"
+    assert after["eos_token_id"] == [end, end_of_text], "the base model's end token still ends a turn"
     assert after["pad_token_id"] == end_of_text
     assert after["do_sample"] is False
     assert "max_new_tokens" not in after
@@ -127,7 +127,7 @@ def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> Non
     # Text before it is encoded.
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
     assert tokenizer.tokenize("2048") == list("2048")
-    # What differs.
+    # These values differ.
     assert (config["max_position_embeddings"], config["rope_parameters"]["rope_theta"]) == (1024, 100)
     assert config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]
     assert float(embedding.float().std()) == pytest.approx(0.06, rel=0.02)

@@ -46,7 +46,7 @@ class Tools(SharedTools):
 
 @dataclass
 class Recorder:
-    """An engine that calls the tool and then answers, and keeps what it was given."""
+    """An engine that calls the tool and then answers. It records its prompts."""
 
     codec: ChatCodec
     name: str = "recorder"
@@ -92,7 +92,7 @@ def demo(folder: Path) -> Path:
 
 
 async def http_prompts(model: Path, folder: Path) -> list[list[int]]:
-    """What a server of vLLM's wire format is sent."""
+    """Returns the prompts that a server with vLLM's wire format receives."""
     codec = load_codec(model)
     engine, standin = Recorder(codec), StandIn(lambda prompt: engine.write(prompt))
     standin.root = str(model)
@@ -114,7 +114,7 @@ async def http_prompts(model: Path, folder: Path) -> list[list[int]]:
 
 
 def rendered_by_a_server(model: Path, openai: bool) -> list[list[int]]:
-    """What a chat server makes of the same messages, from the model's folder alone."""
+    """Returns the ids that a chat server renders from the same messages, with the model's folder alone."""
     tokenizer = load_tokenizer(model)
     fmt = read_format(str(model / FORMAT_FILE))
     start = codec_for(tokenizer, fmt).turn_start

@@ -29,12 +29,12 @@ NEEDED = 'measure needs "count" (integer) and "unit" (string) in its arguments.'
 
 
 def text_of(schema: dict[str, Any]) -> str:
-    """As templates write it."""
+    """Returns a schema as templates write it."""
     return json.dumps(schema, ensure_ascii=False)
 
 
 def test_the_schemas_of_the_packages_tools_stay_byte_for_byte() -> None:
-    """Models were trained on these."""
+    """Models were trained on these schemas."""
     assert {name: text_of(each.schema) for name, each in shipped_tools().items()} == {
         "jupyter_code": '{"type": "function", "function": {"name": "jupyter_code", "description": "Run Python code as '
         'a cell of a notebook, which keeps its variables from call to call.", "parameters": {"type": "object", '
@@ -252,7 +252,7 @@ def no_end(tree: Tree) -> int:
 
 
 class Plain:
-    """A class of which pydantic knows nothing."""
+    """A class that pydantic does not know."""
 
 
 def plain_class(number: Plain) -> int:
@@ -274,7 +274,10 @@ def only_alone(number: int) -> int:
 
 
 only_alone.__annotations__["number"] = Final[int]
-"""As of a module whose annotations are no texts; `typing` itself refuses it in a text."""
+"""An annotation that is an object, as in a module without `from __future__ import annotations`.
+
+`typing` rejects it as a text.
+"""
 
 
 def wrong_field(number: Annotated[int, Field(gt="a")]) -> int:

@@ -1,4 +1,4 @@
-"""LaTeX in problems and traces is shown as formulas; what cannot be shown stays text."""
+"""Tests that the page shows the LaTeX of problems and traces as formulas. LaTeX that cannot be shown stays text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_hostile_text_is_read_once(piece: str) -> None:
 
 @pytest.fixture
 def page(browser: Browser, tmp_path: Path) -> Browser:
-    """The browser with any page open, whose functions the test calls."""
+    """A browser with an open page, whose functions the tests call."""
     open_report(browser, made_run(tmp_path, problems=1, samples=1))
     return browser
 

@@ -32,7 +32,7 @@ def narrow(browser: Browser) -> Iterator[Browser]:
 
 
 def wide_run(folder: Path) -> Path:
-    """A run whose names, problems, code and formulas are long and have no spaces."""
+    """Creates a run whose names, problems, code and formulas are long and have no spaces."""
     made_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
     made_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
     made_run(folder, "bfcl-v3", problems=17, samples=1, categories=BFCL_V3)

@@ -42,7 +42,7 @@ def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
     assert [row[:2] for row in rows] == [
         ["aime24", "80.6 %"],
         ["bfcl-v3, overall", "60.8 %"],
-        # It has no win rate, so nothing stands beside the paper's.
+        # This run has no win rate, so nothing stands beside the paper's.
         ["arena-hard", "86.6 %"],
     ]
     overall = summaries["bfcl-v3"]["scores"]["overall"]

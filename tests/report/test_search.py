@@ -43,7 +43,7 @@ WATCH = """
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[Browser]:
-    """The browser, whose next pages count what they unpack."""
+    """A browser whose next pages count the traces that they unpack."""
     script = browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     yield browser
     browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
@@ -84,7 +84,7 @@ def test_words_in_thoughts_code_input_output_and_answers_are_found(browser: Brow
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of 10,000 traces, the last of which alone has the word "needle"."""
+    """A page of 10,000 traces. Only the last one has the word "needle"."""
     run = made_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
     trace = next(read_traces(run / "math500" / "traces.jsonl"))
     write_json(run / "many" / "results.json", read_json(run / "math500" / "results.json"))
@@ -112,7 +112,7 @@ def test_a_search_of_ten_thousand_traces_unpacks_one_chunk_at_a_time_and_lets_th
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     assert chunks > 20
     assert chunks - 1 <= len(unpackings) <= chunks + 2, "each once, and the trace found"
-    assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace that is shown"
+    assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace on the page"
     turns = [turn for turn, _ in unpackings]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns)), turns
     progress = [int(text.split("searched ")[1].split()[0].replace(",", "")) for _, text in unpackings[:-2]]

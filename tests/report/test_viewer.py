@@ -328,7 +328,7 @@ def test_a_measurement_that_no_phase_has_is_no_plot(browser: Browser, tmp_path: 
     write_json(tmp_path / "summary.json", summary)
     open_page(browser, write_report(tmp_path).as_uri())
     titles = texts(browser, ".plots h2")
-    assert titles.count("Failed calls inside correct traces") == 1, "that of the steps"
+    assert titles.count("Failed calls inside correct traces") == 1, "the plot over steps"
     assert titles.count("Mean tokens") == 1
     assert browser.errors() == []
 

@@ -117,7 +117,7 @@ class Terminal:
             return True
         try:
             data = os.read(self._master, 65536)
-        except OSError:  # how a terminal ends that nothing writes to any more
+        except OSError:  # reading a terminal raises OSError after the last process has closed it
             return False
         text = self._decoder.decode(data)
         self.written += text

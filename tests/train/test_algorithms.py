@@ -224,9 +224,9 @@ def test_a_corrections_bounds_are_its_own_unless_they_are_named() -> None:
 
 
 def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list[float]:
-    """What VERL makes of rewards 1, 0, 0, 0 and 1, 1, 1, 0 of two groups under a recipe, one number a rollout.
+    """Returns VERL's advantage of each rollout of two groups with rewards 1, 0, 0, 0 and 1, 1, 1, 0.
 
-    Rollouts have three tokens, those of the second group `shorter` fewer.
+    Rollouts have three tokens. Those of the second group have `shorter` tokens fewer.
     """
     import torch
     from verl import DataProto
@@ -256,7 +256,7 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # By hand: (r - mean) / std over the group, its standard deviation that of a sample.
+        # Computed by hand: (r - mean) / std over the group, with the standard deviation of a sample.
         ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
         # The mean of the group's others is taken off.
@@ -267,11 +267,12 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
         ("reinforce++-baseline", [1.696, -0.565, -0.565, -0.565, 0.565, 0.565, 0.565, -1.696]),
         # The group's mean, which weighs rollouts by their tokens, is taken off; here all have three.
         ("opo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
-        # Divided by the group's mean: the right one of four weighs nine times those of three.
+        # The group's mean is subtracted, and the result is divided by it. One right rollout of four weighs nine times
+        # one of three.
         ("maxrl", [3.0, -1.0, -1.0, -1.0, 1 / 3, 1 / 3, 1 / 3, -1.0]),
-        # How far the best is ahead of the second, divided by the standard deviation, for the best alone.
+        # Only the best rollout counts: its lead over the second best, divided by the standard deviation.
         ("pass-k", [2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
-        # The group's mean is taken off, times all rollouts / those with a reward.
+        # The group's mean is subtracted. The result is multiplied by all rollouts / rollouts with a reward.
         ("gpg", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
     ],
 )
@@ -284,7 +285,7 @@ def test_verl_computes_the_advantages_that_the_name_says(
 @pytest.mark.slow
 @needs("verl")
 def test_maxrl_has_no_advantage_if_no_rollout_of_the_group_is_right() -> None:
-    """And none if the mean reward is negative, by which the better rollouts would get the negative advantages."""
+    """A negative mean reward gives no advantage either, because better rollouts would then get negative advantages."""
     import torch
 
     from rstar2.train.verl.objectives import maxrl

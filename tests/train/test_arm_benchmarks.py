@@ -1,4 +1,4 @@
-"""The benchmarks that train arms of the demo: what is kept of an arm, and how arms are compared."""
+"""Tests of the benchmarks that train variants (arms) of the demo: the files of an arm, and the comparison of arms."""
 
 from __future__ import annotations
 

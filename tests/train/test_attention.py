@@ -1,4 +1,4 @@
-"""How the trainer computes attention: what VERL is told, what it loads, and what must be installed."""
+"""Tests of the trainer's attention: the settings for VERL, the modules that VERL loads, and the packages it needs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_verl_is_told_which_attention_to_use(
     for model in verl_settings(profile, *changes):
         assert model.override_config == {"attn_implementation": implementation, "model_config": {}}
         assert model.use_remove_padding is packed
-        assert not model.use_fused_kernels, "fails with FSDP2 on models whose embeddings are not tied"
+        assert not model.use_fused_kernels, (
+            "fused kernels fail with FSDP2 on models whose embeddings are not tied"
+        )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
     attention._import_error.cache_clear()
     check_attention("flash_attn", tmp_path)
     attention._import_error.cache_clear()
-    # As Qwen2.5 writes it, and as Mistral does.
+    # The first config is in the form of Qwen2.5, the second one in that of Mistral.
     config(sliding_window=32768, use_sliding_window=False)
     check_attention("torch", tmp_path)
     config(sliding_window=4096)

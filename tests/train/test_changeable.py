@@ -92,7 +92,7 @@ def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: 
     assert changed.config() != plan.config(), "the change reaches no recipe"
     after = started(tmp_path / "run", kind, changed)
     assert after != before, "the run's folder tells the settings of its last start"
-    assert started(tmp_path / "run", kind, plan) == before, "and it may be taken back"
+    assert started(tmp_path / "run", kind, plan) == before, "the change can be taken back"
 
 
 @pytest.mark.parametrize("kind", ["train", "sft", "demo"])

@@ -95,7 +95,7 @@ def test_a_curriculum_chooses_problems_that_no_process_loads_ahead(mode: str, tm
         settings = data[name][PROBLEM_SAMPLER]
         assert CurriculumSettings.model_validate(dict(settings["curriculum"])).name == name
         assert data[name].dataloader_num_workers == 0
-        # Those of the step, of its replacements, of a step that is rolled out again, and those ahead.
+        # The problems of the step, its replacements, a repeated step, and the batches ahead.
         assert settings["most_under_way"] == 4 * (2 + (mode != "sync")) + 6
 
 
@@ -237,7 +237,10 @@ ODD = [
 def test_a_text_stays_that_text_through_hydra(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray refuses an environment variable that is a number, and a path may hold whatever a folder's name may."""
+    """Ray rejects an environment variable that is a number.
+
+    A path may contain any character that a folder's name may.
+    """
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
 
@@ -260,7 +263,10 @@ def test_a_text_stays_that_text_through_hydra(
 @NEEDS_VERL
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_path: Path) -> None:
-    """torchrun's own parser reads our line, and VERL's SFT what it hands on, whatever a folder's name holds."""
+    """torchrun's own parser reads our command line, and VERL's SFT reads the rest.
+
+    Folder names may contain any character.
+    """
     from torch.distributed.run import parse_args
 
     odd = tmp_path / "it's a 'model', k=v $HOME ${env} --nnodes=9 日本"

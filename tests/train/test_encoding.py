@@ -1,4 +1,4 @@
-"""Conversations are encoded once, whatever the number of processes, and kept for later runs."""
+"""Tests that conversations are encoded once, with any number of processes, and stored for later runs."""
 
 from __future__ import annotations
 

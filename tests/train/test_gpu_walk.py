@@ -32,7 +32,8 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # Else Ray starts a process for each of the processors that are claimed below.
     monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
-    # What a folder's name may hold; Ray itself takes no space in its own folder, which is elsewhere.
+    # A folder's name may contain these characters. Ray's own folder is elsewhere, because Ray accepts no space in its
+    # path.
     root = tmp_path / "a run, with 'k'=v"
     conversations = [builtin.FORMAT.messages(each.problem) for each in builtin.held_out(1, 50)]
     make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.FORMAT, seed=1)

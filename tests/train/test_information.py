@@ -18,7 +18,10 @@ LENGTH = 60
 
 
 def texts(problems: int, rollouts: int, own_share: float, seed: int = 0) -> Texts:
-    """Rollouts of which the share `own` writes its problem's own text, the others a common one, both with noise."""
+    """Rollouts with noise.
+
+    The share `own_share` of them have a text that only their problem has; the others share one text.
+    """
     rng = Random(seed)
 
     def text(problem: int) -> list[int]:

@@ -39,7 +39,7 @@ def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str
 
 
 class Clock:
-    """The time of whoever watches the trainer: it passes only between two looks, as a test says."""
+    """A clock for the process that watches the trainer. Its time passes only between two looks, as the test says."""
 
     def __init__(self, passes: Callable[[], float]) -> None:
         self._now = 0.0
@@ -135,7 +135,7 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
 def test_a_trainer_that_rolls_out_updates_or_saves_is_not_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    """It works for twenty times as long as is allowed without a sign."""
+    """The trainer works for twenty times the time that is allowed without a sign of life."""
     monkeypatch.setattr(launch, "SAVING_POLL_S", 0.5)
     path, end_file, count = tmp_path / sign, tmp_path / "done", 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -391,7 +391,7 @@ LEAVES_AN_ERROR = (
 
 @pytest.mark.parametrize("then", ["import time; time.sleep(3600)", "raise RuntimeError('no rollouts')"])
 def test_an_error_that_a_process_of_the_trainer_leaves_ends_it_at_once(tmp_path: Path, then: str) -> None:
-    """Whether the trainer would go on with failing rollouts for hours, or ends because of them."""
+    """The trainer would either continue for hours with failing rollouts, or end because of them."""
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 1e6)
     code = LEAVES_AN_ERROR.format(folder=str(tmp_path)) + then
     with pytest.raises(UserError, match="the judge at http://judge refused the token") as excinfo:

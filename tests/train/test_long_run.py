@@ -114,7 +114,7 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
         assert {each["step"] for each in trained if each["stage"] == f"stage{number}"} == {
             *range(1, steps + 1)
         }
-    # Half of all rollouts are right, whatever an engine loses: the step in which it failed was rolled out again.
+    # Half of all rollouts are right even though an engine loses some, because the failed step was rolled out again.
     assert {each["metrics"]["rstar2/pass_rate"] for each in trained} == {0.5}
     assert {each["kept"] for each in trained} == {128}
     [failed] = [each for each in trained if each["metrics"]["rstar2/discarded_rollouts"]]
@@ -128,7 +128,9 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     stopped = re.findall(r"it gave no sign of life, [^;]*; ([^.,]*)", output)
     assert stopped.count("update") == 1, output
     assert set(stopped) <= {"update", "loading the model"}, output
-    assert output.count("it is started again") == 3 + len(stopped), "three kills, and those that were stopped"
+    assert output.count("it is started again") == 3 + len(stopped), (
+        "three kills, and the trainers that were stopped"
+    )
     assert output.count("USR1: training saves at the end of the current step") == 2
 
 
@@ -156,7 +158,7 @@ def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
         assert "it is started again" not in output
         assert len(slurm.called("scontrol")) == 0
         steps_done = max(step_metrics(slurm.run / "stage1"), default=0)
-        resize(disk, 400 << 20)  # and whoever started the job gives the right token
+        resize(disk, 400 << 20)  # the user now gives the right token
         job = slurm.train("slurm.sh")
         wait_for_step(slurm.run / "stage1", steps_done + 2, job)
         send(job, "TERM")

@@ -1,4 +1,4 @@
-"""What training will use is tried before it starts: GPUs, the run's folder, W&B's key, a cluster's nodes."""
+"""Tests of the checks before training: GPUs, the run's folder, W&B's key, and a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_every_node_of_a_cluster_is_tried(
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="refused the token") as excinfo:
         check_nodes(hardware, run, (token_judge.url, "another"))
-    assert len(re.findall("node ", excinfo.value.message)) >= 2, "of each node"
+    assert len(re.findall("node ", excinfo.value.message)) >= 2, "the message names each node"
     with pytest.raises(Unavailable, match=r"node .*no judge answers"):
         check_nodes(hardware, run, (f"http://127.0.0.1:{free_port()}", None))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -202,7 +202,7 @@ def test_the_gpus_of_every_node_of_a_cluster_are_tried(
     fault = (
         "has 2 GPUs by Ray, but PyTorch can use 1 of them: RuntimeError: CUDA error: uncorrectable ECC error"
     )
-    assert excinfo.value.message.count(fault) == 2, "of each node, and Ray hides no GPU from the program"
+    assert excinfo.value.message.count(fault) == 2, "both nodes fail, and Ray hides no GPU from the program"
     monkeypatch.setattr(machine_checks, "_MULTIPLY", "import time; print(0, flush=True); time.sleep(3600)")
     monkeypatch.setattr(machine_checks, "GPUS_S", 1.0)
     with pytest.raises(UserError, match="PyTorch can use 1 of them: they did not finish within 1 s"):

@@ -90,7 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[40:80]]
     sources = ("magicoder", root / "own.jsonl", "--from", f"magicoder={coded}")
     command("data", "prepare", *sources, "--output", root / "sft")
-    # Such short problems differ in their numbers alone.
+    # These short problems differ only in their numbers.
     command("data", "prepare", jsonl(root / "asked.jsonl", training_rows), "--output", root / "rl")
     rows = pq.read_table(root / "sft" / "data.parquet").to_pylist()
     assert len(rows) == 400

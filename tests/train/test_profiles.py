@@ -55,7 +55,7 @@ def test_the_agent_loops_processes_follow_the_rollouts_in_flight() -> None:
 
 
 def verl_values(config: Any) -> dict[str, Any]:
-    """What VERL reads of a profile, by the profile's own keys."""
+    """Returns the values that VERL reads of a profile, by the profile's own keys."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     offloaded = (actor.fsdp_config.param_offload, actor.fsdp_config.optimizer_offload)
     return {
@@ -134,7 +134,7 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
     ):
         sft_recipe("laptop", short)
     assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2", FLASH]).update_tokens == 200
-    # By conversations they have no limit.
+    # Micro-batches that are counted in conversations have no limit in tokens.
     assert sft_recipe("laptop", [*short, "verl.data.use_dynamic_bsz=false"]).micro_batch_rows == 4
 
 

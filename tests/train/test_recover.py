@@ -1,4 +1,4 @@
-"""Which failed calls extra rollouts begin after, what they begin with, and the keys of a recipe."""
+"""Tests of recoveries: the failed calls after which extra rollouts begin, their beginnings, and the recipe's keys."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_a_rollout_begins_with_the_turns_up_to_the_failed_call_and_the_tools_rep
     whole = trace("ok", "error", None)
     beginning = whole.beginning(2)
     assert (beginning.prompt_ids, beginning.response_ids) == ([7, 8], [100, 101, 102, 103, 104, 105])
-    assert beginning.response_mask == [0] * 6, "nothing of it is trained on"
+    assert beginning.response_mask == [0] * 6, "no token of the beginning is trained on"
     assert beginning.logprobs == [0.0] * 6
     assert [call.status for call in beginning.calls] == ["ok", "error"]
     assert (beginning.verdict, beginning.reward) == (None, None)
     beginning.turns[0].calls.clear()
-    assert len(whole.calls) == 2, "what it began with is its own"
+    assert len(whole.calls) == 2, "the beginning is a copy"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_one_update_takes_all_rollouts_that_a_step_may_train_on() -> None:
     changes = ["rollout.prompts=6", "rollout.rollouts=8", "groups.keep=4"]
     recipe = stage_recipe(1, "laptop", [*changes, "recover.failures=3", "recover.rollouts=3"])
     assert recipe.update_prompts * recipe.groups.keep >= 6 * (4 + 9)
-    assert recipe.update_prompts % 6 == 0, "so that ranks share it as they share one without recoveries"
+    assert recipe.update_prompts % 6 == 0, "ranks can share the update as they do without recoveries"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def text_of(number: int) -> str:
 def card_and_rows(
     model: Path, traces: list[Trace], selection: Selection, **more: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The card and the rows of some traces."""
+    """Returns the card and the rows of a prepared set of these traces."""
     file = model.parent / "traces.jsonl"
     file.write_text("".join(f"{each.model_dump_json()}\n" for each in traces))
     output = model.parent / f"set-{len(list(model.parent.glob('set-*')))}"
@@ -161,7 +161,7 @@ def test_without_a_model_or_traces_the_message_says_what_to_give(model: Path, tm
 
 
 def run_with_files(run: Path, kind: str, *files: str) -> Path:
-    """A run with these files of traces."""
+    """Creates a run that has these trace files."""
     for file in files:
         (run / file).parent.mkdir(parents=True, exist_ok=True)
         (run / file).touch()

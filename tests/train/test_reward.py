@@ -1,4 +1,4 @@
-"""Whether a rollout is rewarded, be it by training or where solved problems are left out."""
+"""Tests of rewards, in training and in the filter that leaves out solved problems."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def long_trace(codec: ChatCodec, tokens: int, turns: int, verdict: str = "correc
 def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
     codec: ChatCodec, rule: str, shares: tuple[float, float], right: tuple[int, int], wrong: tuple[int, int]
 ) -> None:
-    """Not even that of a rollout beyond the budgets, which a tool's output and a short limit cannot make."""
+    """The penalty stays below 1 even for a rollout beyond the budgets.
+
+    Tool output or a short limit can cause such a rollout.
+    """
     penalty = Penalty(PenaltySettings(length=shares[0], turns=shares[1]), max_tokens=100, max_turns=10)
     reward = Reward(rule, penalty)
     correct = reward.rewarded(long_trace(codec, *right))
@@ -102,7 +105,7 @@ def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
     assert Rollout.from_trace(correct).reward_before_penalty == 1.0
     assert gives_gradient([Rollout.from_trace(correct), Rollout.from_trace(other)], drop_equal_rewards=True)
     same = [Rollout.from_trace(reward.rewarded(long_trace(codec, n, 1))) for n in (10, 90)]
-    assert not gives_gradient(same, drop_equal_rewards=True), "all of them are right"
+    assert not gives_gradient(same, drop_equal_rewards=True), "all rollouts are right"
     assert gives_gradient(same, drop_equal_rewards=False)
 
 
@@ -173,7 +176,9 @@ def recipe_file(tmp_path: Path, users_modules: None) -> Path:
 def test_a_users_reward_gets_the_problem_and_the_graded_trace(recipe_file: Path, codec: ChatCodec) -> None:
     recipe = stage_recipe(1, None, [], str(recipe_file))
     assert Reward(recipe.reward)(trace(codec, "")) == 4.0
-    assert reading_rule(recipe.reward) == "paper", "what counts as correct is not a user's own"
+    assert reading_rule(recipe.reward) == "paper", (
+        "a user's reward does not change which answers count as correct"
+    )
     with pytest.raises(
         UserError,
         match=r"the reward users_rewards:alone takes \(trace\) but is called with \(problem, trace\)",

@@ -1,4 +1,4 @@
-"""Groups in rounds: when they are decided, which of their rollouts begin, and what that does to what is learned."""
+"""Tests of groups in rounds: when a group is decided, which of its rollouts begin, and the effect on training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def effects() -> ModuleType:
         ([1.0] * 7, None),
         ([1.0] * 8, "solved"),
         ([-1.0] * 32, "hopeless"),
-        # A user's reward, or one with a penalty, may have any values: as for RoC, those above 0 are correct.
+        # A user's reward, or a reward with a penalty, may have any value. As for RoC, values above 0 are correct.
         ([0.5] * 4 + [0.6] * 4, "solved"),
         ([-0.1, -0.2, -0.3] * 10, None),
         ([0.1, 0.2, -0.1, 0.0], "mixed"),
@@ -68,7 +68,7 @@ def test_of_a_group_that_stops_early_the_same_share_is_trained_on() -> None:
 async def roll_out_group(
     rounds: Rounds, rewards: list[float | None], order: list[int]
 ) -> tuple[set[int], RoundsOfGroup]:
-    """The rollouts of a group that begin if they finish in an order, and what becomes of the group."""
+    """Returns the rollouts of a group that begin if rollouts finish in this order, and how the group ends."""
     group, started, finish = GroupInRounds(rounds), set(), [asyncio.Event() for _ in rewards]
     ends: list[RoundsOfGroup] = []
 
@@ -101,7 +101,7 @@ async def roll_out_group(
         ("1010", RoundsOfGroup(4, 2, "mixed")),
         ("0001", RoundsOfGroup(7, 4, None)),
         ("000101", RoundsOfGroup(6, 3, "mixed")),
-        # Without a verdict it is no outcome: these two are not solved after a round.
+        # A rollout without a verdict has no outcome, so the first round does not decide this group.
         ("1x1", RoundsOfGroup(4, 2, "solved")),
         ("xxxxxxx", RoundsOfGroup(7, 4, None)),
     ],
@@ -115,7 +115,7 @@ async def test_a_round_begins_when_all_of_the_one_before_have_ended_unless_the_g
     for order in (list(range(7)), list(reversed(range(7))), [3, 0, 6, 1, 5, 2, 4]):
         started, outcome = await roll_out_group(rounds, outcomes, order)
         assert outcome == whole
-        assert started == set(range(whole.made)), "the first ones, whichever finish first"
+        assert started == set(range(whole.made)), "the first rollouts run, in any order of finishing"
 
 
 async def test_no_rollout_of_a_later_round_begins_before_the_longest_of_the_round_has_ended() -> None:
@@ -207,7 +207,7 @@ def test_rounds_save_rollouts_and_change_weights_as_the_docs_say(effects: Module
 
 
 def test_rounds_prefer_no_lengths_and_a_rule_that_does_not_wait_does(effects: ModuleType) -> None:
-    """Kolmogorov-Smirnov: with Bonferroni's level for eight comparisons, and the control fails all of them."""
+    """Kolmogorov-Smirnov tests at Bonferroni's level for eight comparisons. The control fails all of them."""
     rounds, control = (list(effects.comparisons(EIGHTS, first)) for first in (False, True))
     assert len(rounds) == len(control) == 8
     assert min(each.p_value for each in rounds) > 0.05 / 8

@@ -1,4 +1,4 @@
-"""Rules that end a stage: what they decide of made-up courses, and what becomes of the decision in a real pipeline."""
+"""Tests of rules that end a stage: their decisions for made-up metrics, and the effect in a real pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rstar2.watch.snapshot import snapshot
 
 
 def course(*rates: float, held_out: dict[int, float] | None = None) -> dict[int, dict[str, Any]]:
-    """The metrics of steps with these pass rates, and with a held-out accuracy at some of them."""
+    """Returns the metrics of steps with these pass rates, and with a held-out accuracy for some steps."""
     steps: dict[int, dict[str, Any]] = {
         step: {"rstar2/pass_rate": rate} for step, rate in enumerate(rates, 1)
     }
@@ -205,7 +205,7 @@ class Run:
 
     @property
     def exported_checkpoints(self) -> list[str]:
-        """The stage and the checkpoint that each model was made of."""
+        """The stage and the checkpoint from which each model was exported."""
         return (self.rehearsal / "exported").read_text().splitlines()
 
     def trained(self, stage: int) -> list[int]:
@@ -293,7 +293,9 @@ def test_a_collapsed_stage_goes_back_to_its_best_checkpoint_with_its_optimizer(
     killed = fault != WAIT
     output = run.ends(code=int(killed))
     if killed:
-        assert steps_of(run.path / "stage1" / "checkpoints") == [4, 8], "the best is kept beside the last"
+        assert steps_of(run.path / "stage1" / "checkpoints") == [4, 8], (
+            "the best checkpoint stays beside the last one"
+        )
         output = run.ends()
     decision = read_decision(run.path / "stage1")
     assert decision is not None

@@ -106,7 +106,9 @@ def test_the_loss_is_that_of_all_held_out_conversations_and_the_model_that_of_th
     losses = {each.step: each.validation_loss for each in choice.measured}
     best = min(losses, key=lambda step: losses[step] or 0.0)
     assert choice.step == best
-    assert len(np.load(whole / "validation.npy")) == 19, "more than a batch, and no whole number of them"
+    assert len(np.load(whole / "validation.npy")) == 19, (
+        "19 conversations are more than one batch and no whole number of batches"
+    )
     assert validation_loss(whole / "model", whole) == pytest.approx(losses[best], rel=2e-3)
     assert "the model is that of step" in (whole / "attempts" / "1" / "sft.log").read_text()
 
@@ -214,7 +216,7 @@ def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(r
 
 
 def tokens_trained_on(run: Path) -> list[tuple[int, ...]]:
-    """The taught tokens of each conversation that VERL's trainer was given."""
+    """Returns the tokens of each conversation that VERL's trainer learned from."""
     from rstar2.train.verl.sft_dataset import EncodedConversations
 
     rows = EncodedConversations(str(run / "train.npy"), {"max_length": 512})

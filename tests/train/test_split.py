@@ -1,4 +1,4 @@
-"""Which conversations SFT trains on and measures on, and which step's model it returns."""
+"""Tests of SFT's split into training and held-out conversations, and of the step whose model SFT returns."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 
 def write_measurements(folder: Path, losses: dict[int, float | None], accuracies: dict[int, float]) -> None:
-    """What a run writes of its steps."""
+    """Writes a run's measurements of these steps."""
     lines = [
         json.dumps({"step": step, "data": {"train/loss": 1.0, "val/loss": loss}})
         for step, loss in losses.items()
@@ -168,14 +168,14 @@ def test_a_step_without_a_checkpoint_is_not_chosen_and_the_reason_names_it(tmp_p
         "step 6: lowest validation loss (validation loss 0.6), the only one; better steps have no checkpoint: "
         "2 (validation loss 0.2), 4 (validation loss 0.4)"
     )
-    assert best_so_far(recipe, tmp_path, 6) == 6, "it is kept"
+    assert best_so_far(recipe, tmp_path, 6) == 6, "the model stays"
     shutil.rmtree(last)
     checkpoint(tmp_path, 4)
     assert best_so_far(recipe, tmp_path, 6) == 4
     (tmp_path / "checkpoints" / "global_step_4" / "data_0.pt").write_bytes(b"cut short")
     assert best_so_far(recipe, tmp_path, 6) is None
     (tmp_path / "models" / "step-2").mkdir(parents=True)
-    assert choose(recipe, tmp_path, 6).step == 2, "a model that was made for an evaluation is enough"
+    assert choose(recipe, tmp_path, 6).step == 2, "a model that was exported for an evaluation is enough"
 
 
 def test_another_measure_chooses_among_the_models_that_are_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A stage's folder: what is left behind is whole, and what is there already is not done again."""
+"""Tests of a stage's folder: files are complete or absent, and finished work is not repeated."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A folder with a tokenizer, and what looks like weights."""
+    """Creates a folder with a tokenizer and an empty weights file."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text("{}")
@@ -81,7 +81,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
 
 
 def write_problems(path: Path, short: int, long: int) -> Path:
-    """A file of problems, of which some have prompts of more than 600 tokens."""
+    """Writes `short` problems, and `long` problems whose prompts have more than 600 tokens."""
     texts = ["How many?"] * short + ["How many? " * 600] * long
     write_parquet(path, rl_rows([Problem(str(n), text, "7") for n, text in enumerate(texts)], 8, "made"))
     return path
@@ -238,7 +238,7 @@ def test_a_training_that_leaves_out_problems_by_outcomes_it_will_not_have_is_ref
 
 @needs("torch")
 def test_verdicts_are_looked_at_before_the_first_stage(model: Path, tmp_path: Path) -> None:
-    """Those that a stage would find missing hours later, and those that no stage would use."""
+    """Covers verdicts that a stage would miss hours later, and verdicts that no stage would use."""
     data = write_problems(tmp_path / "train.parquet", short=4, long=1)
     verdicts = tmp_path / "solved" / VERDICTS
     changes = ["rollout.prompts=3", "rollout.prompt_tokens=600", "stage2.optim.state=fresh"]
@@ -343,7 +343,10 @@ def test_a_stage_has_the_format_of_the_one_before() -> None:
 
 
 def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
-    """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
+    """The error comes before stage 1 instead of after it.
+
+    VERL needs as many ranks to read AdamW's state as wrote it.
+    """
     change = "stage2.hardware.nodes=4"
     with pytest.raises(UserError, match=r"which is saved by 64 ranks .*: it cannot use 32"):
         stage_recipes([1, 2], "64xh100", [change])
@@ -382,7 +385,7 @@ def test_models_are_made_of_saved_steps_only() -> None:
 
 
 def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start, list[str]]:
-    """A phase whose trainer is a program; and what is warned of."""
+    """Returns a phase whose trainer is a program, and the list of its warnings."""
     warnings: list[str] = []
     start = Start(
         command=Command(
@@ -401,7 +404,7 @@ def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start
 
 
 def two_steps(folder: Path, metric: str = "rstar2/pass_rate", **checkpoint: int) -> tuple[Start, list[str]]:
-    """A trainer that writes two steps and an empty checkpoint; and what is warned of.
+    """Returns a phase whose trainer writes two steps and an empty checkpoint, and the list of its warnings.
 
     VERL writes the second step's metric, which is not a number, as null.
     """
@@ -485,7 +488,7 @@ def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
     monkeypatch.setattr(stages, "run_export", fails)
     start, warnings = two_steps(tmp_path, export_every=2)
     steps: list[int] = []
-    with pytest.raises(Failure, match="the reason"):  # the last model is what was asked for
+    with pytest.raises(Failure, match="the reason"):  # the user needs the last model
         train(start, lambda step, metrics: steps.append(step))
     assert steps == [1, 2]
     assert warnings == [
@@ -494,7 +497,7 @@ def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
 
 
 def save_checkpoints(folder: Path, *steps: int) -> None:
-    """Checkpoints of a stage, of which the models are still to be made."""
+    """Creates checkpoints whose models are not exported yet."""
     for step in steps:
         (folder / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
         (folder / "checkpoints" / POINTER).write_text(str(step))
@@ -519,7 +522,7 @@ def test_models_that_a_kill_left_out_are_made_before_their_checkpoints_are_remov
     tokenizer.save_pretrained(tmp_path / "base")
     whole_checkpoints(monkeypatch)
     save_checkpoints(tmp_path, 2, 3, 4, 6, 7)
-    (tmp_path / "checkpoints" / "global_step_8").mkdir()  # which was being written
+    (tmp_path / "checkpoints" / "global_step_8").mkdir()  # a checkpoint that was not complete
     (tmp_path / "models" / "step-2").mkdir(parents=True)
     (tmp_path / "models" / ".step-4.part").mkdir()
     models_made: list[str] = []

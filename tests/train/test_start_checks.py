@@ -1,4 +1,4 @@
-"""What training starts from is checked before anything is made."""
+"""Tests of the checks of models and data before training writes anything."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
 
 
 def shown_and_learned(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
-    """The whole text of a conversation as SFT sees it, and the part of it that is learnt."""
+    """Returns the whole text of a conversation as SFT trains on it, and the part that is learned."""
     row = encode({"messages": list(messages), **more}, codec)
     assert len(row.input_ids) == len(row.loss_mask)
     learned = [token for token, counts in zip(row.input_ids, row.loss_mask, strict=True) if counts]
@@ -207,7 +207,7 @@ def test_chat_is_taught_as_it_is_from_where_generation_begins(codec: ChatCodec) 
     assert whole == (
         "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n?<|im_end|>\n"
         "<|im_start|>assistant\n<reason></reason>\n!<|im_end|>"
-    ), "it is shown no tools, and no system text that it would not follow"
+    ), "the prompt has no tools and no system text that the answer does not follow"
 
 
 def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_start(
@@ -269,7 +269,9 @@ def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: Ch
         learned
         == f"</reason>\n<tool_call>\n{call}\n</tool_call><|im_end|>so</reason>\n<answer>1</answer><|im_end|>"
     )
-    assert default_format().tool_names[0] in whole, "a conversation with calls is shown the format's tools"
+    assert default_format().tool_names[0] in whole, (
+        "the prompt of a conversation with calls has the format's tools"
+    )
     row_tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     for tools in (row_tools, json.dumps(row_tools)):
         whole, _ = shown_and_learned(codec, *CALLING, tools=tools)
@@ -392,7 +394,7 @@ def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path, present: li
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A folder with a tokenizer that has a chat template, and what looks like weights."""
+    """Creates a folder with a tokenizer that has a chat template, and with an empty weights file."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

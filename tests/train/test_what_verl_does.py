@@ -244,7 +244,7 @@ def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(
     hardware = stage_recipe(stage, profile, []).hardware
     assert rollout.log_prob_max_token_len_per_gpu == hardware.log_prob_tokens
     assert rollout.log_prob_max_token_len_per_gpu >= 2048 + TOKENS[stage]
-    # VERL multiplies it by `rollout.n`, and makes an optimizer step of each such batch in each pass (`optim.epochs`).
+    # VERL multiplies it by `rollout.n`. Each such batch gets one optimizer step in each pass (`optim.epochs`).
     assert (actor.ppo_mini_batch_size, actor.ppo_epochs) == (512, 1)
     sampler = config.trainer.v1.sampler
     assert sampler.custom_sampler.path == "pkg://rstar2.train.verl.sampler"
@@ -281,7 +281,7 @@ def test_the_recipes_of_others_reach_verl(name: str, steps: int, update_tokens: 
 
 
 def test_the_data_outlast_the_steps(stage: int, profile: str, tmp_path: Path) -> None:
-    """VERL ends after its epochs, or after its steps, whichever comes first: here 512 problems are one step."""
+    """VERL ends after its epochs or its steps, whichever comes first. Here 512 problems are one step."""
     config = trainer(stage_recipe(stage, profile, []), tmp_path)
     assert config.trainer.total_training_steps == STEPS[stage]
     assert config.trainer.total_epochs * (512 // config.data.train_batch_size) >= STEPS[stage]
@@ -313,7 +313,9 @@ def test_a_checkpoint_holds_all_that_a_resumed_run_needs(profile: str, tmp_path:
         assert manager.should_save_model
         assert manager.should_save_optimizer
         assert manager.should_save_extra
-        assert not manager.should_save_hf_model, "as large as the weights; it is made of the last one only"
+        assert not manager.should_save_hf_model, (
+            "a Hugging Face model is as large as the weights; only the last one is exported"
+        )
         assert manager.should_load_model
         assert manager.should_load_optimizer
         assert manager.should_load_extra

@@ -30,7 +30,7 @@ def test_each_sign_of_progress_counts(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     assert not further(), "a checkpoint that is being written"
     write_text(checkpoint.parent / "latest_checkpointed_iteration.txt", "4")
-    assert further(), "a checkpoint of a step whose metrics a kill has lost"
+    assert further(), "the new checkpoint counts, although a kill has lost its step's metrics"
     (run / "stage1" / "model").mkdir()
     assert further(), "a finished model"
     write_text(run / "stage3" / "solved" / "verdicts.jsonl", '{"id": "a", "verdict": "error"}\n')

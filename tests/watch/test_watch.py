@@ -337,7 +337,7 @@ def test_in_ascii_a_course_still_rises() -> None:
 
 
 def strict(text: str) -> Any:
-    """The value of JSON, without what only Python reads as such."""
+    """Returns the value of JSON. Words that only Python's reader accepts, such as NaN, are errors."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is no JSON")

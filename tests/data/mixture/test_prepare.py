@@ -1,4 +1,7 @@
-"""A mixture is prepared whole: each planted fault is found, a killed preparation ends in the same bytes."""
+"""Tests that a mixture is prepared completely.
+
+Each planted fault is found, and a killed preparation continues to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +230,7 @@ class Killed:
 
 prepare(plan_mixture(MixtureRequest([source])), Path(out), Killed())
 """
-"""A preparation that is killed when the progress is told so often of such an event."""
+"""A preparation that is killed at the n-th progress report of an event."""
 
 
 @pytest.mark.long
@@ -391,7 +394,7 @@ def test_a_refusal_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
 
 @contextmanager
 def _no_file_larger_than(size: int) -> Iterator[None]:
-    """As on a full disk: writing more fails with an OSError."""
+    """Limits the size of files, as a full disk does. Writing more raises OSError."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -542,7 +545,7 @@ BMI = {"name": "bmi", "parameters": {"type": "object", "properties": {}}}
 
 
 def conversations(path: Path, count: int) -> Path:
-    """Conversations whose replies give a value, and as many with a system text of their own."""
+    """Writes `count` conversations whose replies give a value, and as many that also have a system text."""
     rows = []
     for number in range(count):
         question = {"role": "user", "content": f"The BMI of patient {number}?"}

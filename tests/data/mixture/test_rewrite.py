@@ -252,7 +252,7 @@ def test_the_first_texts_decide_whether_it_goes_on(
     assert len(server.asked) == 50
     (texts,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
     assert [json.loads(line)["fault"] for line in texts.read_text().splitlines()] == [""]
-    # The accepted text is asked for no more, and a share of 0 takes what there is.
+    # The accepted text is not rewritten again. A share of 0 accepts any number of rewritten texts.
     server.asked.clear()
     result = rstar2(*words, "--set", "rewrite.accepted=0")
     assert (result.code, len(server.asked)) == (0, 399), result.stderr

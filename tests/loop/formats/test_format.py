@@ -161,7 +161,7 @@ def test_the_time_and_memory_of_a_call_may_differ_from_those_of_the_format_file(
 
     codec = load_codec(model, with_limits(seconds=60, memory_mb=4096))
     assert (codec.format.limits.seconds, codec.format.limits.memory_mb) == (60, 4096)
-    assert codec.format.digest != own_format.digest, "results of other limits are told apart"
+    assert codec.format.digest != own_format.digest, "the digest differs if limits differ"
     with pytest.raises(UserError, match=r"differs from .* in: limits\.characters"):
         load_codec(model, with_limits(characters=100))
 

@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 
 def render(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
-    """What a server renders: Jinja with the settings that chat templates are written for."""
+    """Renders messages as a server does: with Jinja and the settings that chat templates are written for."""
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return jinja.from_string(template).render(
@@ -148,7 +148,7 @@ def test_our_template_on_a_server_renders_what_rollouts_see(
 
 
 def test_the_shipped_format_of_the_published_model_is_the_releases(shared: Path, tmp_path: Path) -> None:
-    """But for the descriptions of tools, which are ours; the page about formats has the rest as a file."""
+    """Only the descriptions of tools are ours. The page about formats has the other parts as a file."""
     page = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text("utf-8")
     [toml] = re.findall(r'^```toml\n(template = "release.*?)^```', page, re.DOTALL | re.MULTILINE)
     (tmp_path / "release.toml").write_text(toml)
@@ -187,7 +187,7 @@ def test_our_template_takes_what_clients_send_besides(tokenizer: Any) -> None:
     assert render(template, [parts], tools) == render(template, [user], tools)
     silent = render(template, [user, {"role": "assistant", "content": None, "tool_calls": calls}], tools)
     assert f"assistant\n{call_text(PYTHON, {'code': '1'})}<|im_end|>" in silent
-    # What a server returns begins after the generation prompt, and its client sends that back.
+    # A server's reply begins after the generation prompt. Its client sends this text back.
     message = {"role": "assistant", "content": "so</reason>\n", "tool_calls": calls}
     assert "assistant\n<reason>so</reason>\n<tool_call>" in render(template, [user, message], tools)
     plain = render(template, [user, {"role": "assistant", "content": "Hi.", "tool_calls": []}], None)

@@ -1,4 +1,4 @@
-"""How a result is worded for the model, in both layouts."""
+"""Tests of the text of a result for the model, in both layouts."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PAPERS_NAME = "execute_python_code_with_standard_io"
 
 @pytest.fixture(scope="module")
 def private_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge whose sessions are those of this module alone, and whose one worker loads the libraries once."""
+    """A judge for the sessions of this module alone. Its one worker loads the libraries once."""
     with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
         yield handle
 
@@ -218,7 +218,7 @@ async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
 async def test_of_256_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
     client: JudgeClient, fmt: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each works in a notebook of its own, an eighth of them is cancelled on the way."""
+    """Each rollout has its own notebook. One in eight rollouts is cancelled before it ends."""
     in_flight, most = 256, 64
     monkeypatch.setattr("rstar2.loop.toolbox.MAX_SESSIONS", most)
     box, all_started, open_now, peak = Toolbox(client, fmt), asyncio.Barrier(in_flight), 0, 0

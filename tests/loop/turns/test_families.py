@@ -52,7 +52,7 @@ ANSWER = "It is \\boxed{42}."
 
 @dataclass(frozen=True)
 class Syntax:
-    """How a model of a family writes, after its generation prompt."""
+    """The text that a model of a family writes after its generation prompt."""
 
     think: str
     """A thought, `{}`, with what ends it; empty if the family has none."""
@@ -61,9 +61,9 @@ class Syntax:
     cut: str
     """A call that was cut off."""
     broken: str
-    """A call that cannot be read; empty if the family takes such text for an answer."""
+    """A call that cannot be read. Empty if the family reads such text as an answer."""
     around: str = "{}"
-    """What stands around all calls of a turn."""
+    """The text around all calls of a turn."""
 
 
 def _json(code: str) -> str:
@@ -145,7 +145,7 @@ def test_broken_and_cut_calls_are_refused_and_never_run(family: str, codec: Chat
         turn = _parse(codec, _turn(family, "I ask.", broken_call))
         if family == "llama-3":
             assert (turn.calls, turn.visible_text.strip()) == ((), broken_call), (
-                "it takes what is no call for an answer"
+                "the family reads text that is no call as an answer"
             )
             continue
         assert not [call for call in turn.calls if not call.fault and call.name == NAME and call.arguments]
@@ -204,7 +204,7 @@ class Tools:
 
 
 def _calling_end(codec: ChatCodec) -> int:
-    """What a model writes at the end of a turn with calls."""
+    """Returns the token with which a model ends a turn with calls."""
     observation = codec.tokenizer.convert_tokens_to_ids("<|observation|>")
     return observation if observation in codec.stop_ids else codec.end_id
 
@@ -287,7 +287,7 @@ def _harmony(*blocks: tuple[str, str]) -> str:
     ids=["joined as it is", "joined by white space"],
 )
 def test_what_a_turn_says_in_two_places_is_read_from_both(content: str, thought: str) -> None:
-    """As the library reads two channels of gpt-oss."""
+    """The library reads two channels of gpt-oss like this."""
     codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     text = _harmony(
         ("analysis", "I see."),
@@ -520,7 +520,7 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
 
 
 def test_a_chat_that_is_reopened_has_all_of_its_answers(family: str, codec: ChatCodec) -> None:
-    """Also those of a family whose later prompts leave earlier thoughts out, and with a system text."""
+    """Covers families whose later prompts leave earlier thoughts out, and a system text."""
     call = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
     texts = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
     engine = Scripted([call, *texts])
@@ -674,7 +674,7 @@ def test_without_the_library_a_model_of_a_family_is_refused(monkeypatch: pytest.
 def test_without_a_network_a_model_is_refused_whose_vocabulary_is_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would get another format otherwise, and with a network its own."""
+    """Otherwise the model would get another format than with a network."""
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "none"))
     monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
     with pytest.raises(

@@ -54,7 +54,7 @@ def _conversation(text: str) -> tuple[list[Message], list[Message]]:
 
 
 def _special(codec: ChatCodec, text: str) -> Counter[int]:
-    """How often each special token is in a prompt."""
+    """Counts each special token of a prompt."""
     messages, tools = _conversation(text)
     special = set(codec.tokenizer.all_special_ids)
     return Counter(token for token in codec.prompt(messages, tools) if token in special)

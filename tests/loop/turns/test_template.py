@@ -1,4 +1,4 @@
-"""What the codec must hold: text becomes token ids once, and no foreign text can end a turn."""
+"""Tests of the codec: text becomes token ids exactly once, and text from outside cannot end a turn."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_broken_format_file_is_named(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_and_no_folder_are_each_one_message(tmp_path: Path) -> None:
-    # Of a known kind of model transformers would make a tokenizer without a vocabulary.
+    # For a known kind of model, transformers would create a tokenizer without a vocabulary.
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UserError, match="cannot load a tokenizer from") as excinfo:
         load_codec(tmp_path)

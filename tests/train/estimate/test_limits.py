@@ -1,4 +1,7 @@
-"""Limits that do not fit the durations of other parts of training: each yields one warning, whose advice works."""
+"""Tests of time limits that are too short for other parts of training.
+
+Each such limit gives one warning, and following its advice removes the warning.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_offloading_leaves_the_gpu_to_the_engine_and_fills_the_host() -> None:
 
 
 def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> None:
-    """Half of an H100 for 14B, whose 14,336 tokens take 2.2 GiB: what the profiles are there to prevent."""
+    """Half of an H100 leaves a 14B model's engine too little KV cache. The profiles prevent that."""
     starved = ["hardware.engine_memory_share=0.5", "hardware.sequences_in_flight=256"]
     model = shape("Qwen3-14B")
     assert planned_memory(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
@@ -250,7 +250,7 @@ def peak_bytes_of(
         return torch.nn.functional.cross_entropy(logits, ids[0], reduction="none").sum()
 
     def verls_loss_on_a_cpu() -> Any:
-        """As VERL's FSDP engine computes it where padding is not removed before the model (`prepare_model_outputs`)."""
+        """Computes the loss as VERL's FSDP engine does if it keeps the padding (`prepare_model_outputs`)."""
         from verl.utils.torch_functional import logprobs_from_logits
 
         rows = ids.view(ROWS, -1)
@@ -277,7 +277,7 @@ def test_the_activations_of_full_size_layers_are_within_a_tenth(
 ) -> None:
     """On the meta device, in bf16. Few tokens of the vocabulary: flash-attn's loss, which needs a GPU, keeps less."""
     config = {**PUBLISHED[name][0], "vocab_size": 512, "tie_word_embeddings": False}
-    tokens = 65_536  # so many that the gradients of single weights do not matter
+    tokens = 65_536  # At this length the gradients of single weights do not matter.
     peak_bytes = peak_bytes_of(config, 6, tokens, "bfloat16", checkpointing, "meta", attention_without_values)
     estimated_bytes = tokens * activation_bytes(
         shape_of({**config, "num_hidden_layers": 6}, name), 2, 1, checkpointing
@@ -294,7 +294,7 @@ def test_the_activations_of_full_size_layers_are_within_a_tenth(
 def test_what_a_cpu_takes_for_a_small_model_is_within_a_tenth(
     vocab: int, heads: int, key_heads: int, checkpointing: bool
 ) -> None:
-    """Real tensors on the CPU, in fp32, with the attention and the loss as they are computed there."""
+    """Uses real tensors in fp32 on the CPU, with the attention and the loss that a CPU computes."""
     config = {
         "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": heads,
         "num_key_value_heads": key_heads, "head_dim": 32, "vocab_size": vocab, "tie_word_embeddings": True,

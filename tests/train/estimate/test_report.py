@@ -165,7 +165,7 @@ def test_a_small_run_is_not_told_of_a_larger_judge_than_it_has_rollouts() -> Non
     larger = warnings_of(
         "Qwen3-0.6B", "laptop", "rollout.prompts=64", judge_workers=2, rates=Rates(generate=1e6)
     )
-    assert any("need about 128" in warning for warning in larger), "as many as are in flight"
+    assert any("need about 128" in warning for warning in larger), "one worker per rollout in flight"
 
 
 @pytest.mark.parametrize("profile", ["8xh100", "64xh100", "64xmi300x"])

@@ -81,7 +81,7 @@ def test_a_rollout_comes_back_as_it_was_and_once(stage: Path, model: str, with_l
     store = begin_step(stage, model)
     store.begun(5, KEYS[0])
     store.finished(5, KEYS[0], rollout)
-    assert store.take(5, KEYS[0]) is None, "what this start has finished is not used again by it"
+    assert store.take(5, KEYS[0]) is None, "a start does not reuse the rollouts that it finished itself"
     assert prepare(stage, model) == 1
     store = begin_step(stage, model)
     assert store.take(5, ("sum", 1, 0)) is None, "handed out a second time in the step"
@@ -146,7 +146,7 @@ def test_a_torn_end_is_ignored_at_every_byte(stage: Path, model: str) -> None:
         assert taken_keys(stage, model) == KEYS[:1]
         (file.parent / finished_rollouts.REUSABLE).unlink()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert prepare(stage, model) == 1, "of other bytes than were written"
+    assert prepare(stage, model) == 1, "a record with a changed byte is not used"
 
 
 def other_weights(stage: Path) -> None:

@@ -1,4 +1,4 @@
-"""A stage's outcomes on disk: what counts, what a step logs, and what remains after a restart."""
+"""Tests of a stage's outcomes on disk: what counts as an outcome, what a step logs, and what a restart reads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_step_logs_what_is_believed_of_the_problems_and_how_well_it_was_forese
         "nothing was known before"
     )
     second = recorder.record(2, [*rollouts("a", "11111111"), *rollouts("c", "00000000")])
-    # Of 8 rollouts that are all correct, Jeffreys' prior makes a pass rate of 8.5 / 9.
+    # 8 of 8 correct rollouts give a pass rate of 8.5 / 9 with Jeffreys' prior.
     assert second["rstar2/problems/prediction_error"] == pytest.approx(0.5 / 9)
     assert second["rstar2/problems/prediction_correlation"] == pytest.approx(1.0)
     assert second.keys() == {f"rstar2/problems/{name}" for name in PROBLEMS}

@@ -99,7 +99,7 @@ def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
     assert (metrics["rstar2/tokens"], metrics["rstar2/tokens_max"]) == (20, 30)
     assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/failed_rollouts/engine"]) == (2, 1)
     assert (metrics["rstar2/rollouts"], metrics["rstar2/failed_tokens"]) == (5, 5000)
-    assert metrics["rstar2/calls/lost"] == 1, "of all calls, those of lost rollouts included"
+    assert metrics["rstar2/calls/lost"] == 1, "the share counts all calls, including those of lost rollouts"
 
 
 def test_answers_that_earn_nothing_are_counted_by_their_reason(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_steps_are_counted_over_stages_and_starts(tmp_path: Path) -> None:
     ]
     assert [row["entropy"] for row in rows] == ["", "0.2", ""]
     assert rows[2]["held_out"] == "0.6"
-    assert rows[0]["judge_pause_s"] == "", "what an older run did not measure is empty"
+    assert rows[0]["judge_pause_s"] == "", "a value that an older run did not measure is empty"
     assert as_csv(run_steps(tmp_path / "nothing")).count("\n") == 1
 
 

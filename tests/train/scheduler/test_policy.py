@@ -48,7 +48,7 @@ def test_a_session_waits_until_its_full_length_fits() -> None:
         scheduler.request(name, name, 16, 144, 0.0)
     assert log.placements == [("one", "a"), ("two", "a")]
     scheduler.turn_ended("one", 1.0)
-    assert len(log.placements) == 2  # it comes again, its KV cache stays
+    assert len(log.placements) == 2  # the session will send its next turn, so its KV cache stays
     scheduler.end("one", 40, 2.0)
     assert log.placements[2:] == [("three", "a")]
 

@@ -210,7 +210,7 @@ def test_release_lifts_either_side_to_its_minimum(
 
 def test_a_group_that_gives_no_gradient_is_dropped() -> None:
     assert trained("roc", [rollout(1)] * 16, 8) == []
-    # There is one wrong rollout of sixteen. Half of it, rounded down, is 0.
+    # Half of the one wrong rollout, rounded down, is 0.
     assert trained("roc", [*[rollout(1)] * 15, rollout(0)], 8) == []
     assert len(trained("roc", [*[rollout(1)] * 14, rollout(0), rollout(0)], 8)) == 8
     assert gives_gradient([rollout(1)] * 8, drop_equal_rewards=False)
@@ -232,7 +232,7 @@ def test_what_the_judge_lost_is_no_positive_no_negative_and_no_failed_call() -> 
 
 
 RELEASE_KEEPS = [
-    # of 2G = 8: positives, negatives → kept negatives without minima, and with minima of 2 of each
+    # Each row is for a group of 2G = 8: positives, negatives, negatives kept without minima, and with minima of 2.
     (8, 0, 0, 0),
     (7, 1, 0, 1),  # round(0.5) = 0 in Python; there is only one for the minimum
     (6, 2, 1, 2),

@@ -85,7 +85,7 @@ def test_verls_own_trainer_of_the_mode_takes_the_recipe(profile: str, mode: str,
     ]  # fmt: skip
     recipe = stage_recipe(1, profile, changes)
     config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
-    # The trainer checks its mode's keys when it is made; its `init` would start the workers.
+    # The trainer checks its mode's keys in its constructor. Its `init` would start the workers.
     trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
     buffer = trainer.replay_buffer
     assert isinstance(buffer, SelectingReplayBufferAsync)

@@ -1,4 +1,4 @@
-"""The root cause of a failure is found in a log, together with a remedy."""
+"""Tests that the root cause of a failure is read from a log, with a remedy."""
 
 from __future__ import annotations
 

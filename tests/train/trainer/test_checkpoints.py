@@ -138,7 +138,9 @@ def test_a_pointer_to_nothing_is_removed(tmp_path: Path) -> None:
 def test_old_checkpoints_go_whatever_start_wrote_them(folder: Path) -> None:
     (folder / "global_step_0" / "actor").mkdir(parents=True)
     (folder / "global_step_5").mkdir()
-    (folder / "global_step_5" / "data.pt").touch()  # what VERL leaves of those that it removes
+    (
+        folder / "global_step_5" / "data.pt"
+    ).touch()  # VERL leaves this file behind when it removes a checkpoint
     save(folder, 40)
     (folder / POINTER).write_text("30")  # 40 is being written
     prune(folder, keep=2)

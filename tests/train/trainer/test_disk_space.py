@@ -54,7 +54,7 @@ def test_a_checkpoint_needs_space_for_all_of_it_and_a_little_more(disk: Path) ->
     (disk / "other").unlink()
     fill(checkpoint / "model.pt", 30 << 20)
     assert check_disk_space(checkpoint, DISK - SMALL_FILES_BYTES, 20) is None, (
-        "what an earlier start left is replaced"
+        "the file of an earlier start is replaced"
     )
 
 

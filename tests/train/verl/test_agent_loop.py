@@ -115,7 +115,7 @@ async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_c
                 return verdict
 
         monkeypatch.setattr(agent_loop, "_grader", Grader)
-        # At this share no trace is drawn. These traces are saved because of their status.
+        # This share draws no trace. These traces are saved because of their status.
         rstar_loop: Any = loop(codec, tmp_path / "traces", 1e-12)
         rstar_loop.server_manager, rstar_loop._reward = DyingServer(codec, dead=True), Reward("paper")
         output = await rstar_loop.run({"temperature": 1.0}, **ROW)
@@ -316,7 +316,7 @@ async def test_a_judge_that_refuses_the_token_ends_training_and_loses_no_call(
 
 
 class ScriptedServer:
-    """An engine that writes these turns one after another."""
+    """An engine that writes these turns one after the other."""
 
     def __init__(self, codec: ChatCodec, *turns: str) -> None:
         self._turns = [[*codec.tokenizer.encode(turn), codec.end_id] for turn in turns]
@@ -391,4 +391,4 @@ async def test_a_recovery_goes_to_verl_as_a_rollout_of_the_problem_that_only_wro
     assert written_by(output.extra_fields) == {11: len(own_positions)}
     assert rollout_of(output.extra_fields).sample == 1
     assert trace_of(output.extra_fields) is None
-    assert take_recoverable(output.extra_fields) is None, "no other begins in the middle of it"
+    assert take_recoverable(output.extra_fields) is None, "no other rollout begins in the middle of this one"

@@ -29,7 +29,7 @@ def test_process_groups_are_made_by_two_functions_that_a_plugin_can_replace() ->
     assert list(one.parameters) == ["timeout_second"]
     assert list(ray.parameters) == ["timeout_second", "backend"]
     source = inspect.getsource(distributed.initialize_global_process_group)
-    assert "return local_rank, rank, world_size" in source, "what the function returns has changed"
+    assert "return local_rank, rank, world_size" in source, "the function's return value has changed"
 
 
 def test_rollout_classes_are_looked_up_by_name_and_mode() -> None:

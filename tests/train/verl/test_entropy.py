@@ -27,7 +27,7 @@ def error_of(entropy: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tens
     from verl.utils.torch_functional import entropy_from_logits
 
     exact = entropy_from_logits(logits.double())
-    assert 0.01 < float(exact.mean()) < 0.2, "as of a policy that has been trained"
+    assert 0.01 < float(exact.mean()) < 0.2, "the entropy is in the range of a trained policy"
     return float((entropy(logits).double() - exact).abs().mean() / exact.mean())
 
 

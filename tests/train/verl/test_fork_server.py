@@ -31,7 +31,7 @@ WAIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[dict[str, str]]:
-    """The environment of a client whose commands are forked."""
+    """The environment of a client that runs its commands in forked processes."""
     name = f"rstar2-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")

@@ -91,7 +91,7 @@ async def test_a_group_stops_by_the_outcomes_that_could_be_trained_on(
     of = groups(TWOS, select)
     assert await run_group(of, outcomes) == list(range(whole.made))
     assert groups_in(queue) == {"a_rounds_0": whole}
-    assert not of._groups, "nothing is held of a group that is over"
+    assert not of._groups, "no state of a finished group remains"
 
 
 async def test_without_rounds_all_are_made_and_nothing_is_left(queue: Any) -> None:
@@ -227,9 +227,7 @@ async def test_recoveries_begin_once_all_rollouts_of_their_problem_have_ended(qu
     assert {(turns, replay == (sample == 0)) for sample, turns, replay in loop.began_with} == {(1, True)}
     again = worker(other := Loop(), {"failures": 2, "rollouts": 3}, None, rollouts=4)
     await roll_out(again, 4, "b")
-    assert sorted(other.began_with) == sorted(loop.began_with), (
-        "a step that is made again begins with the same"
-    )
+    assert sorted(other.began_with) == sorted(loop.began_with), "a repeated step has the same beginnings"
     assert not of._beginnings._traces
     assert not of._beginnings._ended
 

@@ -79,7 +79,7 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path,
             process.wait(TIMEOUT_S)
     checkpoint_step = saved_step(stage / "checkpoints")
     assert checkpoint_step is not None, (tmp_path / "out").read_text()[-3000:]
-    assert checkpoint_step < STEPS, "it was killed on its way"
+    assert checkpoint_step < STEPS, "the kill came before the last step"
     trained(tmp_path, killed, curriculum)
     whole = tmp_path / "whole"
     trained(tmp_path, whole, curriculum)
@@ -89,7 +89,7 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path,
     steps = step_metrics(whole / "stage1")
     unseen = [step["rstar2/problems/unseen"] for step in steps.values()]
     if curriculum == "pools":
-        # No problem is asked again before all others were asked.
+        # Every other problem is used before a problem is used again.
         assert unseen == [14, 8, 2, 0]
     else:
         # Half of a step's problems are new as long as there are new ones; in the first step all are.

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 CHANGES = (
     "steps=2", "rollout.prompts=8", "rollout.rollouts=8", "groups.keep=4", "rollout.tokens=400",
     "checkpoint.every=1", "traces_per_step=-1",
-    # As on GPUs: four rollouts are under way at a time, and the others wait at our scheduler.
+    # As on GPUs, four rollouts run at a time, and the others wait in our scheduler.
     "hardware.router=sessions", "hardware.sequences_in_flight=4",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ RECOVER = ("recover.failures=2", "recover.rollouts=3", "rollout.max_turns=4", "r
 
 
 def make_model(folder: Path, calls: bool) -> None:
-    """A model whose rollouts differ: a random one, or, for recoveries, one whose first call fails."""
+    """Creates a random model, or for recoveries a model whose first call fails. Rollouts of both models differ."""
     if calls:
         failing_model(folder)
     else:
@@ -75,9 +75,9 @@ def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
 
 
 def in_the_middle(stage: Path, recoveries: bool) -> bool:
-    """Whether half of the first step's rollouts have ended, and with `recoveries` some of these have begun.
+    """Returns True once half of the first step's rollouts have ended and, with `recoveries`, some recoveries are running.
 
-    By then the longest of the first four has ended, so that some rollouts may be used again.
+    The longest of the first four has then ended, so some rollouts can be reused.
     """
     if not (stage / "rollouts.json").exists():
         return False
@@ -121,8 +121,8 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
 
     whole = tmp_path / "whole"
     trained(tmp_path, whole, changes)
-    # On a CPU a rollout's seed decides what it writes, so that both runs made the same ones. Which of them an engine
-    # computes together changes the last digits of their log-probabilities.
+    # On a CPU the seed decides what a rollout writes, so both runs made the same rollouts. The composition of the
+    # engine's batches changes only the last digits of their log-probabilities.
     first, second = (traces(each / "stage1", 1) for each in (killed, whole))
     assert first.keys() == second.keys()
     saved_rollouts = [
@@ -140,7 +140,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     resumed, uninterrupted = (step_metrics(each / "stage1")[1] for each in (killed, whole))
     for name in ("rstar2/reward", "rstar2/tokens", "rstar2/kept", "rstar2/off_policy_tokens"):
         assert resumed[name] == uninterrupted[name], name
-    # Recoveries are made again, from the same failed calls: what they wrote has the same length.
+    # Recoveries are rolled out again after the same failed calls, so they have the same length.
     recoveries = [{k: v for k, v in each.items() if "/recover/" in k} for each in (resumed, uninterrupted)]
     assert recoveries[0] == recoveries[1]
     if changes is RECOVER:

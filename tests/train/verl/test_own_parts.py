@@ -100,7 +100,7 @@ def with_tool(model: Path, reference: str) -> None:
 def train(
     folder: Path, run: str, judge: JudgeHandle, *changes: str, model: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `rstar2 train` in a folder other than that of the recipe and its module."""
+    """Runs `rstar2 train` outside the folder of the recipe and its module."""
     words = ["--recipe", folder / "own.toml", "--profile", "laptop", "--model", model or folder / "model"]
     words += ["--data", folder / "problems.parquet", "--judge", judge.url, "--run", folder / run]
     settings = [word for change in changes for word in ("--set", change)]

@@ -85,7 +85,10 @@ def stage_with_outcomes(stage: Path) -> Path:
 
 
 def test_every_step_knows_the_outcomes_of_all_before(tmp_path: Path) -> None:
-    """Problems 10 to 14 have pass rates near one half. After two passes over the data they are used most."""
+    """Problems 10 to 14 have pass rates near one half.
+
+    After two passes over the data, the sampler chooses them most often.
+    """
     stage = stage_with_outcomes(tmp_path / "stage")
     problem_numbers = iter(sampler(stage, unseen=1.0, explore=0.0))
     recorder = OutcomeRecorder(stage, 8, discount=0.97)
@@ -97,12 +100,15 @@ def test_every_step_knows_the_outcomes_of_all_before(tmp_path: Path) -> None:
         "unseen problems come first"
     )
     late = [abs(i - 12) for step in steps[6:] for i in step]
-    assert sum(late) / len(late) < 4, "of all problems it is 6"
+    assert sum(late) / len(late) < 4, "the mean over all problems is 6"
 
 
 @pytest.mark.parametrize("batch", [PROMPTS, 1])
 def test_a_resumed_run_asks_the_problems_of_an_uninterrupted_one(tmp_path: Path, batch: int) -> None:
-    """Replacements (`groups.refill_batches`) are fetched one by one, and each step fetches another number of them."""
+    """Replacements (`groups.refill_batches`) are fetched one by one.
+
+    The number of replacements differs between steps.
+    """
 
     def step_of(batches: Any, step: int) -> list[int]:
         count = PROMPTS if batch > 1 else PROMPTS + step % 3

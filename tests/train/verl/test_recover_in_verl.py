@@ -63,7 +63,7 @@ def test_recoveries_of_groups_that_were_under_way_are_made_whole_after_a_kill(tm
             process.wait(TIMEOUT_S)
     checkpoint_step = saved_step(stage / "checkpoints")
     assert checkpoint_step is not None, (tmp_path / "out").read_text()[-3000:]
-    assert checkpoint_step < STEPS, "it was killed on its way"
+    assert checkpoint_step < STEPS, "the kill came before the last step"
     result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     log = (run / "attempts" / "2" / "stage1.log").read_text()

@@ -234,7 +234,9 @@ async def test_the_process_that_hands_out_decides_for_all_workers_whether_a_step
     assert prepare(stage, str(stage / "base")) == 2
     pointer.unlink()
     for marked_row in rows_of_step(ProblemMarker(trainer_config(stage)), 2, "a", "b"):
-        assert marked_row["rollouts_kept_in"] == "", "and nobody keeps any if it sees an older one"
+        assert marked_row["rollouts_kept_in"] == "", (
+            "rollouts are not saved if the trainer sees an older checkpoint"
+        )
 
 
 def test_verls_client_asks_for_an_engine_where_that_can_be_seen() -> None:

@@ -1,4 +1,7 @@
-"""Groups in rounds, in VERL's own trainers on the CPU: the right rollouts run, and they equal those of a full step."""
+"""Tests of groups in rounds in VERL's own trainers on the CPU.
+
+Only the needed rollouts run, and they equal those of a full step.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class TrainingRun:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that was never trained, problems, and a module whose reward few rollouts earn."""
+    """Creates a folder with an untrained model, problems, and a module with a reward that few rollouts earn."""
     folder = tmp_path_factory.mktemp("rounds")
     (folder / "by_tokens.py").write_text(MODULE)
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)

@@ -423,7 +423,7 @@ def test_failed_rollouts_are_counted_by_cause_and_never_reach_the_update(
     assert causes == {"engine": 1, "grader": 1, "missing": 2, "agent_loop": 0}
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/rollouts"]) == (4, 16)
     assert (metrics["rstar2/dropped/failed"], metrics["rstar2/discarded_rollouts"]) == (4, 0)
-    assert metrics["rstar2/reward"] == 0.5, "of those with a verdict"
+    assert metrics["rstar2/reward"] == 0.5, "the mean is over rollouts with a verdict"
     assert "a_6_0" not in verls_queue.kv_list()["train"]
 
 
@@ -474,7 +474,7 @@ def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_dis
     def refill(count: int) -> None:
         progress = read_progress(tmp_path / PROGRESS_FILE)
         assert progress is not None
-        assert not progress.discarded, "others are made now"
+        assert not progress.discarded, "replacements are being rolled out"
         messages.append(progress.fault)
         submit("b", group("11110000"))
 
@@ -550,7 +550,7 @@ def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
     assert metrics["training/off_policy/evicted_samples"] == 0
     groups_left = groups_of(verls_queue.kv_list()["train"])
     assert groups_left == {"late", "new", "running", "old", "older"}, (
-        "those of the step are cleared after its update"
+        "the step's rollouts are cleared after its update"
     )
     assert {"late", "new", "running"} <= set(verls_queue.kv_list()["train"])
     assert {trace.step for trace in read_traces(tmp_path / "step-000003.jsonl")} == {3}
@@ -679,7 +679,7 @@ def outcomes(folder: Path) -> list[tuple[int, dict[str, tuple[int, int]]]]:
 def test_every_rollout_with_a_verdict_is_an_outcome_of_its_problem_and_no_other_is(
     submit: Any, tmp_path: Path
 ) -> None:
-    """Rollouts that the selection excludes count too, and those of dropped groups."""
+    """Rollouts that the selection excludes count too, and so do rollouts of dropped groups."""
     sampler = buffer(tmp_path, judge={"max_lost_share": 0.5}, max_failed_share=0.5, keep=2)
     submit("a", graded("easy", "11111111"))
     submit("b", graded("mixed", "1x100100"))
@@ -738,15 +738,15 @@ def test_rollouts_that_rounds_did_not_need_are_neither_missing_nor_failed(
     submit("short", group("100"), whole=RoundsOfGroup(4, 2, "mixed"))
     batch, metrics = sampler.sample(1, "train", 4)
     groups_kept = Counter(key.split("_")[0] for key in batch.keys)
-    assert groups_kept == {"mixed": 2, "full": 4, "short": 2}, "of each group the same share"
+    assert groups_kept == {"mixed": 2, "full": 4, "short": 2}, "the same share of each group"
     assert (metrics["rstar2/rollouts"], metrics["rstar2/saved_rollouts"]) == (18, 14)
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/failed_rollouts/missing"]) == (2, 1)
     assert [metrics[f"rstar2/rounds/{number}"] for number in (1, 2, 3, 4)] == [1, 2, 0, 1]
     assert metrics["rstar2/rounds"] == 9 / 4
     decisions = {name.rpartition("/")[2]: metrics[name] for name in metrics if "decided/" in name}
     assert decisions == {"mixed": 2, "solved": 1, "hopeless": 0, "never": 1}
-    assert metrics["rstar2/reward"] == 4 / 8, "of first rounds: 11, 10, 00 and 10"
-    assert metrics["rstar2/tokens"] == 4, "of all"
+    assert metrics["rstar2/reward"] == 4 / 8, "the mean is over first rounds: 11, 10, 00 and 10"
+    assert metrics["rstar2/tokens"] == 4, "the mean is over all rounds"
     assert not any("rounds" in key for key in verls_queue.kv_list()["train"])
 
 
@@ -789,7 +789,8 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
     submit("b", graded("hard", "00000000"), recoveries=[graded("hard", "011")])
     batch, metrics = sampler.sample(1, "train", 2)
     groups_kept = Counter(key.rsplit("_", 2)[0] for key in batch.keys)
-    # All recoveries of a failed call are trained on if their rewards differ, whatever those of the problem are.
+    # Recoveries of a failed call are trained on if their own rewards differ, with any rewards of the problem's
+    # rollouts.
     assert groups_kept == {"a": 4, "a_after0": 3, "b_after0": 3}
     assert len(batch.tags) == len(batch.keys)
     assert (metrics["rstar2/rollouts"], metrics["rstar2/kept"], metrics["rstar2/pass_rate"]) == (16, 4, 0.25)
@@ -845,7 +846,7 @@ def test_a_group_that_only_its_recoveries_make_useful_is_not_replaced(submit: An
     batch, metrics = sampler.sample(1, "train", 2)
     assert {key.rsplit("_", 2)[0] for key in batch.keys} == {"a_after0", "c"}
     assert metrics["rstar2/rollouts"] == 24
-    assert metrics["rstar2/recover/rollouts"] == 4, "those of the replaced group are counted too"
+    assert metrics["rstar2/recover/rollouts"] == 4, "rollouts of the replaced group count too"
     assert outcomes(tmp_path) == [(1, {"a": (0, 8), "b": (0, 8), "c": (4, 8)})]
 
 

@@ -37,9 +37,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
 @pytest.mark.parametrize("name", ["rstar2_packed", "sdpa"])
 def test_packed_sequences_do_not_see_each_other(kind: str, name: str) -> None:
-    """Logits and gradients of sequences in one row are those of each sequence alone; with sdpa by a mask of the row.
+    """Packed sequences have the same logits and gradients as each sequence alone. With sdpa, the row needs a mask.
 
-    One row that is read as a single sequence shows that the comparison can fail.
+    Reading the row as one sequence shows that the comparison can fail.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

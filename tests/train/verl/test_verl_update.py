@@ -130,12 +130,12 @@ def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0)
 
 @pytest.fixture(scope="module")
 def plain(train: Train, root: Path) -> Trained:
-    """One step on two mixed groups of 8 rollouts, of which 4 are trained on."""
+    """Runs one step on two mixed groups of 8 rollouts each. 4 of each group are trained on."""
     return train(recipe(2, "traces_per_step=16"), [MIXED], folder=root / "plain")
 
 
 def test_the_entropy_that_verl_reports_is_that_of_the_analysis(plain: Trained, root: Path) -> None:
-    """The means are over the tokens that were trained on. VERL's is that of the policy before the update."""
+    """Both means are over the tokens that were trained on. VERL's entropy is that of the policy before the update."""
     from rstar2.analysis import forward
 
     kept_traces = [each for each in read_traces(root / "plain" / "traces" / "step-000001.jsonl") if each.kept]
@@ -205,7 +205,7 @@ def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plai
 
 
 def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Path) -> None:
-    """The profiles for GPUs pack rollouts into one row. Attention and loss are then those of `torch_kernels`."""
+    """The profiles for GPUs pack rollouts into one row, so attention and loss are those of `torch_kernels`."""
     packed = recipe(2, "hardware.attention=torch")
     modules = stage_command(packed, root, root).env["VERL_USE_EXTERNAL_MODULES"]
     with trainer_process(VERL_USE_EXTERNAL_MODULES=modules) as call:
@@ -219,21 +219,21 @@ def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Pa
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
     # All correct, all wrong, and one wrong of eight, which the selection does not choose.
-    rejected_keys = [
+    rejected_groups = [
         Group("c", "1" * 8),
         Group("dd", "0" * 8),
         Group("eee", "1" * 7 + "0"),
         Group("ffff", "1" * 8),
     ]
-    [among] = train(recipe(6), [[*rejected_keys[:2], *MIXED, *rejected_keys[2:]]]).updates
+    [among] = train(recipe(6), [[*rejected_groups[:2], *MIXED, *rejected_groups[2:]]]).updates
     assert set(among.advantages) == set(alone.advantages)
     # Empty rollouts replace the 16 rollouts of rejected groups.
     assert sorted(chain(*among.micro_batches)) == [2] * 16 + sorted(chain(*alone.micro_batches))
     assert same(alone, among, tolerance=1e-4)
     assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
-    # If they were trained on, they would have no advantage, and their tokens would reduce the mean over tokens.
+    # Training on these rollouts would reduce the mean over tokens, because their advantages would be zero.
     [update] = train(
-        recipe(6, "groups.drop_equal_rewards=false"), [[*rejected_keys[:2], *MIXED, *rejected_keys[2:]]]
+        recipe(6, "groups.drop_equal_rewards=false"), [[*rejected_groups[:2], *MIXED, *rejected_groups[2:]]]
     ).updates
     assert update.tokens > 2 * alone.tokens
     assert same(alone, update, scale=update.tokens / alone.tokens, tolerance=1e-4)
@@ -263,14 +263,17 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
     "gmpo": "gspo",
     "sapo": "gspo",
 }
-"""Objectives whose first update of a step equals that of another, because they differ only in the use of ratios."""
+"""Objectives that use ratios differently.
+
+In a step's first update all ratios are 1, so each equals another objective.
+"""
 
 
 UNEVEN = [Group("a", "00001000"), Group("bb", "01111000", output="a longer reply: 123456")]
 """One correct and three wrong rollouts of the first group are trained on, and two of each kind of the second."""
 _LOSS = "verl.actor_rollout_ref.actor.policy_loss"
 EARLIER: dict[ObjectiveName, list[str]] = {
-    # A random model's tokens have covariances that are smaller than those which the paper clips.
+    # The covariances of a random model's tokens are smaller than those that the paper clips.
     "clip-cov": [f"{_LOSS}.clip_cov_lb=0.0", f"{_LOSS}.clip_cov_ratio=0.5"],
 }
 """Settings with which an objective has an effect on an untrained model."""

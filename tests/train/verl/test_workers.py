@@ -1,4 +1,7 @@
-"""Workers on other nodes get the environment, hidden keys and tokens, and timeouts; and SFT runs there."""
+"""Tests that workers on other nodes get the environment, the hidden keys and tokens, and the timeouts.
+
+SFT runs there too.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ dist.destroy_process_group()
 
 
 def trainer(folder: Path, *words: str) -> Command:
-    """A command such as SFT's, for two nodes with two ranks each."""
+    """A command for two nodes with two ranks each, as SFT's."""
     (folder / "trainer.py").write_text(TRAINER)
     argv = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"),
