@@ -340,15 +340,15 @@ def test_it_is_said_whether_the_model_is_the_one_that_was_measured(
 ) -> None:
     with TraceWriter(tmp_path / "traces.jsonl") as writer:
         writer.write(make_trace())
-    for format_record, message in (
+    for model_record, certainty in (
         ({}, "exact, model not checked"),
         ({"sha256": model_hash(model_folder)}, "exact"),
         ({"sha256": "0" * 64}, "of another model"),
     ):
-        write_json(tmp_path / "results.json", {"model": format_record})
+        write_json(tmp_path / "results.json", {"model": model_record})
         result = rstar2("analyze", tmp_path / "traces.jsonl", "--model", model_folder, "--json")
         assert result.code == 0, result.stderr
-        assert json.loads(result.stdout)["entropy"]["rows"][0][1] == message
+        assert json.loads(result.stdout)["entropy"]["rows"][0][1] == certainty
 
 
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:

@@ -299,7 +299,8 @@ def test_words_have_their_lift_and_their_class(uncertainty_of_trace: Uncertainty
     words = {row["word"]: row for row in _table(uncertainty_of_trace, "entropy_words")}
     assert words["but"]["class"] == "reflection"
     assert words["but"]["tokens"] == words["but"]["uncertain"] >= 36
-    # All of them are uncertain, as a fifth of all tokens are: a lift of about five; some tokens spell no word.
+    # A fifth of all tokens are uncertain, but all occurrences of this word: a lift of about five. Some tokens spell no
+    # word.
     assert 4 < words["but"]["lift"] < 6
 
 
@@ -403,7 +404,8 @@ def test_repair_repetition_and_time_are_counted() -> None:
     assert row["failed share"] == pytest.approx(4 / 7, rel=1e-5)
     assert row["failed in correct share"] == pytest.approx(2 / 5)
     assert row["lost share"] == pytest.approx(1 / 7, rel=1e-5)
-    # Four turns failed; three were followed by another call, one of them by a right one; two led to one in the end.
+    # Four turns failed. Another call followed three of them, and one of these calls was right. Two of the four rollouts
+    # had a right call in the end.
     assert row["tried again share"] == pytest.approx(3 / 4)
     assert row["next right share"] == pytest.approx(1 / 3, rel=1e-5)
     assert row["repaired share"] == pytest.approx(2 / 4)
@@ -538,7 +540,7 @@ def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
     drawing = chart(
         table, "A: made, over steps", "steps", "share", [("one", [[1, 0.5, -0.5, 0.6], [2, 0.4, 0.0, 9.0]])]
     )
-    # Nothing is below 0, and what would leave the plot is not drawn.
+    # No value is below 0, and values outside the plot are not drawn.
     assert drawing["series"][0]["points"] == [[1, 0.5, 0.0, 0.6], [2, 0.4]]
     draw([drawing], tmp_path)
     first = (tmp_path / "a-made-over-steps.svg").read_text()

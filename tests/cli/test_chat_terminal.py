@@ -67,7 +67,7 @@ print('waited')"""
 
 @pytest.fixture(scope="module")
 def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    """One server for all chats; asked to run a program it does, and else it counts the questions."""
+    """One server for all chats. It runs the program that a question contains. Otherwise it counts the questions."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     save_format(FORMAT, folder)

@@ -1,4 +1,4 @@
-"""Which conversations can be taught in the form that RL rewards, and which value answers a question."""
+"""Tests of the values that can be taught in the form that RL rewards, and of the turns that state them."""
 
 from __future__ import annotations
 

@@ -59,10 +59,10 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 
 def kill_after(run: Path, stage: str, step: int, next_checkpoint: int) -> None:
-    """Starts a run and kills it, as a power failure would, after a step of a stage. Checks that no process of it is left.
+    """Starts a run and kills it, as a power failure would, after a step of a stage.
 
-    The trainer cannot pass the checkpoint of step `next_checkpoint` before the kill, because one of its files is a pipe
-    that nobody reads.
+    Checks that no process of the run is left. The trainer cannot pass the checkpoint of step `next_checkpoint` before
+    the kill, because one of its files is a pipe that nobody reads.
     """
     checkpoint = run / stage / "checkpoints" / f"global_step_{next_checkpoint}"
     (checkpoint / "actor").mkdir(parents=True)

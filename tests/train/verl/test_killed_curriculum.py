@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.waiting import TIMEOUT_S, wait_until
+from support.train.killed_run import kill_after_checkpoint
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.train.records.outcome_log import OutcomeReader
 from rstar2.train.records.steps import step_metrics
-from rstar2.train.trainer.checkpoints import saved_step
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 
@@ -68,18 +67,7 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path,
     subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
 
     killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(words(tmp_path, killed, curriculum), stdout=out, stderr=subprocess.STDOUT)
-        try:
-            wait_until(
-                lambda: (saved_step(stage / "checkpoints") or 0) >= 2 or process.poll() is not None, 1800
-            )
-        finally:
-            process.kill()
-            process.wait(TIMEOUT_S)
-    checkpoint_step = saved_step(stage / "checkpoints")
-    assert checkpoint_step is not None, (tmp_path / "out").read_text()[-3000:]
-    assert checkpoint_step < STEPS, "the kill came before the last step"
+    kill_after_checkpoint(words(tmp_path, killed, curriculum), stage, 2, STEPS, tmp_path / "out")
     trained(tmp_path, killed, curriculum)
     whole = tmp_path / "whole"
     trained(tmp_path, whole, curriculum)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.optional import needs
 from support.overfitted_model import SIMILAR, failing_model
-from support.waiting import TIMEOUT_S, wait_until
+from support.train.killed_run import kill_once
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
@@ -75,7 +75,7 @@ def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
 
 
 def in_the_middle(stage: Path, recoveries: bool) -> bool:
-    """Returns True once half of the first step's rollouts have ended and, with `recoveries`, some recoveries are running.
+    """Returns True once half of the first step's rollouts have ended. With `recoveries`, some recoveries must run too.
 
     The longest of the first four has then ended, so some rollouts can be reused.
     """
@@ -99,15 +99,8 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
 
     killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
-    with (tmp_path / "out").open("wb") as out:
-        command = words(tmp_path, killed, changes)
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
-        try:
-            wait_until(lambda: in_the_middle(stage, changes is RECOVER) or process.poll() is not None, 1800)
-            assert process.poll() is None, (tmp_path / "out").read_text()[-3000:]
-        finally:
-            process.kill()
-            process.wait(TIMEOUT_S)
+    command = words(tmp_path, killed, changes)
+    kill_once(command, lambda: in_the_middle(stage, changes is RECOVER), tmp_path / "out", cwd=tmp_path)
     assert not (stage / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
     trained(tmp_path, killed, changes)
     reused_rollouts = {
