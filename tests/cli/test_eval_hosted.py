@@ -54,11 +54,13 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
     with endpoint.serving():
         words = [problems, "--url", endpoint.url, "--api", "chat", "--model-name", "m", "-n", 1, "--run", run]
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
-        ran = _eval(*words)
-    assert ran.exit_code == 0, ran.output
-    said = "not exact: requests to the model no longer send `temperature`, so its server's default applies."
-    assert said in ran.output
-    assert "accepts it. Reason: the server at" in ran.output
+        result = _eval(*words)
+    assert result.exit_code == 0, result.output
+    message = (
+        "not exact: requests to the model no longer send `temperature`, so its server's default applies."
+    )
+    assert message in result.output
+    assert "accepts it. Reason: the server at" in result.output
     results = _results(run)
     assert results["summary"]["accuracy"] == 1.0
     assert results["summary"]["calls_per_trace"] == 1.0
@@ -80,9 +82,11 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
     with endpoint.serving():
         words = [problems, "--url", endpoint.url, "--api", "chat", "--no-tools", "--run", run]
         endpoint.checks = caps
-        ran = _eval(*words, "-n", 1)
-        assert ran.exit_code == 0, ran.output
-        assert "replies of the model end after 4,096 tokens, the most that its server allows." in ran.output
+        result = _eval(*words, "-n", 1)
+        assert result.exit_code == 0, result.output
+        assert (
+            "replies of the model end after 4,096 tokens, the most that its server allows." in result.output
+        )
         first = _results(run)
         endpoint.checks = lambda body: None
         again = _eval(*words, "-n", 2)
@@ -120,19 +124,19 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
     endpoint.limited = lambda: Sent({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
     with endpoint.serving():
         words += ["--url", endpoint.url, "-n", 1]
-        with terminal("eval", *map(str, words)) as shown:
-            # The first sample was asked for three times; the second waits.
+        with terminal("eval", *map(str, words)) as screen:
+            # The first sample took three requests. The second sample waits.
             wait_until(lambda: endpoint.refused)
-            os.kill(shown.pid, signal.SIGKILL)
+            os.kill(screen.pid, signal.SIGKILL)
         assert not (run / "two" / "results.json").exists()
         endpoint.rate, endpoint.checks = None, lambda body: None
-        ran = _eval(*words)
-    assert ran.exit_code == 0, ran.output
+        result = _eval(*words)
+    assert result.exit_code == 0, result.output
     results = _results(run)
     assert results["summary"]["samples"] == 2
     assert list(results["fields_left_out"]) == ["temperature"]
     assert list(results["reply_cap"]) == ["4096"]
-    assert "no longer send" not in ran.output
+    assert "no longer send" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -146,6 +150,6 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
 def test_options_that_do_not_fit_are_one_clear_message(
     problems: Path, words: list[str], message: str
 ) -> None:
-    ran = _eval(problems, "--url", "http://127.0.0.1:9", *words)
-    assert isinstance(ran.exception, UserError)
-    assert message in ran.exception.message
+    result = _eval(problems, "--url", "http://127.0.0.1:9", *words)
+    assert isinstance(result.exception, UserError)
+    assert message in result.exception.message

@@ -1,4 +1,4 @@
-"""Which conversations can be taught in the form that RL rewards, and which value answers a question."""
+"""Tests of the values that can be taught in the form that RL rewards, and of the turns that state them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLY = {"role": "assistant", "content": "For 70 kg and 1.75 m the BMI is 22.86.
 
 
 @pytest.mark.parametrize(
-    ("reply", "outputs", "stated", "value"),
+    ("reply", "outputs", "values", "value"),
     [
         ("It is 42.", ['{"result": 42}'], [], "42"),
         ("It is 42.", ["so far\n42\n"], [], "42"),
@@ -36,13 +36,13 @@ REPLY = {"role": "assistant", "content": "For 70 kg and 1.75 m the BMI is 22.86.
     ],
 )
 def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
-    reply: str, outputs: list[str], stated: list[str], value: str
+    reply: str, outputs: list[str], values: list[str], value: str
 ) -> None:
-    assert definite_value(reply, outputs, stated) == value
+    assert definite_value(reply, outputs, values) == value
 
 
 @pytest.mark.parametrize(
-    ("reply", "outputs", "stated"),
+    ("reply", "outputs", "values"),
     [
         # Not confirmed, several, no number at all.
         ("It is 42.", ['{"result": 41}'], []),
@@ -58,7 +58,7 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("Your budget is 500.", ['{"budget": 500}'], ["Set my budget:500"]),
         ("The alarm is 30.", ['{"value": 30}'], ['{"a":30}']),
         ("The mean of 10 and 30 is 20.", ['{"mean": 20}'], ["[10,20,30]"]),
-        # It is not what is asked for.
+        # The number is not the value that the question asks for.
         ("Sorry, the service replied with error 500.", ['{"temperature": 7, "error_code": 500}'], []),
         ("The error code is 500.", ['{"value": 500}'], []),
         ("The result is 500.", ['{"status": 500}'], []),
@@ -113,8 +113,8 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("So boxed{12}", [], []),
     ],
 )
-def test_a_number_in_doubt_is_no_value(reply: str, outputs: list[str], stated: list[str]) -> None:
-    assert definite_value(reply, outputs, stated) is None
+def test_a_number_in_doubt_is_no_value(reply: str, outputs: list[str], values: list[str]) -> None:
+    assert definite_value(reply, outputs, values) is None
 
 
 def test_numbers_of_the_question_and_of_the_calls_are_not_new() -> None:
@@ -124,9 +124,9 @@ def test_numbers_of_the_question_and_of_the_calls_are_not_new() -> None:
 
 def test_each_question_has_its_own_answer_and_the_last_may_end_with_a_call() -> None:
     thanks = [{"role": "user", "content": "Thanks!"}, {"role": "assistant", "content": "Welcome."}]
-    found = questions([USER, CALLING, OUTPUT, REPLY, *thanks, USER, CALLING])
-    assert found is not None
-    assert [(each.answered, each.value) for each in found] == [
+    unanswered = questions([USER, CALLING, OUTPUT, REPLY, *thanks, USER, CALLING])
+    assert unanswered is not None
+    assert [(each.answered, each.value) for each in unanswered] == [
         (True, "22.86"),
         (True, None),
         (False, None),

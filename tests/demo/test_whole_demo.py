@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.optional import needs
 from support.train.demo_run import BOUND_S, EVICTED, adam_steps, finish, output, start
-from support.train.kept_traces import training_traces
 from support.train.trainer_metrics import logged_steps
+from support.train.training_traces import training_traces
 from support.waiting import wait_until
 
 from rstar2.demo.recipe import demo_plan
@@ -58,13 +58,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return run, finish(start(run, SMALL), run)
 
 
-def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
-    """Start a run, end it as a power failure would after a step of a stage, and see that nothing of it is left.
+def kill_after(run: Path, stage: str, step: int, next_checkpoint: int) -> None:
+    """Starts a run and kills it, as a power failure would, after a step of a stage.
 
-    However late the kill comes, the trainer is still at the checkpoint of step `next_saved`: what it would write there
-    is a pipe that nobody reads.
+    Checks that no process of the run is left. The trainer cannot pass the checkpoint of step `next_checkpoint` before
+    the kill, because one of its files is a pipe that nobody reads.
     """
-    checkpoint = run / stage / "checkpoints" / f"global_step_{next_saved}"
+    checkpoint = run / stage / "checkpoints" / f"global_step_{next_checkpoint}"
     (checkpoint / "actor").mkdir(parents=True)
     os.mkfifo(checkpoint / "actor" / "model_world_size_1_rank_0.pt")
     process = start(run, SMALL)
@@ -81,15 +81,15 @@ def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
 
 def survivors(run: Path) -> list[str]:
     """Command lines of living processes that work for the run: its trainer and its judge."""
-    found = []
+    command_lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(run) in line:
-            found.append(line[:200])
-    return found
+            command_lines.append(line[:200])
+    return command_lines
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:

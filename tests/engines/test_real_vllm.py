@@ -27,8 +27,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.overfitted_model import overfitted_model
 from support.servers.vllm_standin import StandIn, serving
-from support.taught_model import taught_model
 from support.terminal import Terminal, terminal
 
 from rstar2.data import builtin
@@ -249,7 +249,7 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Path, handed_over: bool) -> None:
     """If a folder's files still have the base model's end of text, `serve` needs options that name the format."""
-    taught = taught_model(tmp_path / "model")
+    taught = overfitted_model(tmp_path / "model")
     words = ["--format", "demo", "--force-format"]
     if handed_over:
         write_format(taught.codec, taught.folder, taught.folder)

@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from support.commands import Ran, rstar2
+from support.commands import CommandResult, rstar2
 
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import find, needs_tokenizer
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.trace import read_traces
 
-MODULE = "support.own_benchmarks"
+MODULE = "support.user_benchmarks"
 
 
-def oracle(run: Path, judge: JudgeHandle, *words: str) -> Ran:
+def oracle(run: Path, judge: JudgeHandle, *words: str) -> CommandResult:
     return rstar2("eval", *words, "--oracle", "--judge", judge.url, "--run", run)
 
 
@@ -26,8 +26,8 @@ def test_the_grader_or_a_function_of_the_users_decides(tmp_path: Path, judge: Ju
     first_run = oracle(tmp_path / "run", judge, f"{MODULE}:BENCHMARK", f"{MODULE}:LENIENT")
     assert first_run.code == 0, first_run.stderr
     for name, correct, rule in (
-        ("own_benchmarks", 2, None),
-        ("own_benchmarks-LENIENT", 3, f"{MODULE}:any_answer"),
+        ("user_benchmarks", 2, None),
+        ("user_benchmarks-LENIENT", 3, f"{MODULE}:any_answer"),
     ):
         folder = tmp_path / "run" / name
         results = json.loads((folder / "results.json").read_text())
@@ -47,7 +47,7 @@ def test_a_function_that_fails_ends_the_run_and_counts_nothing_as_wrong(
     process = oracle(tmp_path / "run", judge, f"{MODULE}:FAILING")
     assert process.code == 1
     assert f"{MODULE}:fails failed: ZeroDivisionError: division by zero" in process.stderr
-    results = json.loads((tmp_path / "run/own_benchmarks-FAILING/results.json").read_text())
+    results = json.loads((tmp_path / "run/user_benchmarks-FAILING/results.json").read_text())
     assert not results["complete"]
     assert results["summary"]["samples"] == 0
 
@@ -59,7 +59,7 @@ def test_a_function_answers_true_or_false(tmp_path: Path, judge: JudgeHandle) ->
     assert f"the benchmark's function {MODULE}:says_no returned 'no', not True or False" in process.stderr
     process = oracle(tmp_path / "numpy", judge, f"{MODULE}:NUMPY")
     assert process.code == 0, process.stderr
-    results = json.loads((tmp_path / "numpy/own_benchmarks-NUMPY/results.json").read_text())
+    results = json.loads((tmp_path / "numpy/user_benchmarks-NUMPY/results.json").read_text())
     assert results["summary"]["correct"] == 2
 
 

@@ -43,13 +43,13 @@ WATCH = """
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[Browser]:
-    """The browser, whose next pages count what they unpack."""
+    """A browser whose next pages count the traces that they unpack."""
     script = browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     yield browser
     browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
 
 
-def found(browser: Browser) -> int:
+def match_count(browser: Browser) -> int:
     browser.wait("!document.querySelector('.count').innerText.includes('searched')")
     return int(texts(browser, ".count")[0].split()[0].replace(",", ""))
 
@@ -70,21 +70,21 @@ def test_words_in_thoughts_code_input_output_and_answers_are_found(browser: Brow
 
     for words in ("sympy.sovle", "nameerror: name", "check 4", "perfect squares", "3 4", "\\equiv 1$"):
         search_for(browser, words.upper())
-        assert found(browser) == having(words) > 0, words
+        assert match_count(browser) == having(words) > 0, words
         browser.wait("document.querySelector('.trace .part')")
     search_for(browser, "set-003")
-    assert found(browser) == 4
+    assert match_count(browser) == 4
     search_for(browser, "words that nobody wrote")
-    assert found(browser) == 0
+    assert match_count(browser) == 0
     assert texts(browser, ".trace") == ["No trace fits the filter."]
     search_for(browser, "")
-    assert found(browser) == 40
+    assert match_count(browser) == 40
     assert browser.errors() == []
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of 10,000 traces, the last of which alone has the word "needle"."""
+    """A page of 10,000 traces. Only the last one has the word "needle"."""
     run = made_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
     trace = next(read_traces(run / "math500" / "traces.jsonl"))
     write_json(run / "many" / "results.json", read_json(run / "math500" / "results.json"))
@@ -107,12 +107,12 @@ def test_a_search_of_ten_thousand_traces_unpacks_one_chunk_at_a_time_and_lets_th
     before = watched.run("return unpackings.length")
     watched.run("window.mostOpen = 0")
     search_for(watched, "needle")
-    assert found(watched) == 1
+    assert match_count(watched) == 1
     unpackings = watched.run("return unpackings")[before:]
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     assert chunks > 20
     assert chunks - 1 <= len(unpackings) <= chunks + 2, "each once, and the trace found"
-    assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace that is shown"
+    assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace on the page"
     turns = [turn for turn, _ in unpackings]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns)), turns
     progress = [int(text.split("searched ")[1].split()[0].replace(",", "")) for _, text in unpackings[:-2]]
@@ -137,6 +137,6 @@ def test_other_words_end_a_search_that_is_under_way(watched: Browser, large: Pat
       onUnpacking();
     """)
     watched.wait("document.querySelector('.filters input').value === 'needle'")
-    assert found(watched) == 1
+    assert match_count(watched) == 1
     assert watched.run("return unpackings.length") - before < 2 * chunks
     assert watched.errors() == []

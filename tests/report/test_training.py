@@ -39,7 +39,7 @@ def test_every_plot_names_both_axes(browser: Browser, run: Path) -> None:
 
 def test_curves_mark_where_each_stage_begins_and_count_whole_steps(browser: Browser, tmp_path: Path) -> None:
     run = staged_run(tmp_path)
-    for steps in (30, 4, 1):  # so few that a plot has room for fractions
+    for steps in (30, 4, 1):  # with few steps, a plot has room for fractions
         if steps < 30:
             (run / "stage2" / "metrics-1.jsonl").unlink(missing_ok=True)
             for arm in (run, run / "plain"):
@@ -89,7 +89,7 @@ def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_s
     rows = list(csv.DictReader(io.StringIO(steps)))
     assert [row["stage_step"] for row in rows] == [str(n) for n in [*range(1, 21), *range(1, 11)]]
     assert float(rows[29]["failed_calls"]) == pytest.approx(0.03)
-    assert rows[0]["entropy"] == "", "what was not measured is empty"
+    assert rows[0]["entropy"] == "", "a value that was not measured is empty"
     assert browser.errors() == []
 
 
@@ -110,7 +110,7 @@ def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_
     )
     failed = {line["name"]: dict(line["points"]) for line in page.charts[0]["series"]}
     assert failed["GRPO-RoC"][31] == pytest.approx((0.3 / 7 + 0.3 / 8 + 0.3 / 9 + 0.3 / 10) / 4), (
-        "of what was measured"
+        "the mean is over the measured values"
     )
 
 
@@ -122,8 +122,8 @@ def test_a_curve_without_any_measurement_is_left_out(tmp_path: Path) -> None:
             row["data"]["rstar2/failed_call_ratio_correct"] = None
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [chart["y"] for chart in collect(run).charts] == ["pass rate", "tokens"]
-    shown = rstar2("runs", "show", run)
-    assert (shown.code, "pass rate" in shown.stdout) == (0, True), shown.stderr
+    result = rstar2("runs", "show", run)
+    assert (result.code, "pass rate" in result.stdout) == (0, True), result.stderr
 
 
 def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:

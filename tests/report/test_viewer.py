@@ -58,12 +58,12 @@ def test_the_numbers_on_the_page_are_those_of_the_traces(page: Browser, run: Pat
 
 
 def test_thought_code_result_and_answer_look_different(page: Browser, run: Path) -> None:
-    wanted = next(
+    first_sample = next(
         trace
         for trace in read_traces(run / "aime24" / "traces.jsonl")
         if trace.failed_calls and trace.correct and len(trace.calls) > trace.failed_calls
     )
-    page.open(f"{(run / 'report.html').as_uri()}#0/{wanted.problem_id}/{wanted.sample}")
+    page.open(f"{(run / 'report.html').as_uri()}#0/{first_sample.problem_id}/{first_sample.sample}")
     page.wait("document.body.dataset.ready && document.querySelector('.trace .answer')")
     looks = page.run(
         "return ['thought', 'code', 'result', 'answer'].map((kind) => {"
@@ -75,10 +75,13 @@ def test_thought_code_result_and_answer_look_different(page: Browser, run: Path)
     assert {"thought", "python", "result", "answer"} <= labels
     assert "correct" in texts(page, ".trace .verdict strong")[0].lower()
     statuses = page.run("return [...document.querySelectorAll('.result')].map((n) => n.dataset.status)")
-    assert statuses == [call.status for call in wanted.calls]
-    assert page.run("return document.querySelectorAll('.trace .result.failed').length") == wanted.failed_calls
+    assert statuses == [call.status for call in first_sample.calls]
+    assert (
+        page.run("return document.querySelectorAll('.trace .result.failed').length")
+        == first_sample.failed_calls
+    )
     assert [text.strip() for text in texts(page, ".trace .code pre:first-of-type")] == [
-        (call.arguments or {})["code"].strip() for call in wanted.calls
+        (call.arguments or {})["code"].strip() for call in first_sample.calls
     ]
 
 
@@ -228,35 +231,37 @@ def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
     browser: Browser, tmp_path: Path
 ) -> None:
     gold = "Their answer. " * 200
-    texts_said = (
+    answers = (
         "<think>Let me see.</think>\n\nRoses. " + "And so on. " * 100,
         "Plain words.",
         "Hm.</think>So.",
     )
     write_json(tmp_path / "config.json", {"kind": "eval", "config": {}})
     with TraceWriter(tmp_path / "arena-hard" / "traces.jsonl") as writer:
-        for sample, said in enumerate(texts_said):
-            written = read_turn(said)
-            reply = Reply({"role": "assistant", "content": said}, "stop", 5, 700, written=written)
+        for sample, completion in enumerate(answers):
+            turn = read_turn(completion)
+            reply = Reply({"role": "assistant", "content": completion}, "stop", 5, 700, written=turn)
             trace = trace_of(Problem("q", "Write a poem.", gold), sample, [reply], 3.0)
             writer.write(
                 trace.model_copy(
-                    update={"extracted": answer_text(said), "verdict": "invalid", "rule": "none"}
+                    update={"extracted": answer_text(completion), "verdict": "invalid", "rule": "none"}
                 )
             )
     page = write_report(tmp_path).as_uri()
     kinds = [["thought", "text"], ["text"], ["thought", "text"]]
     for sample, labels in enumerate(kinds):
         open_page(browser, f"{page}#0/q/{sample}")
-        shown = browser.run("return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)")
-        assert shown == labels
+        result = browser.run(
+            "return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)"
+        )
+        assert result == labels
         assert texts(browser, ".trace .turn") == ["turn 1"], "no server told its tokens"
         assert "700 tokens" in texts(browser, ".trace .facts")[0]
     open_page(browser, page)
     answer, right = texts(browser, ".trace .verdict code")
     assert all(len(text) < 110 and text.endswith("…") for text in (answer, right))
     whole = browser.run("return [...document.querySelectorAll('.trace .verdict code')].map((n) => n.title)")
-    assert whole == [answer_text(texts_said[0]), gold]
+    assert whole == [answer_text(answers[0]), gold]
     assert texts(browser, ".trace .verdict strong")[0].lower() == "could not verify (gold answer or scorer)"
     assert "<think>" not in texts(browser, ".trace")[0]
     assert browser.errors() == []
@@ -294,11 +299,11 @@ def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser,
 
 
 def test_plots_take_any_number_of_traces(page: Browser) -> None:
-    drawn = page.run(
+    formulas = page.run(
         "const rows = Array.from({length: 300000}, (_, n) => ({value: n % 7, verdict: 'wrong'})); "
         "return [lengthPlot(rows), toolCallPlot(rows)].map((node) => node.querySelector('h2').textContent)"
     )
-    assert drawn == ["Length in tokens", "Tool calls per trace"]
+    assert formulas == ["Length in tokens", "Tool calls per trace"]
 
 
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
@@ -323,7 +328,7 @@ def test_a_measurement_that_no_phase_has_is_no_plot(browser: Browser, tmp_path: 
     write_json(tmp_path / "summary.json", summary)
     open_page(browser, write_report(tmp_path).as_uri())
     titles = texts(browser, ".plots h2")
-    assert titles.count("Failed calls inside correct traces") == 1, "that of the steps"
+    assert titles.count("Failed calls inside correct traces") == 1, "the plot over steps"
     assert titles.count("Mean tokens") == 1
     assert browser.errors() == []
 
@@ -368,14 +373,14 @@ def test_every_fold_tab_trace_and_tooltip_shows_values(
     folder = make(tmp_path / "run")
     made_run(folder, "math500", problems=4, samples=2, seed=1)
     open_page(browser, write_report(folder).as_uri())
-    shown = []
+    visible_texts = []
     facts = ""
     for tab in range(len(texts(browser, ".tabs button"))):
         browser.run("document.querySelectorAll('.tabs button')[arguments[0]].click()", tab)
         browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
         await_drawing(browser)
         facts += "\n".join(texts(browser, "dl"))
-        shown += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
+        visible_texts += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
         assert all(tooltips)
         for row in range(browser.run("return Math.min(8, document.querySelectorAll('.row').length)")):
             browser.run(
@@ -384,9 +389,9 @@ def test_every_fold_tab_trace_and_tooltip_shows_values(
                 row,
             )
             browser.wait("document.querySelector('.trace .problem')")
-            shown += texts(browser, ".trace")
+            visible_texts += texts(browser, ".trace")
     assert "settings.temperature\n0.6" in facts
-    assert "Configuration of the run" in shown[0]
-    for text in shown:
+    assert "Configuration of the run" in visible_texts[0]
+    for text in visible_texts:
         assert not re.search(r"\[object|undefined|NaN|\bnull, |Infinity", text), text
     assert browser.errors() == []

@@ -180,7 +180,7 @@ class StandIns:
         wait_until((self.folder / "running").exists)
 
     def called(self, name: str) -> list[str]:
-        """Return the recorded calls whose line begins with `name`."""
+        """Return the recorded calls that begin with `name`."""
         return [line for line in self._calls.read_text().splitlines() if line.startswith(name)]
 
     def words(self, path: str) -> list[str]:

@@ -77,7 +77,7 @@ SHARED = {
 """The unit of files, by the beginning of their paths. A file that is not listed is its own unit."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    # It waits nearly all of the time, and therefore takes no CPU time from the others.
+    # This unit waits most of the time, so it takes no CPU time from other processes.
     "serve/test_replicas.py",
     "demo/test_short_demo.py",
     "libraries",

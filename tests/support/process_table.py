@@ -28,13 +28,13 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> set[int]:
     """Return the descendants of a process, including zombies."""
     by_parent = _by_parent()
-    found: set[int] = set()
+    pids: set[int] = set()
     ahead = [pid]
     while ahead:
         below = by_parent.get(ahead.pop(), [])
-        found.update(below)
+        pids.update(below)
         ahead += below
-    return found
+    return pids
 
 
 def running(pids: Iterable[int]) -> list[int]:

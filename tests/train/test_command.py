@@ -95,7 +95,7 @@ def test_a_curriculum_chooses_problems_that_no_process_loads_ahead(mode: str, tm
         settings = data[name][PROBLEM_SAMPLER]
         assert CurriculumSettings.model_validate(dict(settings["curriculum"])).name == name
         assert data[name].dataloader_num_workers == 0
-        # Those of the step, of its replacements, of a step that is rolled out again, and those ahead.
+        # The problems of the step, its replacements, a repeated step, and the batches ahead.
         assert settings["most_under_way"] == 4 * (2 + (mode != "sync")) + 6
 
 
@@ -147,9 +147,9 @@ def test_hydra_takes_the_command_line_and_leaves_nothing_behind(trainer: str, tm
     else:
         argv = sft_command(sft_recipe("laptop", []), folder, tmp_path / "m", tmp_path / "data").argv[3:]
     command = [sys.executable, "-c", STARTED_BY_HYDRA, trainer, *argv]
-    ran = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert f"logged: {folder / 'checkpoints'}" in ran.stdout
+    result = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    assert f"logged: {folder / 'checkpoints'}" in result.stdout
     assert list(tmp_path.rglob("*")) == [here]
 
 
@@ -183,7 +183,7 @@ def test_on_a_cpu_ray_has_a_logical_device_for_each_rank_unless_the_recipe_says_
 
 def test_the_stages_are_the_papers() -> None:
     table = {n: stage_recipe(n, None, []) for n in (1, 2, 3)}
-    seen = {
+    values = {
         n: (
             r.steps,
             r.rollout.tokens,
@@ -194,7 +194,7 @@ def test_the_stages_are_the_papers() -> None:
         )
         for n, r in table.items()
     }
-    assert seen == {
+    assert values == {
         1: (300, 8192, 512, 32, 16, 10),
         2: (85, 12288, 512, 32, 16, 10),
         3: (125, 12288, 512, 32, 16, 15),
@@ -207,8 +207,8 @@ def test_the_stages_are_the_papers() -> None:
 def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None:
     command = command_of(stage_recipe(1, None, []), tmp_path)
     config = composed("ppo_trainer", command.argv[3:])
-    handed = config.ray_kwargs.ray_init.runtime_env.env_vars
-    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
+    env_vars = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == env_vars.VERL_FILE_LOGGER_PATH
     assert command_of(stage_recipe(1, "laptop", []), tmp_path).env["RAY_ADDRESS"] == "local"
 
 
@@ -237,7 +237,10 @@ ODD = [
 def test_a_text_stays_that_text_through_hydra(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray refuses an environment variable that is a number, and a path may hold whatever a folder's name may."""
+    """Ray rejects an environment variable that is a number.
+
+    A path may contain any character that a folder's name may.
+    """
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
 
@@ -260,17 +263,20 @@ def test_a_text_stays_that_text_through_hydra(
 @NEEDS_VERL
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_path: Path) -> None:
-    """torchrun's own parser reads our line, and VERL's SFT what it hands on, whatever a folder's name holds."""
+    """torchrun's own parser reads our command line, and VERL's SFT reads the rest.
+
+    Folder names may contain any character.
+    """
     from torch.distributed.run import parse_args
 
     odd = tmp_path / "it's a 'model', k=v $HOME ${env} --nnodes=9 日本"
     recipe = sft_recipe(None, [f"hardware.nodes={nodes}", "hardware.gpus_per_node=4"])
     argv = sft_command(recipe, tmp_path / "sft", odd, odd).argv
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
-    read = parse_args(argv[3:])
-    assert (read.nnodes, read.nproc_per_node, read.standalone) == (str(nodes), "4", nodes == 1)
-    assert (read.module, read.training_script) == (True, "rstar2.train.verl.sft_trainer")
-    config = composed("sft_trainer_engine", read.training_script_args)
+    parsed = parse_args(argv[3:])
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.standalone) == (str(nodes), "4", nodes == 1)
+    assert (parsed.module, parsed.training_script) == (True, "rstar2.train.verl.sft_trainer")
+    config = composed("sft_trainer_engine", parsed.training_script_args)
     assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "train.npy"))
     assert config.trainer.n_gpus_per_node == 4
 
@@ -316,7 +322,7 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
         ("steps=-1", "steps must be a whole number of at least 1, not -1"),
@@ -326,20 +332,20 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
         ("groups.keep=64", "more than rollout.rollouts = 32"),
     ],
 )
-def test_a_wrong_change_is_refused_by_name(change: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_wrong_change_is_refused_by_name(change: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, None, [change])
-    assert said in caught.value.message
+    assert message in excinfo.value.message
 
 
 def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
-    for make, known in (
+    for make, allowed in (
         (lambda: stage_recipe(1, "desktop", []), "laptop"),
         (lambda: sft_recipe(None, [], "no-such"), "sft"),
     ):
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError) as excinfo:
             make()
-        assert known in caught.value.hint
+        assert allowed in excinfo.value.hint
 
 
 def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rstar2.train.launch import SignsOfLife, run_trainer
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.stages import write_stage_inputs
 
-ASKED = 8
+GPUS = 8
 
 
 @pytest.mark.long
@@ -32,7 +32,8 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # Else Ray starts a process for each of the processors that are claimed below.
     monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
-    # What a folder's name may hold; Ray itself takes no space in its own folder, which is elsewhere.
+    # A folder's name may contain these characters. Ray's own folder is elsewhere, because Ray accepts no space in its
+    # path.
     root = tmp_path / "a run, with 'k'=v"
     conversations = [builtin.FORMAT.messages(each.problem) for each in builtin.held_out(1, 50)]
     make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.FORMAT, seed=1)
@@ -42,7 +43,7 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
         "verl.+ray_kwargs.ray_init.include_dashboard=false",
         "verl.transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
-    recipe = stage_recipe(1, None, [f"hardware.gpus_per_node={ASKED}", "rollout.prompts=4", *cpus])
+    recipe = stage_recipe(1, None, [f"hardware.gpus_per_node={GPUS}", "rollout.prompts=4", *cpus])
     folder, rows = root / "stage1", rl_rows(builtin.training(1, 8, skip=0), 32, "builtin")
     write_stage_inputs(recipe, root / "model", rows, folder, ("http://127.0.0.1:1", None))
     command = stage_command(recipe, folder, root / "model")
@@ -51,6 +52,6 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
         run_trainer(
             command, log, SignsOfLife(folder / "metrics-1.jsonl", folder, 3000.0), pytest.fail, pytest.fail
         )
-    said = log.read_text(errors="replace")
-    assert "All configuration checks passed" in said
-    assert f"Total available GPUs 0 is less than total desired GPUs {ASKED}" in said, said[-3000:]
+    log_text = log.read_text(errors="replace")
+    assert "All configuration checks passed" in log_text
+    assert f"Total available GPUs 0 is less than total desired GPUs {GPUS}" in log_text, log_text[-3000:]

@@ -67,10 +67,10 @@ def programmed(a: int, b: int) -> dict[str, Any]:
 
 
 def command(*words: object) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *map(str, words)], capture_output=True, text=True, timeout=3600
     )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -82,16 +82,16 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared conversations and problems, and a model that was fine-tuned on the former."""
     root = tmp_path_factory.mktemp("prepared")
-    drawn = pairs(440)
-    held = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[:40]]
-    jsonl(root / "held.jsonl", held)
-    jsonl(root / "own.jsonl", [solved(a, b) for a, b in drawn[40:240]])
-    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in drawn[240:]])
-    asked = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[40:80]]
+    factor_pairs = pairs(440)
+    held_out_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[:40]]
+    jsonl(root / "held.jsonl", held_out_rows)
+    jsonl(root / "own.jsonl", [solved(a, b) for a, b in factor_pairs[40:240]])
+    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in factor_pairs[240:]])
+    training_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[40:80]]
     sources = ("magicoder", root / "own.jsonl", "--from", f"magicoder={coded}")
     command("data", "prepare", *sources, "--output", root / "sft")
-    # Such short problems differ in their numbers alone.
-    command("data", "prepare", jsonl(root / "asked.jsonl", asked), "--output", root / "rl")
+    # These short problems differ only in their numbers.
+    command("data", "prepare", jsonl(root / "asked.jsonl", training_rows), "--output", root / "rl")
     rows = pq.read_table(root / "sft" / "data.parquet").to_pylist()
     assert len(rows) == 400
     texts = [
@@ -160,10 +160,10 @@ def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> 
 def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:
     bounds = ("-n", 1, "--temperature", 1, "--max-tokens", 160, "--max-turns", 2)
     words = ("--model", root / "tuned", "--judge", judge.url, *bounds, "--run", root / "measured")
-    ran = rstar2("eval", root / "held.jsonl", *words)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("eval", root / "held.jsonl", *words)
+    assert result.code == 0, result.stderr
     traces = list(read_traces(root / "measured" / "held" / "traces.jsonl"))
     first = [trace.turns[0].calls for trace in traces]
-    parsed = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
-    assert len(parsed) == 40
-    assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
+    parsed_calls = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
+    assert len(parsed_calls) == 40
+    assert sum(parsed_calls) >= 0.95 * len(parsed_calls), [trace.final_text for trace in traces][:5]

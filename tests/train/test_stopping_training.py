@@ -54,7 +54,7 @@ class Training:
 
     def __init__(self, out: Path, *words: object) -> None:
         self._out = out
-        self._noted = out.with_name("activity.jsonl")
+        self._activity_file = out.with_name("activity.jsonl")
         hooks = out.with_name("hooks")
         hooks.mkdir(exist_ok=True)
         (hooks / "sitecustomize.py").write_text(NOTES_ACTIVITY)
@@ -64,7 +64,7 @@ class Training:
                 [sys.executable, "-m", "rstar2", *map(str, words)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path, "NOTED_ACTIVITY": str(self._noted)},
+                env={**os.environ, "PYTHONPATH": path, "NOTED_ACTIVITY": str(self._activity_file)},
             )
 
     def after_step(self, step: int, metrics: Path) -> list[Activity]:
@@ -75,8 +75,8 @@ class Training:
             assert time.monotonic() < until
             time.sleep(0.05)
         assert read_activity(metrics.parent / ACTIVITY_FILE) is not None
-        noted = [json.loads(line) for line in self._noted.read_text().splitlines()]
-        return [Activity(**each) for each in noted]
+        records = [json.loads(line) for line in self._activity_file.read_text().splitlines()]
+        return [Activity(**each) for each in records]
 
     def ends_with(self, code: int) -> str:
         """Wait for the end; returns what was printed."""
@@ -105,15 +105,15 @@ def test_a_schedulers_signal_saves_the_step_of_an_rl_stage_and_the_same_command_
     stage, out = tmp_path / "run" / "stage1", tmp_path / "out"
 
     training = Training(out, *words, "--set", "checkpoint.every_minutes=1000")
-    seen = training.after_step(1, stage / "metrics-1.jsonl")
+    activities = training.after_step(1, stage / "metrics-1.jsonl")
     training.process.send_signal(signal.SIGUSR1)
-    said = training.ends_with(75)
-    assert "SIGUSR1: training saves at the end of the current step" in said
+    output = training.ends_with(75)
+    assert "SIGUSR1: training saves at the end of the current step" in output
     assert not (stage / STOP_FILE).exists()
     assert {"loading the model", "log-probabilities", "update", "weights to the engines"} <= {
-        activity.phase for activity in seen
+        activity.phase for activity in activities
     }
-    assert max(each.total for each in seen if each.phase == "update") > 1
+    assert max(each.total for each in activities if each.phase == "update") > 1
     first = logged_steps(stage / "metrics-1.jsonl")
     assert first == list(range(1, first[-1] + 1))
     assert finished_steps(stage / "checkpoints") == first[-1:], "only the step that was under way is saved"
@@ -141,10 +141,10 @@ def test_a_signal_saves_the_step_of_an_sft_on_two_ranks_and_the_same_command_con
     run, out = tmp_path / "run", tmp_path / "out"
 
     training = Training(out, *words)
-    seen = training.after_step(2, run / "metrics-1.jsonl")
+    activities = training.after_step(2, run / "metrics-1.jsonl")
     training.process.send_signal(signal.SIGTERM)
     assert "SIGTERM: training saves at the end of the current step" in training.ends_with(75)
-    assert "update" in {activity.phase for activity in seen}
+    assert "update" in {activity.phase for activity in activities}
     first = logged_steps(run / "metrics-1.jsonl")
     assert first == list(range(1, first[-1] + 1))
     assert first[-1] < TRACES // 4

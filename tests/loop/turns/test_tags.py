@@ -34,8 +34,8 @@ def test_answer_blocks_that_are_never_closed_are_looked_through_once() -> None:
 
 def test_closed_calls_are_found_up_to_the_last_end() -> None:
     text = "<tool_call>1</tool_call> and <tool_call>2</tool_call> and <tool_call>3"
-    written = [call.text for call in read_turn(text, closed_only=True).calls]
-    assert written == ["<tool_call>1</tool_call>", "<tool_call>2</tool_call>"]
+    call_texts = [call.text for call in read_turn(text, closed_only=True).calls]
+    assert call_texts == ["<tool_call>1</tool_call>", "<tool_call>2</tool_call>"]
 
 
 @pytest.mark.parametrize(

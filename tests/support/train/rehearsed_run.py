@@ -56,13 +56,13 @@ def main(run: Path) -> None:
     rehearsal = Path(os.environ[REHEARSAL])
     end_resumably()
     pipeline.stage_command = _rehearsed  # type: ignore[attr-defined]
-    stages._export = _copied
+    stages._export = _copy_model
     plan = recipes(rehearsal)
     rows = read_rows(rehearsal / "problems.parquet")
     config = {"recipes": {str(number): recipe.model_dump(mode="json") for number, recipe in plan.items()}}
-    with open_run(run, "train", config) as opened:
+    with open_run(run, "train", config) as run_folder:
         rehearsed = pipeline.Pipeline(
-            opened, _Lines(), ("http://127.0.0.1:1", None), None, lambda _: {}, PhaseTimer(run)
+            run_folder, _Lines(), ("http://127.0.0.1:1", None), None, lambda _: {}, PhaseTimer(run)
         )
         for _ in rehearsed.train_stages(plan, rehearsal / "model", rows, run):
             pass
@@ -75,7 +75,7 @@ def _rehearsed(*args: Any) -> Command:
     return replace(command, argv=[sys.executable, "-m", "support.train.rehearsed_verl", *words])
 
 
-def _copied(start: stages.Start, checkpoint: Path, model: Path) -> None:
+def _copy_model(start: stages.Start, checkpoint: Path, model: Path) -> None:
     """A stand-in for VERL's merger, since a rehearsed checkpoint has no weights. It records the sources of a model."""
     if not model.is_dir():
         with (Path(os.environ[REHEARSAL]) / "exported").open("a") as file:

@@ -35,7 +35,7 @@ def _defaults(config: str) -> Any:
 
 @cache
 def _override(word: str) -> Any:
-    """One word of a command line; most of them are in many, and hydra takes milliseconds for each."""
+    """Parses one word of a command line. Hydra takes milliseconds per word, and command lines share most words."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_override(word)

@@ -32,7 +32,7 @@ def benchmark() -> Iterator[ModuleType]:
     [
         ([0.5 + 0.02 * i for i in range(20)], None),
         ([0.8] * 10 + [0.0] * 10, 12),  # two of five steps at 0: the mean is 0.48
-        ([0.8] * 10 + [0.0] * 3 + [0.8] * 7, None),  # it recovers
+        ([0.8] * 10 + [0.0] * 3 + [0.8] * 7, None),  # the pass rate recovers
         ([0.8] * 10 + [0.0] * 3 + [0.8] * 7 + [0.3] * 5, 22),  # the second fall stays
         ([0.8] * 10 + [0.65] * 10, None),  # not far enough
         ([0.8] * 3, None),
@@ -80,10 +80,10 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
     rows = {
         line.split(" | ")[0].strip("| `"): line for line in benchmark.table_of_alarms(runs, 3).splitlines()
     }
-    # Of three steps, one at 0.6 lowers the mean to 0.87, which the threshold of the odd seeds already sees.
-    chosen = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
+    # In a window of three steps, one step at 0.6 lowers the mean to 0.87. The threshold of the odd seeds detects this.
+    table_line = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
     default = "| 0.2 | 2 of 3 | 1 of 3 | 6 (6 to 6) |"
-    assert rows["information_fall"] == chosen + default
+    assert rows["information_fall"] == table_line + default
     assert rows["length_change"].split(" | ")[2:4] == ["0 of 3", "0 of 3"]
     assert "| spoilt | lr-x10 | 80% | 0% | 16 |" in benchmark.table_of_runs(runs, 3)
 

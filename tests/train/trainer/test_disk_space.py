@@ -54,7 +54,7 @@ def test_a_checkpoint_needs_space_for_all_of_it_and_a_little_more(disk: Path) ->
     (disk / "other").unlink()
     fill(checkpoint / "model.pt", 30 << 20)
     assert check_disk_space(checkpoint, DISK - SMALL_FILES_BYTES, 20) is None, (
-        "what an earlier start left is replaced"
+        "the file of an earlier start is replaced"
     )
 
 
@@ -108,10 +108,10 @@ def test_what_torch_says_of_a_full_disk_is_recognised(disk: Path, tmp_path: Path
     import torch
 
     tensors = {str(number): torch.zeros(20 << 20, dtype=torch.uint8) for number in range(8)}
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError) as excinfo:
         torch.save(tensors, disk / "model_world_size_1_rank_0.pt")
     log = tmp_path / "log"
-    log.write_text(f"RuntimeError: {caught.value}\nray.exceptions.ActorDiedError: The actor died\n")
+    log.write_text(f"RuntimeError: {excinfo.value}\nray.exceptions.ActorDiedError: The actor died\n")
     assert "free disk space" in find_cause(log).remedy
 
 
