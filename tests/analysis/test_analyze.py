@@ -261,10 +261,10 @@ def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
         writer.write(make_trace())
     standin.prompt_logprobs = True
     for name, again in (("one", 1), ("one", 0), ("other", 1)):
-        standin.names, request_count = (name,), len(standin.asked)
+        standin.names, request_count = (name,), len(standin.requests)
         result = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
         assert result.code == 0, result.stderr
-        assert len(standin.asked) == request_count + again
+        assert len(standin.requests) == request_count + again
 
 
 def test_a_server_that_is_busy_for_a_while_is_waited_for_and_that_is_said(

@@ -150,7 +150,7 @@ class _Knowing(StandIn):
     def _choice(self, token_ids: list[int], finish: str | None) -> dict[str, Any]:
         import torch
 
-        body = self.asked[-1]
+        body = self.requests[-1]
         choice = super()._choice(token_ids, finish)
         if self.known is not None:
             with torch.no_grad():

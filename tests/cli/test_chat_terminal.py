@@ -240,7 +240,7 @@ def standin_text(standin: StandIn) -> str:
     """Returns the last prompt that the server received."""
     from rstar2.loop.turns.choose import load_tokenizer
 
-    return str(load_tokenizer(standin.root).decode(standin.asked[-1]["prompt"]))
+    return str(load_tokenizer(standin.root).decode(standin.requests[-1]["prompt"]))
 
 
 def test_a_paste_of_200_lines_is_one_question_and_the_history_brings_it_back(

@@ -44,11 +44,11 @@ def test_a_served_model_decides_which_problems_are_kept(
     run = tmp_path / "run"
     words = ("--url", server.url, "--model", tmp_path / "model", "--judge", judge.url, "-n", 2, "--run", run)
     for requests in (18, 0):
-        server.asked.clear()
+        server.requests.clear()
         result = rstar2("data", "agree", f"{tmp_path / 'candidates'}/", *words)
         assert result.code == 0, result.stderr
         assert "6 of 9 problems have the label's answer in at least 12.5 % of their samples" in result.stdout
-        assert len(server.asked) == requests
+        assert len(server.requests) == requests
     assert {path.name for path in (run / "candidates").iterdir()} == {
         *("results.json", "settings.json", "verdicts.jsonl")
     }

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from support.clock import Clock, policies_on
 from support.commands import largest_file, rstar2
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.servers.vllm_standin import StandIn, serving
 from support.terminal import CTRL_C, terminal
 from support.tools import patient
@@ -196,20 +196,20 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
         return [str(problems), *servers, *["-n", "2", "--in-flight", "4", "--run"], str(tmp_path / folder)]
 
     assert run(*words("whole"))[0] == 0
-    standin.complete_until = answer_limit = len(standin.asked) + 30
+    standin.complete_until = answer_limit = len(standin.requests) + 30
     traces = tmp_path / "killed" / "numbers" / "traces.jsonl"
     with terminal("eval", *words("killed")) as screen:
         # All that are in flight wait, and it can ask for no more.
-        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.asked) == answer_limit + 4)
+        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.requests) == answer_limit + 4)
         os.kill(screen.pid, signal.SIGKILL)
         screen.ends_with(-signal.SIGKILL)
     lines_before = lines(traces)
     assert 10 <= lines_before < 2 * COUNT
-    standin.complete_until, request_count = None, len(standin.asked)
+    standin.complete_until, request_count = None, len(standin.requests)
     code, out, err = run(*words("killed"))
     assert code == 0, err
     assert f"{lines_before} samples are done, {2 * COUNT - lines_before} to go" in err
-    assert len(standin.asked) - request_count == 2 * (2 * COUNT - lines_before)
+    assert len(standin.requests) - request_count == 2 * (2 * COUNT - lines_before)
     assert stable(tmp_path / "killed" / "numbers") == stable(tmp_path / "whole" / "numbers")
     assert re.search(r"avg@n\s+75\.0 %", out)
 
@@ -228,7 +228,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     standin.complete_until = 12
 
     def interrupt() -> None:
-        wait_until(lambda: lines(traces) >= 4 and len(standin.asked) == 16)
+        wait_until(lambda: lines(traces) >= 4 and len(standin.requests) == 16)
         os.kill(os.getpid(), signal.SIGINT)
 
     _complete_the_rest_once_it_stops(standin, monkeypatch)
@@ -240,13 +240,13 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert "stopping" in err
     assert "start the same command again" in err
     first = lines(traces)
-    assert first * 2 == len(standin.asked) < 2 * COUNT  # none begun was left
+    assert first * 2 == len(standin.requests) < 2 * COUNT  # none begun was left
     assert "avg@n" in out
     assert json.loads(status.read_text())["state"] == "stopped"
 
-    standin.complete_until = request_count = len(standin.asked)
+    standin.complete_until = request_count = len(standin.requests)
     with terminal("eval", *words) as screen:
-        screen.comes_to(lambda: len(standin.asked) >= request_count + 4)
+        screen.comes_to(lambda: len(standin.requests) >= request_count + 4)
         screen.press(CTRL_C)
         screen.shows("stopping")
         # Another program stops the command with this signal.
@@ -268,12 +268,12 @@ def test_a_running_evaluation_is_controlled_from_another_terminal(
     words = [str(problems), *servers, *["-n", "1", "--in-flight", "2", "--run"], str(tmp_path / "r")]
     standin.complete_until = 0
     with terminal("eval", *words) as screen:
-        screen.comes_to(lambda: len(standin.asked) == 2)
+        screen.comes_to(lambda: len(standin.requests) == 2)
         _, out, _ = run("ctl", "r")
         assert out.splitlines()[0] == "2 of at most 2 samples are running"
         samples = sorted(line.split()[-1] for line in out.splitlines()[1:])
         assert run("ctl", "r", "in-flight", 3)[1].startswith(("2 of at most 3", "3 of at most 3"))
-        screen.comes_to(lambda: len(standin.asked) == 3)
+        screen.comes_to(lambda: len(standin.requests) == 3)
         screen.shows("3 samples at once")
         assert run("ctl", "r", "pause")[1].startswith("paused, ")
         screen.shows("paused")
@@ -310,7 +310,7 @@ def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
     standin.complete_until = 2 * COUNT - 1
 
     def interrupt() -> None:
-        wait_until(lambda: len(standin.asked) == 2 * COUNT)
+        wait_until(lambda: len(standin.requests) == 2 * COUNT)
         os.kill(os.getpid(), signal.SIGINT)
 
     _complete_the_rest_once_it_stops(standin, monkeypatch)
@@ -518,7 +518,7 @@ def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anyth
 
 
 def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.5)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, lift=0.5)
     code, output, _ = run("compare", a, b)
     assert code == 0
     assert "B better" in output
@@ -532,7 +532,7 @@ def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
 
 
 def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Path) -> None:
-    a, b = (made_run(tmp_path / name, problems=10, samples=2) for name in "ab")
+    a, b = (write_run(tmp_path / name, problems=10, samples=2) for name in "ab")
     assert "incomplete" not in run("compare", a, b)[1]
     assert json.loads(run("compare", a, b, "--json")[1])[0]["incomplete"] == []
     traces, results = b / "aime24" / "traces.jsonl", b / "aime24" / "results.json"

@@ -129,7 +129,7 @@ def test_a_harness_scores_and_the_same_command_adds_nothing(
     model.busy_answers = 2
     first = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64)
     assert first.code == 0, output_of(first)
-    request = model.asked[-1]
+    request = model.requests[-1]
     assert (request["temperature"], request["max_tokens"], request["top_p"]) == (0.0, 64, 1.0)
     results = json.loads(Path("r/ifbench/results.json").read_text())
     scores = {name: score["value"] for name, score in results["summary"]["scores"].items()}
@@ -147,9 +147,9 @@ def test_a_harness_scores_and_the_same_command_adds_nothing(
     assert traces["k5"].rule == "LookupError: Resource tagger not found."
     assert traces["k0"].tokens == 7
     assert "prompt, strict" in output_of(first)
-    count = len(model.asked)
+    count = len(model.requests)
     assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64).code == 0
-    assert len(model.asked) == count
+    assert len(model.requests) == count
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
         for words, message in messages.items():
             result = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
             assert (result.code, message in output_of(result)) == (2, True), output_of(result)
-    assert model.asked == []
+    assert model.requests == []
     assert not Path("runs").exists()
 
 
@@ -244,7 +244,7 @@ def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
     with serving(ChatStandIn(judge, names=("first",))) as server:
         words = (*words[:-1], server.url)
         moved = rstar2(*words)
-        assert (moved.code, len(server.asked)) == (0, 0), output_of(moved)
+        assert (moved.code, len(server.requests)) == (0, 0), output_of(moved)
         server.names = ("second",)
         other = rstar2(*words)
     assert (other.code, "judge_model" in output_of(other)) == (2, True), output_of(other)
@@ -302,7 +302,7 @@ def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
     (log,) = Path("r").rglob("arena_hard.log")
     assert "Its log: r/" in output_of(result)
     assert "GRADER_TEMPLATE" in log.read_text()
-    assert model.asked == []
+    assert model.requests == []
 
 
 def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint, Sent
+from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint, Reply
 from support.terminal import terminal
 from support.waiting import wait_until
 from typer.testing import CliRunner
@@ -66,9 +66,9 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
     assert results["summary"]["calls_per_trace"] == 1.0
     assert results["model"]["request_body"] == {"reasoning": {"effort": "low"}}
     assert list(results["fields_left_out"]) == ["temperature"]
-    assert all(body["reasoning"] == {"effort": "low"} and "tools" not in body for body in endpoint.asked)
-    assert "temperature" not in endpoint.asked[-1]
-    assert "<tool_response>\n42" in endpoint.asked[-1]["messages"][-1]["content"]
+    assert all(body["reasoning"] == {"effort": "low"} and "tools" not in body for body in endpoint.requests)
+    assert "temperature" not in endpoint.requests[-1]
+    assert "<tool_response>\n42" in endpoint.requests[-1]["messages"][-1]["content"]
 
 
 def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
     run = tmp_path / "run"
     capped = {"error": {"message": "max_tokens must be less than or equal to 4096"}}
 
-    def caps(body: Body) -> Sent | None:
-        return NO_TEMPERATURE(body) or (Sent(capped, 400) if body["max_tokens"] > 4096 else None)
+    def caps(body: Body) -> Reply | None:
+        return NO_TEMPERATURE(body) or (Reply(capped, 400) if body["max_tokens"] > 4096 else None)
 
     with endpoint.serving():
         words = [problems, "--url", endpoint.url, "--api", "chat", "--no-tools", "--run", run]
@@ -118,15 +118,15 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
     words = [problems, "--api", "chat", "--no-tools", "--run", run, "--in-flight", 1, "--judge", judge.url]
     capped = {"error": {"message": "max_tokens must be less than or equal to 4096"}}
     endpoint.checks = lambda body: (
-        NO_TEMPERATURE(body) or (Sent(capped, 400) if body["max_tokens"] > 4096 else None)
+        NO_TEMPERATURE(body) or (Reply(capped, 400) if body["max_tokens"] > 4096 else None)
     )
     endpoint.rate = _Three()
-    endpoint.limited = lambda: Sent({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
+    endpoint.limited = lambda: Reply({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
     with endpoint.serving():
         words += ["--url", endpoint.url, "-n", 1]
         with terminal("eval", *map(str, words)) as screen:
             # The first sample took three requests. The second sample waits.
-            wait_until(lambda: endpoint.refused)
+            wait_until(lambda: endpoint.rejected_count)
             os.kill(screen.pid, signal.SIGKILL)
         assert not (run / "two" / "results.json").exists()
         endpoint.rate, endpoint.checks = None, lambda body: None

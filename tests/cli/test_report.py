@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.eval.example_runs import write_run, write_staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -20,7 +20,7 @@ from rstar2.runs import open_run
 
 
 def small_run(folder: Path) -> Path:
-    return made_run(folder, problems=6, samples=2)
+    return write_run(folder, problems=6, samples=2)
 
 
 def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_a_run_is_shown_with_its_numbers_and_its_settings_where_asked_for(tmp_pa
 def test_the_numbers_of_many_benchmarks_are_not_cut(tmp_path: Path) -> None:
     names = [f"a-benchmark-{number}" for number in range(6)]
     for name in names:
-        made_run(tmp_path / "run", name, problems=6, samples=2)
+        write_run(tmp_path / "run", name, problems=6, samples=2)
     lines = show_run(tmp_path / "run").splitlines()
     assert [line.split()[0] for line in lines if "a-benchmark" in line] == names
     assert "…" not in "".join(lines)
 
 
 def test_a_training_run_shows_where_its_steps_began_and_ended(tmp_path: Path) -> None:
-    page = show_run(staged_run(tmp_path / "run"))
+    page = show_run(write_staged_run(tmp_path / "run"))
     assert re.search(r"failed calls, GRPO-RoC +30 +\d+\.\d % → \d+\.\d %", page), page
     assert page.index("avg@n") < page.index("in training") < page.index("settings:")
 
@@ -183,8 +183,8 @@ def test_help_exits_with_0(verb: str) -> None:
 
 
 def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "br[" / "x]run [b]", "set[b]", problems=6, samples=2)
-    other = made_run(tmp_path / "br[" / "other", "set[b]", problems=5, samples=2, lift=1.0)
+    run = write_run(tmp_path / "br[" / "x]run [b]", "set[b]", problems=6, samples=2)
+    other = write_run(tmp_path / "br[" / "other", "set[b]", problems=5, samples=2, lift=1.0)
     output = {
         ("report", run): str(run / "report.html"),
         ("runs", "list", "--root", run.parent): str(run),

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from support.commands import rstar2
 from support.optional import needs
-from support.servers.serving import answering, served
+from support.servers.serving import serve_app, wait_for_server
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
@@ -168,7 +168,7 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
         assert result.returncode == 0, result.stderr
         assert f"http://127.0.0.1:{port} is ready" in result.stdout
         assert "1 server" not in result.stdout
-        server = answering()
+        server = wait_for_server()
         assert (server["port"], server["restarts"]) == (port, 0)
         assert "engine: loading" in rstar2("serve", "logs", "engine").stdout
         for absent in ("router", "/engine", "**", "*"):
@@ -214,7 +214,7 @@ def test_a_program_that_answers_in_the_place_of_the_server_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
     with (
-        served(Starlette(routes=[Route("/health", lambda _: Response())])) as url,
+        serve_app(Starlette(routes=[Route("/health", lambda _: Response())])) as url,
         pytest.raises(UserError, match=f"another program answers at {url}, where vLLM should"),
         running_server(["sleep", "600"], {}, url, tmp_path / "serve.log", ready_s=TIMEOUT_S),
     ):
@@ -382,13 +382,13 @@ def test_a_name_and_the_origins_of_pages_reach_vllm_or_the_agent(
     assert code == 0
     alone = shlex.split(output.splitlines()[-1])
     assert alone[alone.index("--allowed-origins") + 1] == '["http://a:1", "http://b"]'
-    assert alone[alone.index("--served-model-name") + 1] == "demo"
+    assert alone[alone.index("--serve_app-model-name") + 1] == "demo"
     code, output, _ = _invoke(str(model), *words, "--with-tools", "--print-command")
     assert code == 0
     engine, agent = (shlex.split(line) for line in output.splitlines()[-2:])
     # Only the agent is at the address that pages know.
     assert engine[engine.index("--allowed-origins") + 1] == "[]"
-    assert engine[engine.index("--served-model-name") + 1] == "demo"
+    assert engine[engine.index("--serve_app-model-name") + 1] == "demo"
     settings = AgentServerSettings.model_validate_json(agent[agent.index("printf") + 2])
     assert (settings.name, settings.origins) == ("demo", ["http://a:1", "http://b"])
 

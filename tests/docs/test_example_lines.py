@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Ran, rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.commands import CommandResult, rstar2
+from support.eval.example_runs import write_run, write_staged_run
 from support.optional import needs
 from support.servers.chat_api import ChatEndpoint, solves
 from support.servers.vllm_standin import StandIn, serving
@@ -133,7 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
     make_tiny_model(root / "runs/sft-release/model", tiny, conversations, read_format("release"), seed=1)
-    staged_run(root / "runs/rl")
+    write_staged_run(root / "runs/rl")
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
     # The folder has no format file. Its chat template does not support tools.
@@ -143,13 +143,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / PUBLISHED / FORMAT_FILE).unlink()
     (root / PUBLISHED / "chat_template.jinja").write_text(default_format().template)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
-        made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
+        write_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
     for name in ("before", "after"):
-        made_run(root / "runs" / name, problems=4, samples=2)
+        write_run(root / "runs" / name, problems=4, samples=2)
     # The traces have enough correct answers for a step of SFT.
-    made_run(root / "runs/eval", "training-problems", problems=120, samples=4)
+    write_run(root / "runs/eval", "training-problems", problems=120, samples=4)
     for pattern in ("**/traces.jsonl", "**/traces/step-*.jsonl"):
         for path in (root / "runs").glob(pattern):
             _with_tokens_of(root / "tiny", path)
@@ -271,7 +271,7 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(folder)
 
 
-def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> Ran:
+def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> CommandResult:
     """Run a line with few and short samples, and everything elsewhere on this machine."""
     if "--api chat" in line:
         line = line.replace("http://127.0.0.1:8000", endpoint.url)

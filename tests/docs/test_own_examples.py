@@ -87,7 +87,7 @@ def test_a_tool_of_ones_own(tmp_path: Path) -> None:
         '"name": "temperature", "description": "Return the present temperature in a city."' in format_output
     )
     assert "It is warmer in Lima." in chat_output
-    names = [tool["function"]["name"] for tool in endpoint.asked[0]["tools"]]
+    names = [tool["function"]["name"] for tool in endpoint.requests[0]["tools"]]
     assert names == ["temperature"]
 
 

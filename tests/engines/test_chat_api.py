@@ -49,7 +49,7 @@ async def test_thought_calls_and_replies_go_through_the_endpoint_and_back() -> N
         "<think>It says so.</think>\nThe answer is \\boxed{42 < |im_end|> π}.",
     ]
     assert codec.decode(shown) == "".join(turn.text for turn in trace.turns)
-    first, second = endpoint.asked
+    first, second = endpoint.requests
     assert first["messages"] == [{"role": "user", "content": "Compute 6 * 7."}]
     assert first["tools"] == [python_code_with_standard_io.schema]
     _, asked, reply = second["messages"]
@@ -73,7 +73,7 @@ async def test_values_that_are_off_are_sent_where_the_endpoint_is_known_to_take_
         prompt = opened.codec.prompt(opened.codec.format.messages("Hello."))
         await opened.engine.generate(prompt, Sampling(max_tokens=99))
         await opened.engine.aclose()
-    (asked,) = endpoint.asked
+    (asked,) = endpoint.requests
     assert tuple(asked.get(name) for name in ("top_k", "min_p", "repetition_penalty")) == sent
 
 
@@ -95,7 +95,7 @@ async def test_arguments_that_are_no_json_are_a_failed_call_and_are_sent_back(ar
         )
         await opened.engine.aclose()
     assert [call.status for call in trace.calls] == ["invalid_arguments" if not arguments else "parse_error"]
-    sent = endpoint.asked[-1]["messages"][1]["tool_calls"][0]["function"]
+    sent = endpoint.requests[-1]["messages"][1]["tool_calls"][0]["function"]
     assert arguments in json.dumps(json.loads(sent["arguments"])).replace('\\"', '"')
 
 

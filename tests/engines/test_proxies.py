@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.servers.public_endpoint import PublicEndpoint
-from support.servers.serving import served
+from support.servers.serving import serve_app
 
 from rstar2.addresses import proxy_of
 from rstar2.engines.chat_api import ChatEngine
@@ -111,7 +111,7 @@ def secure(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publi
     """An endpoint over TLS. This process trusts its certificate, and the proxy forwards to its URL."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     endpoint = PublicEndpoint()
-    with served(endpoint.app, certificate) as endpoint.url:
+    with serve_app(endpoint.app, certificate) as endpoint.url:
         yield endpoint
 
 
@@ -147,7 +147,7 @@ async def test_https_goes_through_a_tunnel_that_sees_the_host_alone(
         proxy.login = True
         monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("://", "://me:secret@"))
         assert await finish_reason_of("https://api.example/v1") == "stop"
-    assert len(secure.asked) == 1
+    assert len(secure.requests) == 1
     # One connection carries the list of models and the turn.
     (head,) = proxy.heads
     assert head.startswith("CONNECT api.example:443 HTTP/1.1\r\n")

@@ -17,14 +17,14 @@ from support.clock import Clock, policies_on
 from support.servers.public_endpoint import (
     ANSWER,
     CONTEXT_WORDINGS,
-    DONE,
+    END,
     NO_MAX_TOKENS,
     NO_TEMPERATURE,
     PROVIDERS,
     Body,
     PublicEndpoint,
     Rate,
-    Sent,
+    Reply,
     Tokens,
     event,
     no_seed_422,
@@ -142,7 +142,7 @@ async def generate_turn(
 
 async def test_a_rate_limit_costs_no_sample(endpoint: PublicEndpoint, tmp_path: Path) -> None:
     endpoint.rate = Rate(4, 0.1, too_early=20)
-    endpoint.limited = lambda: Sent(
+    endpoint.limited = lambda: Reply(
         {"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}},
         429,
         {"Retry-After": "0.1"},
@@ -150,29 +150,29 @@ async def test_a_rate_limit_costs_no_sample(endpoint: PublicEndpoint, tmp_path: 
     result = await measure(endpoint, tmp_path)
     assert result.summary["samples"] == 60
     assert result.complete
-    assert endpoint.refused >= 20
+    assert endpoint.rejected_count >= 20
     (outages,) = timing(tmp_path)["outages"]
-    assert outages["retries"] == {"rate limit (HTTP 429)": endpoint.refused}
+    assert outages["retries"] == {"rate limit (HTTP 429)": endpoint.rejected_count}
     assert outages["away_s"] == 0
     assert outages["paused_s"] > 0
 
 
 async def test_the_judge_models_rate_limit_costs_no_reply(endpoint: PublicEndpoint) -> None:
     endpoint.rate = Rate(2, 0.05, too_early=10)
-    endpoint.limited = lambda: Sent("slow down", 429, {"retry-after-ms": "50"}, kind="text/plain")
+    endpoint.limited = lambda: Reply("slow down", 429, {"retry-after-ms": "50"}, kind="text/plain")
     chat = ServerChat(endpoint.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S, "judge model")
     messages = [{"role": "user", "content": "?"}]
     replies = await asyncio.gather(*(chat.reply(messages, Sampling(max_tokens=9)) for _ in range(30)))
     await chat.aclose()
     assert [reply.text for reply in replies] == [ANSWER] * 30
-    assert endpoint.refused >= 10
+    assert endpoint.rejected_count >= 10
 
 
 async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     endpoint.rate = Rate(0, 1.0)
-    endpoint.limited = lambda: Sent({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
+    endpoint.limited = lambda: Reply({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
     with pytest.raises(
         ServiceGone, match=r"asked again in 7200 seconds: .*HTTP 429: Come back later"
     ) as error:
@@ -184,24 +184,24 @@ async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
 @pytest.mark.parametrize(
     "quota_reply",
     [
-        Sent({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
-        Sent({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
-        Sent({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
-        Sent({"error": {"message": "Monthly quota exceeded"}}, 429),
-        Sent(
+        Reply({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
+        Reply({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
+        Reply({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
+        Reply({"error": {"message": "Monthly quota exceeded"}}, 429),
+        Reply(
             {"error": {"message": "Your team has used all available credits or reached its spending limit"}},
             403,
         ),
     ],
 )
 async def test_an_exhausted_quota_ends_the_run_at_once(
-    endpoint: PublicEndpoint, tmp_path: Path, quota_reply: Sent
+    endpoint: PublicEndpoint, tmp_path: Path, quota_reply: Reply
 ) -> None:
     endpoint.checks = lambda body: quota_reply
     with pytest.raises(QuotaExhausted, match="has no quota left") as caught:
         await measure(endpoint, tmp_path, in_flight=2)
     assert "Waiting does not help" in caught.value.hint
-    assert len(endpoint.asked) <= 4
+    assert len(endpoint.requests) <= 4
 
 
 @pytest.mark.parametrize(
@@ -327,12 +327,12 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
 ) -> None:
     context = 8192
 
-    def checks(body: Body) -> Sent | None:
+    def checks(body: Body) -> Reply | None:
         requested = body.get("max_tokens")
         if prompt + (requested or 1) <= context:
             return None
         status, error_body = CONTEXT_WORDINGS[wording](Tokens(context, prompt, requested or 0))
-        return Sent(error_body, status)
+        return Reply(error_body, status)
 
     endpoint.checks = checks
     question = "7 " * prompt
@@ -370,18 +370,18 @@ async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
 ) -> None:
     """If a server's message about the context means something else, its model must not get a grade for it."""
     endpoint.models = [{"id": "m", "max_model_len": 32_768}]
-    endpoint.checks = lambda body: Sent({"error": {"message": "prompt is too long"}}, 400)
+    endpoint.checks = lambda body: Reply({"error": {"message": "prompt is too long"}}, 400)
     async with open_endpoint(endpoint) as model:
         with pytest.raises(Refused, match="prompt is too long"):
             await generate_turn(model)
-    assert ["max_tokens" in body for body in endpoint.asked] == [True, False]
+    assert ["max_tokens" in body for body in endpoint.requests] == [True, False]
 
 
 async def test_a_busy_server_that_speaks_of_its_cache_is_asked_again(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     busy = {"message": "Not enough KV cache: reduce the number of concurrent requests", "type": "unavailable"}
-    endpoint.script = [Sent({"error": busy}, 503)] * 5
+    endpoint.script = [Reply({"error": busy}, 503)] * 5
     result = await measure(endpoint, tmp_path)
     assert (result.summary["truncated_share"], result.summary["accuracy"]) == (0, 1.0)
     assert timing(tmp_path)["outages"][0]["retries"] == {"HTTP 503 (unavailable)": 5}
@@ -389,11 +389,11 @@ async def test_a_busy_server_that_speaks_of_its_cache_is_asked_again(
 
 async def test_what_was_written_before_the_context_was_full_is_kept(endpoint: PublicEndpoint) -> None:
     full = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
-    endpoint.script = [Sent(lines=[event({"content": "I think"}), f"data: {json.dumps(full)}", ""])]
+    endpoint.script = [Reply(lines=[event({"content": "I think"}), f"data: {json.dumps(full)}", ""])]
     async with open_endpoint(endpoint) as model:
         text, generation = await generate_turn(model)
     assert (text, generation.finish) == ("I think", "length")
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.requests) == 1
 
 
 async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndpoint) -> None:
@@ -404,7 +404,7 @@ async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndp
         """Count each character as a token. The client's estimate is one token per four bytes."""
         return 1000 + len(json.dumps(body["messages"]))
 
-    def checks(body: Body) -> Sent | None:
+    def checks(body: Body) -> Reply | None:
         rooms.append(body["max_tokens"])
         assert count_tokens(body) < context
         return None
@@ -422,7 +422,7 @@ async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndp
             limits=Limits(max_tokens=30_000),
             sampling=Sampling(),
         )
-    first, second, third = endpoint.asked
+    first, second, third = endpoint.requests
     # The client adds an estimate for the tool's reply, which is new since the server's last count: 4 bytes per token.
     for body, before, new in ((second, first, 120), (third, second, 120)):
         known_tokens = count_tokens(before) + 30
@@ -446,7 +446,7 @@ async def test_the_budget_of_a_rollout_is_spent_in_tokens_of_the_server(endpoint
             limits=Limits(max_tokens=2600),
             sampling=Sampling(),
         )
-    first, second, third = endpoint.asked
+    first, second, third = endpoint.requests
     turns = ((first, second), (second, third))
     added_tokens = [count_tokens(after) - count_tokens(before) - 300 for before, after in turns]
     assert min(added_tokens) > 0
@@ -462,30 +462,30 @@ async def test_the_budget_of_a_rollout_is_spent_in_tokens_of_the_server(endpoint
 
 
 def _answer_lines(text: str = ANSWER) -> list[str]:
-    return [event({"content": text}), event({}, "stop"), DONE]
+    return [event({"content": text}), event({}, "stop"), END]
 
 
 ODD: dict[str, list[str]] = {
     "ping": ['data: "ping"', "", "data: ping", "", ": keep-alive", "", *_answer_lines()],
     "empty list": ["data: []", "", "data: 5", "", *_answer_lines()],
-    "content as parts": [event({"content": [{"type": "text", "text": ANSWER}]}), event({}, "stop"), DONE],
+    "content as parts": [event({"content": [{"type": "text", "text": ANSWER}]}), event({}, "stop"), END],
     "error null": ['data: {"error": null, "choices": []}', "", *_answer_lines()],
     "choices null": ['data: {"choices": null}', "", *_answer_lines()],
     "delta null": ['data: {"choices": [{"index": 0, "delta": null}]}', "", *_answer_lines()],
-    "no finish reason": [event({"content": ANSWER}), DONE],
-    "another finish reason": [event({"content": ANSWER}), event({}, "eos"), DONE],
+    "no finish reason": [event({"content": ANSWER}), END],
+    "another finish reason": [event({"content": ANSWER}), event({}, "eos"), END],
     "another choice": [event({"content": "no"}, index=1), *_answer_lines()],
-    "one choice, of another number": [event({"content": ANSWER}, "stop", index=1), DONE],
-    "usage is a list": [*_answer_lines()[:2], 'data: {"choices": [], "usage": []}', "", DONE],
-    "finish reason is an object": [event({"content": ANSWER}), event({}, finish_reason={"type": "stop"}), DONE],
-    "text of a completion": [f"data: {json.dumps({'choices': [{'text': ANSWER, 'finish_reason': 'stop'}]})}", "", DONE],
-    "index null": [event({"content": ANSWER}, "stop", index=None), DONE],
+    "one choice, of another number": [event({"content": ANSWER}, "stop", index=1), END],
+    "usage is a list": [*_answer_lines()[:2], 'data: {"choices": [], "usage": []}', "", END],
+    "finish reason is an object": [event({"content": ANSWER}), event({}, finish_reason={"type": "stop"}), END],
+    "text of a completion": [f"data: {json.dumps({'choices': [{'text': ANSWER, 'finish_reason': 'stop'}]})}", "", END],
+    "index null": [event({"content": ANSWER}, "stop", index=None), END],
     "no end of stream": _answer_lines()[:2],
-    "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", DONE],
+    "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", END],
     "carriage returns": [line.replace("\n", "\r\n") for line in _answer_lines()],
     "separators in the text": [
         "data: " + json.dumps({"choices": [{"delta": {"content": ANSWER + "\u2028"}}]}, ensure_ascii=False) + "\n",
-        DONE,
+        END,
     ],
 }  # fmt: skip
 """Streams that say `ANSWER`."""
@@ -493,17 +493,17 @@ ODD: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("name", ODD)
 async def test_an_odd_stream_is_read_as_it_is_meant(endpoint: PublicEndpoint, name: str) -> None:
-    endpoint.script = [Sent(lines=ODD[name])]
+    endpoint.script = [Reply(lines=ODD[name])]
     async with open_endpoint(endpoint) as model:
         text, generation = await generate_turn(model)
     assert (text.rstrip("\u2028"), generation.finish) == (ANSWER, "stop")
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("content", [ANSWER, [{"type": "text", "text": ANSWER}]])
 async def test_a_server_that_never_streams_is_read_too(endpoint: PublicEndpoint, content: Any) -> None:
     choice = {"index": None, "message": {"content": content}, "finish_reason": None}
-    endpoint.script = [Sent({"choices": [choice], "error": None, "usage": None})]
+    endpoint.script = [Reply({"choices": [choice], "error": None, "usage": None})]
     async with open_endpoint(endpoint) as model:
         text, generation = await generate_turn(model)
     assert (text, generation.finish) == (ANSWER, "stop")
@@ -530,7 +530,7 @@ async def test_arguments_may_be_an_object(endpoint: PublicEndpoint, arguments: A
 async def test_the_call_of_an_old_api_is_a_call(endpoint: PublicEndpoint) -> None:
     call = {"name": NAME, "arguments": '{"code": "print(7)"}'}
     endpoint.script = [
-        Sent({"choices": [{"message": {"function_call": call}, "finish_reason": "function_call"}]})
+        Reply({"choices": [{"message": {"function_call": call}, "finish_reason": "function_call"}]})
     ]
     async with open_endpoint(endpoint) as model:
         _, generation = await generate_turn(model)
@@ -557,42 +557,42 @@ ENGINE_DIED = {
         "code": 400,
     }
 }
-FAULTS: dict[str, tuple[Sent, str]] = {
+FAULTS: dict[str, tuple[Reply, str]] = {
     "event: error": (
-        Sent(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
+        Reply(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
         "an error in its answer",
     ),
     "503 inside a 200": (
-        Sent(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
+        Reply(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
         "error 503 in its answer",
     ),
     "vLLM's engine died": (
-        Sent(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", DONE]),
+        Reply(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", END]),
         "error 400 in its answer",
     ),
     "503 in place of a completion": (
-        Sent({"error": {"message": "no capacity", "code": 503}}),
+        Reply({"error": {"message": "no capacity", "code": 503}}),
         "error 503 in its answer",
     ),
-    "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
-    "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
-    "nested without end": (Sent(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
-    "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
-    "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
+    "cut off": (Reply(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
+    "cut in an event": (Reply(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
+    "nested without end": (Reply(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
+    "aborted": (Reply(lines=[event({"content": "I"}, "abort"), END]), "finish_reason abort"),
+    "content is a number": (Reply(lines=[event({"content": 5}), END]), "malformed answer"),
     "nothing said but a role": (
-        Sent(lines=[event({"role": "assistant", "content": ""}), DONE]),
+        Reply(lines=[event({"role": "assistant", "content": ""}), END]),
         "the connection broke: the stream ended early",
     ),
-    "JSON that is cut off": (Sent('{"choices":[{"message":{"content":"It is'), "malformed answer"),
-    "a page": (Sent("<html><title>Just a moment</title></html>", kind="text/html"), "malformed answer"),
-    "a whole answer without words": (Sent({"choices": [{"message": {"content": ""}}]}), "malformed answer"),
-    "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
-    "no choices": (Sent({"object": "chat.completion", "choices": []}), "malformed answer"),
+    "JSON that is cut off": (Reply('{"choices":[{"message":{"content":"It is'), "malformed answer"),
+    "a page": (Reply("<html><title>Just a moment</title></html>", kind="text/html"), "malformed answer"),
+    "a whole answer without words": (Reply({"choices": [{"message": {"content": ""}}]}), "malformed answer"),
+    "nothing said": (Reply(lines=[END]), "the connection broke: the stream ended early"),
+    "no choices": (Reply({"object": "chat.completion", "choices": []}), "malformed answer"),
     "529": (
-        Sent({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 529),
+        Reply({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 529),
         "HTTP 529 (overloaded_error)",
     ),
-    "520 with a page": (Sent("<html><title>520: unknown</title></html>", 520, kind="text/html"), "HTTP 520"),
+    "520 with a page": (Reply("<html><title>520: unknown</title></html>", 520, kind="text/html"), "HTTP 520"),
 }
 
 
@@ -626,7 +626,7 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
     assert record["summary"]["samples"] == 14
 
 
-MODEL_AWAY = Sent({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
+MODEL_AWAY = Reply({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
 
 
 async def test_a_refusal_that_every_request_meets_ends_the_run(
@@ -635,14 +635,17 @@ async def test_a_refusal_that_every_request_meets_ends_the_run(
     endpoint.checks = lambda body: MODEL_AWAY
     with pytest.raises(AccessRefused, match="The model `m` does not exist"):
         await measure(endpoint, tmp_path, in_flight=1)
-    assert len(endpoint.asked) == 5
+    assert len(endpoint.requests) == 5
 
 
 async def test_a_refusal_after_an_answer_costs_its_sample_alone(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     refusal_count = len(PROBLEMS) - 1
-    endpoint.script = [Sent(lines=[event({"content": ANSWER}, "stop"), DONE]), *[MODEL_AWAY] * refusal_count]
+    endpoint.script = [
+        Reply(lines=[event({"content": ANSWER}, "stop"), END]),
+        *[MODEL_AWAY] * refusal_count,
+    ]
     with pytest.raises(SamplesRefused, match=f"{refusal_count} of 15 samples failed"):
         await measure(endpoint, tmp_path, samples=1, in_flight=1)
 
@@ -650,7 +653,7 @@ async def test_a_refusal_after_an_answer_costs_its_sample_alone(
 async def test_refusals_of_single_requests_do_not_end_the_run(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
-    endpoint.checks = lambda body: Sent({"error": {"message": "an image is missing"}}, 400)
+    endpoint.checks = lambda body: Reply({"error": {"message": "an image is missing"}}, 400)
     with pytest.raises(SamplesRefused, match="15 of 15 samples failed"):
         await measure(endpoint, tmp_path, samples=1, in_flight=1)
 
@@ -658,15 +661,23 @@ async def test_refusals_of_single_requests_do_not_end_the_run(
 @pytest.mark.parametrize(
     ("reply", "finish", "text"),
     [
-        (Sent(lines=[event({"refusal": "I cannot."}), event({}, "stop"), DONE]), "refusal", "I cannot."),
-        (Sent(lines=[event({"content": "So"}), event({}, "content_filter"), DONE]), "content_filter", "So"),
         (
-            Sent(lines=[event({"content": "So"}), event({}, "content_filter: SAFETY"), DONE]),
+            Reply(lines=[event({"refusal": "I cannot."}), event({}, "stop"), END]),
+            "refusal",
+            "I cannot.",
+        ),
+        (
+            Reply(lines=[event({"content": "So"}), event({}, "content_filter"), END]),
             "content_filter",
             "So",
         ),
         (
-            Sent(
+            Reply(lines=[event({"content": "So"}), event({}, "content_filter: SAFETY"), END]),
+            "content_filter",
+            "So",
+        ),
+        (
+            Reply(
                 {"error": {"message": "triggered our content management policy", "code": "content_filter"}},
                 400,
             ),
@@ -676,7 +687,7 @@ async def test_refusals_of_single_requests_do_not_end_the_run(
     ],
 )
 async def test_refusals_and_filters_are_finished_answers_that_are_counted(
-    endpoint: PublicEndpoint, tmp_path: Path, reply: Sent, finish: str, text: str
+    endpoint: PublicEndpoint, tmp_path: Path, reply: Reply, finish: str, text: str
 ) -> None:
     endpoint.script = [reply]
     result = await measure(endpoint, tmp_path, samples=1, in_flight=1)
@@ -691,7 +702,7 @@ async def test_refusals_and_filters_are_finished_answers_that_are_counted(
 
 
 async def test_a_number_in_a_refusal_is_no_answer(endpoint: PublicEndpoint, tmp_path: Path) -> None:
-    endpoint.script = [Sent(lines=[event({"refusal": "I cannot help with 42."}), event({}, "stop"), DONE])]
+    endpoint.script = [Reply(lines=[event({"refusal": "I cannot help with 42."}), event({}, "stop"), END])]
     result = await measure(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
     first = next(read_traces(tmp_path / "traces.jsonl"))
     assert (first.finish, first.final_text) == ("refusal", "I cannot help with 42.")
@@ -720,7 +731,7 @@ async def test_a_mark_between_turns_in_a_servers_text_hides_no_box(
 ) -> None:
     counts = {"prompt_tokens": 10, "completion_tokens": 700, "total_tokens": 710}
     usage_lines = ["data: " + json.dumps({"choices": [], "usage": counts}) + "\n"] if usage else []
-    endpoint.script = [Sent(lines=[event({"content": text}), event({}, "stop"), *usage_lines, DONE])]
+    endpoint.script = [Reply(lines=[event({"content": text}), event({}, "stop"), *usage_lines, END])]
     await measure(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
     first = next(read_traces(tmp_path / "traces.jsonl"))
     assert (first.finish, first.final_text) == ("answer", text)
@@ -732,29 +743,29 @@ async def test_a_mark_between_turns_in_a_servers_text_hides_no_box(
     ("reply", "message"),
     [
         (
-            Sent("<!DOCTYPE html><html><title>Welcome &amp; hello</title></html>", kind="text/html"),
+            Reply("<!DOCTYPE html><html><title>Welcome &amp; hello</title></html>", kind="text/html"),
             r"a web page \(Welcome & hello\)",
         ),
         (
-            Sent("<html><title>Not here</title></html>", 404, kind="text/html"),
+            Reply("<html><title>Not here</title></html>", 404, kind="text/html"),
             r"HTTP 404: a web page \(Not here\)",
         ),
         (
-            Sent("Moved", 308, {"location": "https://new.example/v1"}),
+            Reply("Moved", 308, {"location": "https://new.example/v1"}),
             "redirects requests to https://new.example/v1",
         ),
-        (Sent({"hello": "world"}), r"JSON that is not a completion: {\"hello\":"),
-        (Sent("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
+        (Reply({"hello": "world"}), r"JSON that is not a completion: {\"hello\":"),
+        (Reply("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
         (
-            Sent("Ollama is running", kind="text/event-stream"),
+            Reply("Ollama is running", kind="text/event-stream"),
             "an answer that is not JSON: Ollama is running",
         ),
-        (Sent("<html><title>Hello</title></html>", kind="text/plain"), r"a web page \(Hello\)"),
-        (Sent("", 204, kind="text/plain"), "an empty answer"),
+        (Reply("<html><title>Hello</title></html>", kind="text/plain"), r"a web page \(Hello\)"),
+        (Reply("", 204, kind="text/plain"), "an empty answer"),
     ],
 )
 async def test_a_server_that_is_no_api_is_named_as_what_it_is(
-    endpoint: PublicEndpoint, reply: Sent, message: str
+    endpoint: PublicEndpoint, reply: Reply, message: str
 ) -> None:
     endpoint.checks = lambda body: reply
     async with open_endpoint(endpoint) as model:
@@ -762,16 +773,16 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
             await generate_turn(model)
 
 
-@pytest.mark.parametrize("reply", [Sent("Ollama is running", kind="text/plain"), Sent("", 204)])
+@pytest.mark.parametrize("reply", [Reply("Ollama is running", kind="text/plain"), Reply("", 204)])
 async def test_a_text_that_is_no_answer_is_asked_for_a_few_times_alone(
-    endpoint: PublicEndpoint, reply: Sent
+    endpoint: PublicEndpoint, reply: Reply
 ) -> None:
     endpoint.checks = lambda body: reply
     async with open_endpoint(endpoint) as model:
         with pytest.raises(MalformedAnswer) as error:
             await generate_turn(model)
     assert "such as https://host/v1" in error.value.hint
-    assert len(endpoint.asked) == ATTEMPTS
+    assert len(endpoint.requests) == ATTEMPTS
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
@@ -782,10 +793,10 @@ async def test_an_answer_is_read_whatever_type_it_is_said_to_have(
     choice = {"message": {"content": ANSWER}, "finish_reason": "stop"}
     complete_body = json.dumps({"choices": [choice]}, indent=indent)
     for body in (complete_body, "\n".join(_answer_lines())):
-        endpoint.script = [Sent(body, kind=kind)]
+        endpoint.script = [Reply(body, kind=kind)]
         async with open_endpoint(endpoint) as model:
             assert (await generate_turn(model))[0] == ANSWER
-    assert len(endpoint.asked) == 2
+    assert len(endpoint.requests) == 2
 
 
 # Requests
@@ -804,7 +815,7 @@ async def test_an_answer_is_read_whatever_type_it_is_said_to_have(
     ids=["max_tokens", "temperature", "seed", "temperature of 1", "stream_options", "top_p"],
 )  # fmt: skip
 async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
-    endpoint: PublicEndpoint, checks: Callable[[Body], Sent | None], absent: str, reported_fields: set[str]
+    endpoint: PublicEndpoint, checks: Callable[[Body], Reply | None], absent: str, reported_fields: set[str]
 ) -> None:
     endpoint.checks = checks
     reports: dict[str, str] = {}
@@ -815,8 +826,8 @@ async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
             generation = await model.engine.generate(prompt, Sampling(max_tokens=77, seed=3))
             assert generation.finish == "stop"
     assert set(reports) == reported_fields
-    assert [absent in body for body in endpoint.asked] == [True, False, False]
-    limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.asked]
+    assert [absent in body for body in endpoint.requests] == [True, False, False]
+    limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.requests]
     assert limits == [77] * 3
 
 
@@ -852,24 +863,24 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
 )
 async def test_a_cap_on_completion_tokens_is_kept_to(endpoint: PublicEndpoint, message: str) -> None:
     endpoint.checks = lambda body: (
-        Sent({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
+        Reply({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
     )
     reports: list[tuple[int, str]] = []
     async with open_endpoint(endpoint) as model:
         model.engine.when_capped(lambda most, words: reports.append((most, words)))
         for _ in range(2):
             assert (await generate_turn(model, budget=30_000))[1].finish == "stop"
-    assert [body["max_tokens"] for body in endpoint.asked] == [30_000, 4096, 4096]
+    assert [body["max_tokens"] for body in endpoint.requests] == [30_000, 4096, 4096]
     ((most, words),) = reports
     assert most == 4096
     assert message in words
 
 
 async def test_a_tiny_cap_holds_for_all_only_when_it_is_confirmed(endpoint: PublicEndpoint) -> None:
-    def checks(body: Body) -> Sent | None:
+    def checks(body: Body) -> Reply | None:
         if "ok" in body["messages"][-1]["content"] or body["max_tokens"] <= 8:
             return None
-        return Sent({"error": {"message": "max_tokens must be less than or equal to 8"}}, 400)
+        return Reply({"error": {"message": "max_tokens must be less than or equal to 8"}}, 400)
 
     endpoint.checks = checks
     reported_caps: list[int] = []
@@ -877,7 +888,7 @@ async def test_a_tiny_cap_holds_for_all_only_when_it_is_confirmed(endpoint: Publ
         model.engine.when_capped(lambda most, words: reported_caps.append(most))
         for question in ("one", "one", "ok", "two", "ok"):
             await generate_turn(model, question)
-    requests = [(body["messages"][-1]["content"], body["max_tokens"]) for body in endpoint.asked]
+    requests = [(body["messages"][-1]["content"], body["max_tokens"]) for body in endpoint.requests]
     refused_then_capped = [("one", 900), ("one", 8)]
     assert requests == [
         *refused_then_capped,
@@ -905,14 +916,14 @@ async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: Pu
     error_body = {
         "error": {"message": "property seed is unsupported", "type": "invalid_request_error", "code": 400}
     }
-    endpoint.script = [Sent(lines=[event({"content": "FIRST "}), f"data: {json.dumps(error_body)}", ""])]
+    endpoint.script = [Reply(lines=[event({"content": "FIRST "}), f"data: {json.dumps(error_body)}", ""])]
     async with open_endpoint(endpoint) as model:
         prompt = model.codec.prompt(model.codec.format.messages("?"))
         engine = RetryingEngine(model.engine, policies_on(Clock())(60.0).service("engine"))
         generation = await engine.generate(prompt, Sampling(max_tokens=90, seed=3))
         text = model.codec.decode(generation.token_ids)
     assert text.strip() == ANSWER
-    assert ["seed" in body for body in endpoint.asked] == [True, False]
+    assert ["seed" in body for body in endpoint.requests] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -936,14 +947,14 @@ async def test_a_server_without_tools_ends_the_run_at_once_and_names_the_options
     assert error.value.hint.startswith(advice)
     assert "--no-tools" in error.value.hint
     assert "--tools-in-text" in error.value.hint
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.requests) == 1
 
 
 async def test_a_call_that_a_server_refuses_costs_its_sample_alone(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     message = "tool call validation failed: parameters for tool f: additional properties are not allowed"
-    endpoint.script = [Sent({"error": {"message": message}}, 400)]
+    endpoint.script = [Reply({"error": {"message": message}}, 400)]
     with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*tool call validation"):
         await measure(endpoint, tmp_path, samples=1, in_flight=1)
 
@@ -966,7 +977,7 @@ async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) 
     async with open_endpoint(endpoint, more={"top_k": 5}) as model:
         with pytest.raises(Refused, match="top_k"):
             await generate_turn(model)
-    assert [body["top_k"] for body in endpoint.asked] == [5]
+    assert [body["top_k"] for body in endpoint.requests] == [5]
 
 
 def test_fields_of_a_request_are_read_from_the_command_line() -> None:
@@ -1003,7 +1014,7 @@ async def test_fields_of_the_users_are_in_every_request(endpoint: PublicEndpoint
     more = {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"enable_thinking": False}}
     async with open_endpoint(endpoint, more=more) as model:
         await generate_turn(model)
-    assert {key: endpoint.asked[0][key] for key in more} == more
+    assert {key: endpoint.requests[0][key] for key in more} == more
 
 
 @pytest.mark.parametrize(
@@ -1029,7 +1040,7 @@ async def test_a_named_model_needs_no_list(endpoint: PublicEndpoint, models: lis
         return
     async with open_endpoint(endpoint, "m") as model:
         assert (await generate_turn(model))[0] == ANSWER
-    assert endpoint.asked[0]["model"] == "m"
+    assert endpoint.requests[0]["model"] == "m"
 
 
 async def test_without_a_list_and_a_name_the_option_is_named(endpoint: PublicEndpoint) -> None:
@@ -1061,10 +1072,10 @@ async def test_tools_may_stand_in_the_system_text_or_be_left_out(
             sampling=Sampling(),
         )
     assert trace.finish == "answer"
-    assert all("tools" not in body for body in endpoint.asked)
+    assert all("tools" not in body for body in endpoint.requests)
     assert len(trace.calls) == has_tools
     if has_tools:
-        system, question, turn, reply = endpoint.asked[-1]["messages"]
+        system, question, turn, reply = endpoint.requests[-1]["messages"]
         assert NAME in system["content"]
         assert question["role"] == "user"
         assert turn == {"role": "assistant", "content": f"I ask.\n<tool_call>\n{call}\n</tool_call>"}
@@ -1151,7 +1162,7 @@ async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
             text, generation = await generate_turn(model, budget=30_000)
             assert (text.partition("</think>")[2].strip() or text, generation.finish) == (ANSWER, "stop")
             assert ("<think>Hm.</think>" in text) == ("Hm." in json.dumps(provider.message("")))
-            context_refusal = Sent(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
+            context_refusal = Reply(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
             endpoint.checks = lambda body: context_refusal
             _, generation = await generate_turn(model, "7 " * 70_000)
             assert generation == Generation([], None, "length")

@@ -42,7 +42,7 @@ def _engine(standin: StandIn) -> VLLMEngine:
 async def test_token_ids_in_token_ids_out_with_the_end_of_turn_kept(standin: StandIn) -> None:
     engine = _engine(standin)
     generation = await engine.generate(PROMPT, GREEDY)
-    assert standin.asked[0]["prompt"] == PROMPT
+    assert standin.requests[0]["prompt"] == PROMPT
     assert generation.token_ids == [101, 102, 103, END]
     assert generation.finish == "stop"
     assert generation.logprobs == [logprob(token) for token in generation.token_ids]
@@ -68,7 +68,7 @@ async def test_a_server_that_cuts_turns_before_their_budget_is_an_error(
 async def test_every_sampling_value_is_sent_so_that_no_server_default_slips_in(standin: StandIn) -> None:
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=0, max_tokens=9, seed=41)
     await _engine(standin).generate(PROMPT, sampling)
-    request = standin.asked[0]
+    request = standin.requests[0]
     assert request["temperature"] == 0.7
     assert request["top_p"] == 0.9
     assert request["top_k"] == 0
@@ -81,7 +81,7 @@ async def test_every_sampling_value_is_sent_so_that_no_server_default_slips_in(s
 
 async def test_without_a_seed_none_is_sent(standin: StandIn) -> None:
     await _engine(standin).generate(PROMPT, GREEDY)
-    assert "seed" not in standin.asked[0]
+    assert "seed" not in standin.requests[0]
 
 
 async def test_streaming_shows_every_token_once_and_returns_the_same_turn(standin: StandIn) -> None:
@@ -98,10 +98,10 @@ async def test_the_budget_is_cut_to_what_the_servers_context_still_holds() -> No
         engine = _engine(standin)
         generation = await engine.generate(PROMPT, GREEDY)
         assert (len(generation.token_ids), generation.finish) == (2, "length")
-        assert standin.asked[0]["max_tokens"] == 2
+        assert standin.requests[0]["max_tokens"] == 2
         full = await engine.generate([1, 2, 3, 4, 5], GREEDY)
         assert (full.token_ids, full.finish) == ([], "length")
-        assert len(standin.asked) == 1
+        assert len(standin.requests) == 1
 
 
 def _retrying(standin: StandIn, wait_s: float) -> RetryingEngine:
@@ -113,14 +113,14 @@ async def test_a_busy_server_is_requested_again(standin: StandIn) -> None:
     standin.busy_answers = 2
     generation = await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY)
     assert generation.finish == "stop"
-    assert len(standin.asked) == 3
+    assert len(standin.requests) == 3
 
 
 async def test_a_busy_server_is_one_attempt_and_one_error(standin: StandIn) -> None:
     standin.busy_answers = 1000
     with pytest.raises(EngineUnavailable, match=f"{standin.url}.*warming up"):
         await _engine(standin).generate(PROMPT, GREEDY)
-    assert len(standin.asked) == 1
+    assert len(standin.requests) == 1
 
 
 async def test_a_server_that_is_not_there_is_one_error_with_its_address_in_plain_words() -> None:
@@ -164,7 +164,7 @@ async def test_a_stream_cut_before_its_first_token_is_requested_again(standin: S
     with pytest.raises(ServiceGone, match=f"the connection to {standin.url} broke"):
         await _retrying(standin, wait_s=0.5).generate(PROMPT, GREEDY, batches.append)
     assert batches == []
-    assert len(standin.asked) > 1
+    assert len(standin.requests) > 1
 
 
 async def test_a_stream_cut_in_the_middle_is_never_shown_twice(standin: StandIn) -> None:
@@ -173,7 +173,7 @@ async def test_a_stream_cut_in_the_middle_is_never_shown_twice(standin: StandIn)
     with pytest.raises(EngineError, match="in the middle of a turn"):
         await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY, batches.append)
     assert batches == [[101, 102, 103]]
-    assert len(standin.asked) == 1
+    assert len(standin.requests) == 1
 
 
 async def test_a_refused_request_is_not_tried_again_and_says_why(standin: StandIn) -> None:
@@ -182,7 +182,7 @@ async def test_a_refused_request_is_not_tried_again_and_says_why(standin: StandI
     standin.names = ("another",)
     with pytest.raises(EngineError, match="does not exist"):
         await engine.generate(PROMPT, GREEDY)
-    assert len(standin.asked) == 2
+    assert len(standin.requests) == 2
 
 
 async def test_many_turns_are_in_flight_at_once(standin: StandIn) -> None:
@@ -199,7 +199,7 @@ async def test_several_served_models_are_never_picked_from_silently() -> None:
         with pytest.raises(EngineError, match="does not serve three"):
             await VLLMEngine(standin.url, "three").generate(PROMPT, GREEDY)
         await VLLMEngine(standin.url, "two").generate(PROMPT, Sampling(max_tokens=2))
-        assert [body["model"] for body in standin.asked] == ["two"]
+        assert [body["model"] for body in standin.requests] == ["two"]
 
 
 async def test_of_many_models_a_few_are_named_and_the_option_that_names_one() -> None:

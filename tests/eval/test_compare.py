@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.eval.made_runs import BFCL_V3, made_run
+from support.eval.example_runs import BFCL_V3, write_run
 
 from rstar2.errors import UserError
 from rstar2.eval.compare import Incomplete, Pair, compare_runs
@@ -22,7 +22,7 @@ from rstar2.files import write_json
 
 
 def test_the_difference_is_the_mean_of_the_problems_differences(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.3)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, lift=0.3)
     comparison = compare_runs(a, b)[0]
     assert comparison.difference == pytest.approx(sum(pair.b - pair.a for pair in comparison.pairs) / 30)
     assert comparison.difference == pytest.approx(comparison.b - comparison.a)
@@ -34,7 +34,7 @@ def test_the_difference_is_the_mean_of_the_problems_differences(tmp_path: Path) 
 
 
 def test_a_run_compared_with_itself_shows_nothing(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "a")
+    run = write_run(tmp_path / "a")
     comparison = compare_runs(run, run)[0]
     assert comparison.difference == 0.0
     assert not comparison.excludes_zero
@@ -42,7 +42,7 @@ def test_a_run_compared_with_itself_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_swapping_the_runs_turns_the_sign(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, samples=4, lift=0.2)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, samples=4, lift=0.2)
     forward, backward = compare_runs(a, b)[0], compare_runs(b, a)[0]
     assert forward.difference == pytest.approx(-backward.difference)
     assert forward.interval == pytest.approx((-backward.interval[1], -backward.interval[0]))
@@ -52,7 +52,7 @@ def test_swapping_the_runs_turns_the_sign(tmp_path: Path) -> None:
 
 def test_a_comparison_at_the_size_of_aime_finds_a_gain_of_eight_points(tmp_path: Path) -> None:
     """With 30 problems × 16 samples, the earlier interval, with pseudo-problems at ±1, was -4.9 to 15.8 points."""
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.08)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, lift=0.08)
     (comparison,) = compare_runs(a, b)
     assert 0.05 < comparison.difference < 0.09
     assert comparison.excludes_zero
@@ -61,7 +61,7 @@ def test_a_comparison_at_the_size_of_aime_finds_a_gain_of_eight_points(tmp_path:
 
 
 def test_what_a_comparison_could_find_is_a_sentence_and_in_the_json(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1)
     (comparison,) = compare_runs(a, b)
     assert comparison.detectable is not None
     size = f"{100 * comparison.detectable:.1f} points"
@@ -70,7 +70,7 @@ def test_what_a_comparison_could_find_is_a_sentence_and_in_the_json(tmp_path: Pa
     )
     assert size in detectable_line(comparison)
     assert comparison.as_json()["detectable_difference"] == comparison.detectable
-    single = [made_run(tmp_path / name, problems=1) for name in ("c", "d")]
+    single = [write_run(tmp_path / name, problems=1) for name in ("c", "d")]
     (comparison,) = compare_runs(*single)
     assert comparison.interval == (-1.0, 1.0)
     assert comparison.as_json()["detectable_difference"] is None
@@ -81,8 +81,8 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
     verdicts = set()
     console = Console(width=120)
     for number, lift in enumerate((0.0, 0.05, 0.5, -0.5)):
-        a = made_run(tmp_path / f"a{number}", problems=12, samples=4)
-        b = made_run(tmp_path / f"b{number}", problems=12, samples=4, seed=1, lift=lift)
+        a = write_run(tmp_path / f"a{number}", problems=12, samples=4)
+        b = write_run(tmp_path / f"b{number}", problems=12, samples=4, seed=1, lift=lift)
         comparisons = compare_runs(a, b)
         low, high = comparisons[0].interval
         verdict = "B better" if low > 0 else "A better" if high < 0 else "nothing"
@@ -94,7 +94,7 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
 
 
 def test_flips_are_told_by_majority_and_the_largest_first(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=3, lift=0.4)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=3, lift=0.4)
     flipped = compare_runs(a, b)[0].flipped
     assert flipped
     assert all((pair.a > 0.5) != (pair.b > 0.5) for pair in flipped)
@@ -104,14 +104,14 @@ def test_flips_are_told_by_majority_and_the_largest_first(tmp_path: Path) -> Non
 
 
 def test_problems_of_one_run_only_are_left_out_and_counted(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a", problems=30), made_run(tmp_path / "b", problems=20)
+    a, b = write_run(tmp_path / "a", problems=30), write_run(tmp_path / "b", problems=20)
     comparison = compare_runs(a, b)[0]
     assert (len(comparison.pairs), comparison.unpaired) == (20, 10)
 
 
 def test_samples_that_a_later_start_made_are_no_longer_called_failed(tmp_path: Path) -> None:
     """Three of twenty samples failed. The next start made two of them, and was killed."""
-    run = made_run(tmp_path / "a", problems=10, samples=2)
+    run = write_run(tmp_path / "a", problems=10, samples=2)
     traces, results = (run / "aime24" / name for name in ("traces.jsonl", "results.json"))
     traces.write_text("".join(traces.read_text().splitlines(keepends=True)[:-1]))
     stored = measurements(run)[0].results
@@ -122,13 +122,13 @@ def test_samples_that_a_later_start_made_are_no_longer_called_failed(tmp_path: P
 
 
 def test_runs_without_a_common_benchmark_or_problem_are_refused(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", "math500")
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", "math500")
     with pytest.raises(UserError, match="no benchmark in common"):
         compare_runs(a, b)
     results = measurements(a)[0].results
     for row in results["per_problem"]:
         row["gold"] = "another"
-    other_run = made_run(tmp_path / "c")
+    other_run = write_run(tmp_path / "c")
     write_json(other_run / "aime24" / "results.json", results)
     with pytest.raises(UserError, match="no problem in common"):
         compare_runs(a, other_run)
@@ -137,7 +137,7 @@ def test_runs_without_a_common_benchmark_or_problem_are_refused(tmp_path: Path) 
 
 
 def test_a_run_that_was_killed_is_measured_from_its_traces(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "a")
+    run = write_run(tmp_path / "a")
     complete_results = measurements(run)[0].results
     assert complete_results["summary"].pop("as_published"), "a complete run counts as published"
     (run / "aime24" / "results.json").unlink()
@@ -154,8 +154,8 @@ def test_a_run_that_was_killed_is_measured_from_its_traces(tmp_path: Path) -> No
 
 
 def test_a_benchmarks_own_scores_are_compared_and_so_is_what_it_makes_of_them(tmp_path: Path) -> None:
-    a = made_run(tmp_path / "a", "bfcl-v3", problems=170, samples=1, categories=BFCL_V3)
-    b = made_run(tmp_path / "b", "bfcl-v3", problems=170, samples=1, seed=1, lift=0.5, categories=BFCL_V3)
+    a = write_run(tmp_path / "a", "bfcl-v3", problems=170, samples=1, categories=BFCL_V3)
+    b = write_run(tmp_path / "b", "bfcl-v3", problems=170, samples=1, seed=1, lift=0.5, categories=BFCL_V3)
     (comparison,) = compare_runs(a, b)
     by_name = {score.name: score for score in comparison.scores}
     assert {*BFCL_V3, "non-live", "live", "multi-turn", "overall"} <= set(by_name)
@@ -179,8 +179,8 @@ def test_a_benchmarks_own_scores_are_compared_and_so_is_what_it_makes_of_them(tm
 
 
 def test_scores_of_problems_in_one_run_only_are_left_out(tmp_path: Path) -> None:
-    a = made_run(tmp_path / "a", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
-    b = made_run(tmp_path / "b", "bfcl-v3", problems=10, samples=2, categories=BFCL_V3)
+    a = write_run(tmp_path / "a", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    b = write_run(tmp_path / "b", "bfcl-v3", problems=10, samples=2, categories=BFCL_V3)
     (comparison,) = compare_runs(a, b)
     assert {score.name for score in comparison.scores if score.problems} == {
         *BFCL_V3[:10],
@@ -190,7 +190,7 @@ def test_scores_of_problems_in_one_run_only_are_left_out(tmp_path: Path) -> None
 
 
 def test_a_killed_run_has_the_scores_that_are_made_of_others(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "a", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    run = write_run(tmp_path / "a", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
     complete_results = measurements(run)[0].results
     assert complete_results["summary"].pop("as_published"), "a complete run counts as published"
     (run / "bfcl-v3" / "results.json").unlink()
@@ -201,8 +201,8 @@ def test_a_killed_run_has_the_scores_that_are_made_of_others(tmp_path: Path) -> 
 
 
 def test_two_benchmarks_of_one_run_are_compared_by_their_folders(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", "eval/sft")
-    made_run(run, "eval/stage1", seed=1, lift=0.5)
+    run = write_run(tmp_path / "run", "eval/sft")
+    write_run(run, "eval/stage1", seed=1, lift=0.5)
     (comparison,) = compare_runs(run / "eval" / "sft", run / "eval" / "stage1")
     assert comparison.name == "sft – stage1"
     assert comparison.difference > 0.2
@@ -212,8 +212,8 @@ def test_two_benchmarks_of_one_run_are_compared_by_their_folders(tmp_path: Path)
 
 
 def test_no_name_of_a_benchmark_is_broken_in_a_narrow_terminal(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", "eval/training-problems")
-    made_run(run, "eval/held-out-problems", seed=1, lift=0.5)
+    run = write_run(tmp_path / "run", "eval/training-problems")
+    write_run(run, "eval/held-out-problems", seed=1, lift=0.5)
     comparisons = compare_runs(run / "eval" / "training-problems", run / "eval" / "held-out-problems")
     doubled = [*comparisons, *comparisons]
     for width, tables in ((80, 2), (200, 1)):

@@ -108,7 +108,7 @@ async def http_prompts(model: Path, folder: Path) -> list[list[int]]:
                 settings=EvalSettings(samples=1, max_tokens=1000),
             )
         await server.engine.aclose()
-    server_prompts = [list(body["prompt"]) for body in standin.asked]
+    server_prompts = [list(body["prompt"]) for body in standin.requests]
     assert server_prompts == engine.prompts
     return server_prompts
 

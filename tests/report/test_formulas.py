@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.report.browser import Browser
 from support.report.report_page import open_report, texts
 
@@ -50,7 +50,7 @@ def test_hostile_text_is_read_once(piece: str) -> None:
 @pytest.fixture
 def page(browser: Browser, tmp_path: Path) -> Browser:
     """A browser with an open page, whose functions the tests call."""
-    open_report(browser, made_run(tmp_path, problems=1, samples=1))
+    open_report(browser, write_run(tmp_path, problems=1, samples=1))
     return browser
 
 
@@ -132,7 +132,7 @@ def test_a_formula_carries_no_link_colour_or_size_that_covers_the_page(page: Bro
 
 @pytest.mark.slow
 def test_only_the_formulas_of_the_open_trace_are_drawn(browser: Browser, tmp_path: Path) -> None:
-    run = made_run(tmp_path, problems=1, samples=3)
+    run = write_run(tmp_path, problems=1, samples=3)
     path = run / "aime24" / "traces.jsonl"
     first, *others = read_traces(path)
     path.unlink()
@@ -157,7 +157,7 @@ def test_only_the_formulas_of_the_open_trace_are_drawn(browser: Browser, tmp_pat
 def test_formulas_are_drawn_in_problems_thoughts_and_answers_and_not_in_code_or_output(
     browser: Browser, tmp_path: Path
 ) -> None:
-    run = made_run(tmp_path, problems=1, samples=1)
+    run = write_run(tmp_path, problems=1, samples=1)
     path = run / "aime24" / "traces.jsonl"
     (trace,) = read_traces(path)
     call = ToolCall(name="python", arguments={"code": "print('$x^2$')"}, status="ok", output="$x^2$")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import BFCL_V3, made_run, staged_run, unfinished_run
+from support.eval.example_runs import BFCL_V3, write_run, write_staged_run, write_unfinished_run
 from support.report.browser import Browser
 from support.report.report_page import await_drawing, open_report, texts
 
@@ -33,9 +33,9 @@ def narrow(browser: Browser) -> Iterator[Browser]:
 
 def wide_run(folder: Path) -> Path:
     """Creates a run whose names, problems, code and formulas are long and have no spaces."""
-    made_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
-    made_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
-    made_run(folder, "bfcl-v3", problems=17, samples=1, categories=BFCL_V3)
+    write_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
+    write_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
+    write_run(folder, "bfcl-v3", problems=17, samples=1, categories=BFCL_V3)
     traces = next(folder.glob("a_*/traces.jsonl"))
     trace_list = list(read_traces(traces))
     traces.unlink()
@@ -57,7 +57,7 @@ def wide_run(folder: Path) -> Path:
 def test_in_a_wide_window_formulas_of_a_line_wrap_and_displayed_ones_scroll(
     browser: Browser, tmp_path: Path
 ) -> None:
-    made_run(tmp_path / "night", "aime", problems=1, samples=1)
+    write_run(tmp_path / "night", "aime", problems=1, samples=1)
     traces = next((tmp_path / "night").glob("*/traces.jsonl"))
     [trace] = read_traces(traces)
     traces.unlink()
@@ -78,12 +78,12 @@ def test_in_a_wide_window_formulas_of_a_line_wrap_and_displayed_ones_scroll(
 
 
 def train_run(folder: Path) -> Path:
-    staged_run(folder)
+    write_staged_run(folder)
     write_json(folder / "config.json", {"kind": "train", "config": {"model": "/models/" + "m" * 200}})
     return folder
 
 
-@pytest.mark.parametrize("make", [made_run, staged_run, train_run, unfinished_run, wide_run])
+@pytest.mark.parametrize("make", [write_run, write_staged_run, train_run, write_unfinished_run, wide_run])
 def test_no_page_scrolls_sideways_on_a_telephone(
     narrow: Browser, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:

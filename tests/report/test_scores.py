@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import BFCL_V3, made_run
+from support.eval.example_runs import BFCL_V3, write_run
 from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
@@ -31,9 +31,9 @@ def cells(browser: Browser, heading: str) -> list[list[str]]:
 def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
     browser: Browser, tmp_path: Path
 ) -> None:
-    run = made_run(tmp_path / "night", problems=8, samples=4)
-    made_run(run, "bfcl-v3", problems=85, samples=1, seed=2, categories=BFCL_V3)
-    made_run(run, "arena-hard", problems=6, samples=1, categories=("draws",))
+    run = write_run(tmp_path / "night", problems=8, samples=4)
+    write_run(run, "bfcl-v3", problems=85, samples=1, seed=2, categories=BFCL_V3)
+    write_run(run, "arena-hard", problems=6, samples=1, categories=("draws",))
     summaries = {part.name: part.results["summary"] for part in measurements(run)}
     open_report(browser, run)
 
@@ -64,7 +64,7 @@ def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
 
 
 def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tmp_path: Path) -> None:
-    run = made_run(tmp_path / "night", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    run = write_run(tmp_path / "night", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
     open_report(browser, run)
     saved_scores = dict(
         browser.run(
@@ -86,7 +86,7 @@ def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tm
 def test_the_number_of_problems_that_were_left_out_is_a_card(
     browser: Browser, tmp_path: Path, complete: bool
 ) -> None:
-    run = made_run(tmp_path / "run", "own", problems=3, samples=1)
+    run = write_run(tmp_path / "run", "own", problems=3, samples=1)
     results = json.loads((run / "own" / "results.json").read_text())
     results["summary"]["left_out"] = 2
     write_json(run / "own" / "results.json", {**results, "complete": complete})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.report.browser import Browser
 from support.report.report_page import open_page, open_report, search_for, texts
 
@@ -55,7 +55,7 @@ def match_count(browser: Browser) -> int:
 
 
 def test_words_in_thoughts_code_input_output_and_answers_are_found(browser: Browser, tmp_path: Path) -> None:
-    run = made_run(tmp_path, problems=10, samples=4)
+    run = write_run(tmp_path, problems=10, samples=4)
     open_report(browser, run)
     traces = list(read_traces(run / "aime24" / "traces.jsonl"))
 
@@ -85,7 +85,7 @@ def test_words_in_thoughts_code_input_output_and_answers_are_found(browser: Brow
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of 10,000 traces. Only the last one has the word "needle"."""
-    run = made_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
+    run = write_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
     trace = next(read_traces(run / "math500" / "traces.jsonl"))
     write_json(run / "many" / "results.json", read_json(run / "math500" / "results.json"))
     turn = Turn(text="Some words of a thought. " * 60, start=0, end=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
@@ -49,7 +49,7 @@ def _shade(trace: Trace) -> tuple[list[int], list[int]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = made_run(tmp_path_factory.mktemp("shaded") / "night", problems=4, samples=2)
+    folder = write_run(tmp_path_factory.mktemp("shaded") / "night", problems=4, samples=2)
     path = folder / "aime24" / "traces.jsonl"
     shaded = [_shade(trace) for trace in read_traces(path)]
     sizes = np.array([len(characters) for characters, _ in shaded])
@@ -113,7 +113,7 @@ def test_a_trace_of_which_no_tokens_are_known_is_not_shaded(run: Path, tmp_path:
 
 
 def test_tokens_after_an_emoji_are_shaded_where_they_stand(browser: Browser, tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "emoji", problems=1, samples=1)
+    folder = write_run(tmp_path / "emoji", problems=1, samples=1)
     path = folder / "aime24" / "traces.jsonl"
     (trace,) = read_traces(path)
     text = "\U0001f642\U0001f642 so it is"
@@ -132,7 +132,7 @@ def test_tokens_after_an_emoji_are_shaded_where_they_stand(browser: Browser, tmp
 
 
 def test_a_trace_without_entropies_has_no_switch(browser: Browser, tmp_path: Path) -> None:
-    open_report(browser, made_run(tmp_path / "plain", problems=2, samples=1))
+    open_report(browser, write_run(tmp_path / "plain", problems=2, samples=1))
     browser.wait("document.querySelector('.thought')")
     assert texts(browser, ".shade") == []
     assert not any("Inside" in text for text in texts(browser, "summary"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import made_run, staged_run, unfinished_run
+from support.eval.example_runs import write_run, write_staged_run, write_unfinished_run
 from support.report.browser import Browser
 from support.report.report_page import all_tooltips, await_drawing, click, open_page, texts
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two benchmarks with its report.html; its tests only read it."""
-    folder = made_run(tmp_path_factory.mktemp("run") / "night")
-    made_run(folder, "math500", problems=100, samples=2, seed=1)
+    folder = write_run(tmp_path_factory.mktemp("run") / "night")
+    write_run(folder, "math500", problems=100, samples=2, seed=1)
     write_report(folder)
     return folder
 
@@ -86,7 +86,7 @@ def test_thought_code_result_and_answer_look_different(page: Browser, run: Path)
 
 
 def test_a_trace_that_the_format_ended_says_why(browser: Browser, tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "run", problems=1, samples=2)
+    folder = write_run(tmp_path / "run", problems=1, samples=2)
     first, second = read_traces(folder / "aime24" / "traces.jsonl")
     with TraceWriter(folder / "aime24" / "new.jsonl") as writer:
         writer.write(first.model_copy(update={"finish": "format", "cause": "no role tool"}))
@@ -211,7 +211,7 @@ def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_sample_that_was_asked_otherwise_shows_what_it_was_asked(browser: Browser, tmp_path: Path) -> None:
-    made_run(tmp_path, problems=1, samples=1)
+    write_run(tmp_path, problems=1, samples=1)
     (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
     second = {"sample": 1, "problem": "(A) tin $x^2$ (B) iron", "gold": "B"}
     with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
@@ -277,7 +277,7 @@ def test_a_malformed_address_shows_the_page_and_another_is_followed(page: Browse
 
 
 def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser, tmp_path: Path) -> None:
-    made_run(tmp_path, problems=1, samples=1)
+    write_run(tmp_path, problems=1, samples=1)
     (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
     with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
         for sample, (verdict, rule) in enumerate(
@@ -307,7 +307,7 @@ def test_plots_take_any_number_of_traces(page: Browser) -> None:
 
 
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
-    staged_run(tmp_path)
+    write_staged_run(tmp_path)
     open_page(browser, write_report(tmp_path).as_uri())
     assert [text.split("\t")[0].strip() for text in texts(browser, ".phases tbody tr")] == [
         "sft",
@@ -321,7 +321,7 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
 
 
 def test_a_measurement_that_no_phase_has_is_no_plot(browser: Browser, tmp_path: Path) -> None:
-    staged_run(tmp_path)
+    write_staged_run(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     for phase in summary["phases"]:
         phase["failed_call_ratio_correct"] = None
@@ -342,7 +342,7 @@ def test_a_run_without_traces_still_opens(browser: Browser, tmp_path: Path) -> N
 def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
     browser: Browser, tmp_path: Path
 ) -> None:
-    made_run(tmp_path, "math500", problems=100, samples=20)
+    write_run(tmp_path, "math500", problems=100, samples=20)
     page = write_report(tmp_path)
     # Counts what the page unpacks, from its first script on.
     count = (
@@ -366,12 +366,12 @@ def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
     browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
 
 
-@pytest.mark.parametrize("make", [made_run, staged_run, unfinished_run])
+@pytest.mark.parametrize("make", [write_run, write_staged_run, write_unfinished_run])
 def test_every_fold_tab_trace_and_tooltip_shows_values(
     browser: Browser, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     folder = make(tmp_path / "run")
-    made_run(folder, "math500", problems=4, samples=2, seed=1)
+    write_run(folder, "math500", problems=4, samples=2, seed=1)
     open_page(browser, write_report(folder).as_uri())
     visible_texts = []
     facts = ""

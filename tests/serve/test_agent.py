@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.optional import needs
 from support.servers import openai_client as openai
-from support.servers.scripted_agent import QUESTION, make_model, scripted, served_agent
-from support.servers.serving import served
+from support.servers.scripted_agent import QUESTION, make_model, scripted, serve_agent
+from support.servers.serving import serve_app
 from support.servers.vllm_standin import StandIn, serving
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -57,7 +57,7 @@ def standin(folder: Path, codec: ChatCodec) -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
-    with served_agent(standin.url, folder, judge) as url:
+    with serve_agent(standin.url, folder, judge) as url:
         yield url
 
 
@@ -113,9 +113,9 @@ def test_earlier_answers_and_a_system_text_are_shown_to_the_model(
         {"role": "assistant", "content": "2"},
         {"role": "user", "content": "And 6 * 7?"},
     ]
-    standin.asked.clear()
+    standin.requests.clear()
     client.chat.completions.create(model="scripted", messages=messages)
-    prompt_text = codec.tokenizer.decode(standin.asked[0]["prompt"])
+    prompt_text = codec.tokenizer.decode(standin.requests[0]["prompt"])
     assert "And 6 * 7?" in prompt_text
     assert "Be brief." in prompt_text
     # The demo's format says `one_question`.
@@ -393,7 +393,7 @@ def local(folder: Path, judge: JudgeHandle) -> Iterator[tuple[str, Any]]:
         engine_url=None, model=str(folder), max_model_len=400, host="127.0.0.1", port=1
     )
     model = open_model(settings)
-    with served(create_app(settings, model, (judge.url, judge.token))) as url:
+    with serve_app(create_app(settings, model, (judge.url, judge.token))) as url:
         yield url, model.engine
 
 
@@ -478,13 +478,13 @@ def test_while_a_long_text_is_encoded_others_are_answered(
 
 
 def test_without_the_key_nothing_is_run(url: str, standin: StandIn) -> None:
-    standin.asked.clear()
+    standin.requests.clear()
     for key in ({}, {"Authorization": "Bearer wrong"}):
         answer = httpx.post(
             f"{url}/v1/chat/completions", json=REQUEST, headers=key, trust_env=False, timeout=TIMEOUT_S
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert standin.asked == []
+    assert standin.requests == []
 
 
 def test_an_engine_that_is_away_is_said_so_and_so_is_one_that_does_not_answer(
@@ -511,7 +511,7 @@ def test_one_model_is_named_by_its_id_and_another_is_not_there(client: openai.Op
 def test_a_named_model_is_asked_for_by_that_name_and_one_in_a_folder_by_its_path(
     folder: Path, judge: JudgeHandle, local: tuple[str, Any]
 ) -> None:
-    with served_agent(None, folder, judge, key=None, name="demo", max_model_len=400) as url:
+    with serve_agent(None, folder, judge, key=None, name="demo", max_model_len=400) as url:
         for base, name in ((url, "demo"), (local[0], str(folder))):
             with openai.OpenAI(
                 base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=TIMEOUT_S
@@ -528,7 +528,7 @@ ORIGIN = "http://localhost:3000"
 def test_web_pages_may_ask_if_their_origin_is_named(
     standin: StandIn, folder: Path, judge: JudgeHandle
 ) -> None:
-    with served_agent(standin.url, folder, judge, origins=[ORIGIN]) as url:
+    with serve_agent(standin.url, folder, judge, origins=[ORIGIN]) as url:
         path = f"{url}/v1/chat/completions"
         with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as http:
 

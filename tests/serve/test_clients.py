@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.optional import needs
 from support.servers import clients
-from support.servers.scripted_agent import KEY, QUESTION, make_model, scripted, served_agent
+from support.servers.scripted_agent import KEY, QUESTION, make_model, scripted, serve_agent
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
@@ -53,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, judge: JudgeHandle) -> Iterato
     make_model(folder)
     with (
         serving(scripted(folder, load_codec(folder), "demo")) as engine,
-        served_agent(engine.url, folder, judge, origins=["http://localhost:3000"]) as url,
+        serve_agent(engine.url, folder, judge, origins=["http://localhost:3000"]) as url,
     ):
         yield url
 

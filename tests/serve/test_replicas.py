@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.commands import rstar2
 from support.optional import needs
-from support.servers.serving import answering
+from support.servers.serving import wait_for_server
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -75,7 +75,7 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: (copy := answering_copy()) is not None and copy["pid"] == survivor)
         wait_until(lambda: (copy := answering_copy()) is not None and copy["pid"] not in gpus_by_pid)
-        assert answering(env)["restarts"] == 1
+        assert wait_for_server(env)["restarts"] == 1
     finally:
         down = rstar2("serve", "down", env=env)
     assert down.code == 0, down.stderr

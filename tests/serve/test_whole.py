@@ -14,7 +14,7 @@ import pytest
 from support.commands import rstar2
 from support.optional import needs
 from support.servers import openai_client as openai
-from support.servers.serving import answering
+from support.servers.serving import wait_for_server
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -54,7 +54,7 @@ def test_the_agent_answers_and_nothing_is_left_behind(
         start = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
         assert start.returncode == 0, start.stderr
         assert f"http://127.0.0.1:{port}/v1" in start.stdout
-        server = answering()
+        server = wait_for_server()
         assert server["with_tools"] is True
         with openai.OpenAI(
             base_url=f"{server['url']}/v1", api_key="secret", max_retries=0, timeout=TIMEOUT_S
@@ -106,7 +106,7 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     try:
         start = rstar2(*words, "--detach")
         assert start.code == 0, start.stderr
-        assert answering()["with_tools"] is with_tools
+        assert wait_for_server()["with_tools"] is with_tools
     finally:
         stop = rstar2("serve", "down", "--port", port)
     assert stop.code == 0, stop.stderr

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.commands import rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.eval.example_runs import write_run, write_staged_run
 from support.eval.verdict_files import write_verdicts
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -261,7 +261,7 @@ def test_a_stage_is_found_by_a_relative_path_and_one_of_no_run_is_refused(
 
 
 def test_the_stages_of_both_arms_and_sft_can_be_watched(tmp_path: Path) -> None:
-    run = staged_run(tmp_path / "demo")
+    run = write_staged_run(tmp_path / "demo")
     alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
     (run / "plain" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     arms = snapshot(run / "stage1"), snapshot(run / "plain" / "stage1")
@@ -297,7 +297,7 @@ def test_a_run_of_another_machine_whose_locks_are_not_seen_here_runs_while_it_wr
 
 
 def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Path) -> None:
-    run = staged_run(tmp_path / "demo")
+    run = write_staged_run(tmp_path / "demo")
     assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO, which comes last"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     loss = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2)]
@@ -308,7 +308,7 @@ def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Pat
 
 
 def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    made_run(tmp_path / "eval", problems=1, samples=1)
+    write_run(tmp_path / "eval", problems=1, samples=1)
     with pytest.raises(UserError, match="is a run of `eval`, not a training run"):
         snapshot(tmp_path / "eval")
     result = rstar2("watch", tmp_path / "nothing")

@@ -115,7 +115,7 @@ async def test_the_win_rate_is_the_benchmarks(
     result = await measure(tmp_path, judge)
     assert result.summary["scores"]["win rate"]["value"] == rate
     assert result.summary["accuracy"] == accuracy
-    prompts = [body["messages"][1]["content"] for body in judge.asked]
+    prompts = [body["messages"][1]["content"] for body in judge.requests]
     assert len(prompts) == 16
     assert all("hm" not in text for text in prompts), "the reasoning is not judged"
 
@@ -152,9 +152,9 @@ async def test_a_judge_model_that_is_away_is_named_and_no_answer_is_asked_for_tw
         await measure(tmp_path, ChatStandIn(wins), model, away_url, progress_reports.append)
     assert "start the same command again" in error.value.hint
     assert any(f"no judge model answers at {away_url}" in (each.trouble or "") for each in progress_reports)
-    assert len(model.asked) == 8
+    assert len(model.requests) == 8
     result = await measure(tmp_path, ChatStandIn(wins), model)
-    assert len(model.asked) == 8, "the second start judges the answers of the first one"
+    assert len(model.requests) == 8, "the second start judges the answers of the first one"
     assert result.complete
     assert result.summary["scores"]["win rate"]["value"] == 1.0
     assert sorted(path.name for path in (tmp_path / "out").glob("*.jsonl")) == ["traces.jsonl"]
@@ -170,7 +170,7 @@ async def test_a_judgment_that_is_refused_is_left_for_the_next_start_with_the_an
     assert len(list(read_traces(tmp_path / "out" / "traces.jsonl"))) == 7
     judge.refuses = ""
     assert (await measure(tmp_path, judge, model)).complete
-    assert len(model.asked) == 8
+    assert len(model.requests) == 8
 
 
 async def test_a_judge_model_that_refuses_everything_ends_the_run_with_its_words(tmp_path: Path) -> None:

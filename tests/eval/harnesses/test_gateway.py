@@ -43,7 +43,7 @@ async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -
     assert answer["choices"][0]["message"]["content"] == "hi"
     assert answer["usage"]["completion_tokens"] == 7
     assert [reply.text for reply in conversation.replies] == ["hi"]
-    (request,) = server.asked
+    (request,) = server.requests
     assert (request["temperature"], request["max_tokens"], request["model"]) == (0.0, 33, "scripted")
     assert late.status_code == 400
 
@@ -91,7 +91,7 @@ async def test_each_sample_of_each_problem_has_seeds_of_its_own() -> None:
             for problem, sample in (("a", 0), ("a", 1), ("b", 0), ("a", 0)):
                 async with gateway.conversation(problem, sample) as conversation:
                     await post(conversation.url)
-    *seeds, repeated_seed = [request["seed"] for request in server.asked]
+    *seeds, repeated_seed = [request["seed"] for request in server.requests]
     assert len(set(seeds)) == 3
     assert repeated_seed == seeds[0]
 

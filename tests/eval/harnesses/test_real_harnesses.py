@@ -18,7 +18,7 @@ from string import Formatter
 from typing import Any
 
 import pytest
-from support.eval.made_answers import ANSWERS, rows
+from support.eval.ifeval_answers import ANSWERS, rows
 from support.servers.chat_standin import ChatStandIn
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
@@ -411,13 +411,13 @@ def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_quest
     result, scores_read_back = asyncio.run(run_harness("bfcl-v4", problems, tmp_path, model))
     assert result.summary["accuracy"] == 1.0
     assert scores_read_back == {"memory_kv": 1.0, "memory_rec_sum": 1.0}
-    memory_requests = len(model.asked) - len(problems)
+    memory_requests = len(model.requests) - len(problems)
     assert memory_requests >= 2 * 5
     # The model's memory stays with the run, so a second start does not repeat the earlier conversations.
     shutil.rmtree(tmp_path / "out")
     result, _ = asyncio.run(run_harness("bfcl-v4", problems, tmp_path, model))
     assert result.summary["accuracy"] == 1.0
-    assert len(model.asked) == memory_requests + 2 * len(problems)
+    assert len(model.requests) == memory_requests + 2 * len(problems)
 
 
 async def test_a_harness_that_is_killed_leaves_no_folders(

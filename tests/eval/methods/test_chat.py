@@ -137,7 +137,7 @@ async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
         async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
     assert (reply.text, reply.finish) == (text, "stop" if text else "length")
-    assert [body["max_tokens"] for body in server.asked] == limits
+    assert [body["max_tokens"] for body in server.requests] == limits
 
 
 async def test_one_of_several_models_must_be_named() -> None:
@@ -166,7 +166,7 @@ async def test_every_sampling_value_is_sent_to_a_server_that_is_known_to_take_th
         for name in (None, "scripted"):
             async with aclosing(ServerChat(server.url, name, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
-    for request in server.asked:
+    for request in server.requests:
         assert {key: value for key, value in request.items() if key in OFF} == extra_values
         assert (request["temperature"], request["top_p"]) == (0.0, 1.0)
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, programs, release_until
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, programs, release_until
 from support.process_table import descendants, running, stat
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -104,7 +104,7 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
         lambda: release_until(over.is_set, os.getpid()),
     )
     try:
-        result = sandbox.run(RunRequest(code=f"{HELD}print('done')", timeout_s=TIMEOUT_S), "a")
+        result = sandbox.run(RunRequest(code=f"{WAIT_FOR_RELEASE}print('done')", timeout_s=TIMEOUT_S), "a")
     finally:
         over.set()
     killer.result()

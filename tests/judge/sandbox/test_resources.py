@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, programs, release_until
 from support.judge.ordinary_user import OrdinaryUser, ThisUser
 from support.judge.sandbox_worker import SandboxWorker
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, programs, release_until
 from support.process_table import stat
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -490,7 +490,7 @@ def test_the_kernel_kills_programs_first_where_memory_is_short(
     worker = get_worker(tier)
     # Processes of an earlier program may still be ending.
     wait_until(lambda: not programs(worker.process.pid))
-    worker.begin(HELD, timeout_s=TIMEOUT_S)
+    worker.begin(WAIT_FOR_RELEASE, timeout_s=TIMEOUT_S)
     wait_until(lambda: programs(worker.process.pid))
     release_until(worker.has_ended, worker.process.pid)
     assert worker.end().outcome == "ok"

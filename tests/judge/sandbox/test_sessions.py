@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, programs, release_until
 from support.judge.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, programs, release_until
 from support.process_table import stat
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -578,7 +578,7 @@ class Cells:
 def _run_beside_sleeping_cell(sandbox: Sandbox) -> dict[str, RunResult]:
     sleeping_session, quick_session = sandbox.open_session(kind="bare"), sandbox.open_session(kind="bare")
     cells = Cells()
-    cells.begin("sleeping", sleeping_session, f"{HELD}\n1")
+    cells.begin("sleeping", sleeping_session, f"{WAIT_FOR_RELEASE}\n1")
     cells.begin("other", quick_session, "6 * 7")
     wait_until(lambda: "other" in cells.results)
     assert "sleeping" not in cells.results

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.judge.held_programs import HELD, release_until
 from support.judge.judge_faults import parts, status, status_when
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, release_until
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
@@ -149,7 +149,7 @@ def test_a_cell_whose_connection_broke_is_not_run_again(
     session = open_session(http)
     cell(http, session, "n = 0")
     path, key = f"/v1/sessions/{session}/cells", f"broken-{time.time_ns()}"
-    body = {"code": f"n += 1\n{HELD}n", "timeout_s": TIMEOUT_S}
+    body = {"code": f"n += 1\n{WAIT_FOR_RELEASE}n", "timeout_s": TIMEOUT_S}
 
     def has_ended() -> bool:
         return queue.is_result(state(judge, key))
@@ -170,7 +170,9 @@ def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
     """Keep the only worker of a judge busy with a program that waits for the end of the block."""
     key = f"busy-{time.time_ns()}"
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(keyed_post, http, "/v1/runs", {"code": HELD, "timeout_s": TIMEOUT_S}, key)
+        running = pool.submit(
+            keyed_post, http, "/v1/runs", {"code": WAIT_FOR_RELEASE, "timeout_s": TIMEOUT_S}, key
+        )
         try:
             wait_until(lambda: is_delivered(judge, key))
             [before] = status(judge)["workers"]  # its last heartbeat may describe an earlier program
@@ -401,7 +403,7 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             stream = queue.cells_stream(session.info.id.rpartition(".")[0])
             await session.run(CellRequest(code="n = 0", timeout_s=TIMEOUT_S))
             waiting = asyncio.create_task(
-                session.run(CellRequest(code=f"n += 1\n{HELD}n", timeout_s=TIMEOUT_S))
+                session.run(CellRequest(code=f"n += 1\n{WAIT_FOR_RELEASE}n", timeout_s=TIMEOUT_S))
             )
             with redis.Redis.from_url(judge.redis_url) as queued:
                 await asyncio.to_thread(wait_until, lambda: queued.xpending(stream, queue.GROUP)["pending"])

@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.judge.held_programs import HELD, release_until
 from support.judge.judge_faults import status, status_when, unfinished, wait_gone
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, release_until
 from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -206,7 +206,7 @@ def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) 
         with SyncJudgeClient(judge.url, judge.token) as client, ThreadPoolExecutor(3) as pool:
             watching = pool.submit(watch)
             # The worker finishes nothing before the queue is full.
-            first = pool.submit(ask, HELD, 2 * TIMEOUT_S)
+            first = pool.submit(ask, WAIT_FOR_RELEASE, 2 * TIMEOUT_S)
             status_when(judge, lambda state: state["running"] == 1)
             program = RunRequest(code="print(len(input()))", stdin="\0" * size, timeout_s=TIMEOUT_S)
             running = pool.submit(client.run_many, [program] * count)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, release_until
 from support.judge.ordinary_user import start_sandbox
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, release_until
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure
@@ -78,7 +78,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 def test_a_cell_and_a_new_session_do_not_wait_for_a_cell_that_sleeps(worker: Worker) -> None:
     worker.open("a")
     worker.open("b")
-    waiting_cell = worker.cell("a", f"{HELD}\n1")
+    waiting_cell = worker.cell("a", f"{WAIT_FOR_RELEASE}\n1")
     assert worker.local.is_idle()
     assert worker.result(worker.cell("b", "6 * 7")).value == "42"
     worker.open("c")
@@ -91,7 +91,7 @@ def test_a_cell_and_a_new_session_do_not_wait_for_a_cell_that_sleeps(worker: Wor
 
 def test_cells_of_one_session_run_in_the_order_of_their_requests(worker: Worker) -> None:
     worker.open("a")
-    waiting_cell = worker.cell("a", f"{HELD}\nseen = ['first']")
+    waiting_cell = worker.cell("a", f"{WAIT_FOR_RELEASE}\nseen = ['first']")
     names = [worker.cell("a", "seen.append('second')"), worker.cell("a", "seen"), worker.close("a")]
     after = worker.cell("a", "1")
     assert worker.results().keys() == {"task1"}
@@ -106,7 +106,7 @@ def test_cells_of_one_session_run_in_the_order_of_their_requests(worker: Worker)
 
 def test_a_session_is_neither_idle_nor_old_while_its_cell_runs(worker: Worker) -> None:
     worker.open("a", idle_s=1)
-    waiting_cell = worker.cell("a", HELD)
+    waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
     time.sleep(1.1)
     worker.sessions.end_overdue(worker.local.session_activity)
     assert "a" in worker.sessions.open
@@ -116,7 +116,7 @@ def test_a_session_is_neither_idle_nor_old_while_its_cell_runs(worker: Worker) -
 
 def test_a_sessions_time_ends_a_cell_that_runs_beside_others(worker: Worker) -> None:
     worker.open("a", total_s=1)
-    waiting_cell = worker.cell("a", HELD)
+    waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
     result = worker.result(waiting_cell)
     assert (result.outcome, result.session_alive) == ("timeout", False)
     assert "open for its 1 s" in result.session_end
@@ -136,7 +136,7 @@ def test_a_worker_that_stops_finishes_the_cells_that_run_and_loses_the_others(wo
 
 def test_a_cell_that_was_set_aside_is_not_taken_up_again(worker: Worker) -> None:
     worker.open("a")
-    waiting_cell = worker.cell("a", HELD)
+    waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
     assert [task.id for task in worker.local.cells] == [waiting_cell]
     assert worker.local.session_activity()[1] == {"a"}
     release_until(lambda: waiting_cell in worker.results(), os.getpid())

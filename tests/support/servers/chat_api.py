@@ -20,7 +20,7 @@ class ChatEndpoint:
         self.model = model
         self.key = key
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.usage: dict[str, int] = {}
         """The token counts at the end of each reply. Empty if the endpoint reports none."""
         self.refuses_tools = ""
@@ -39,7 +39,7 @@ class ChatEndpoint:
             error = {"message": "Incorrect API key provided", "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=401)
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         if self.refuses_tools and "tools" in body:
             error = {"message": self.refuses_tools, "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=400)

@@ -21,7 +21,7 @@ class ChatStandIn:
         self.script = script
         self.names = names
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         """The `Authorization` header of every request."""
         self.owned_by = "someone"
@@ -42,7 +42,7 @@ class ChatStandIn:
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         self.keys.append(request.headers.get("authorization"))
         if self.busy_answers > 0:
             self.busy_answers -= 1

@@ -17,14 +17,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support.servers.serving import served
+from support.servers.serving import serve_app
 
 ANSWER = "The answer is \\boxed{42}."
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Sent:
+class Reply:
     """One response: a complete body, or the lines of a stream."""
 
     body: Any = None
@@ -48,7 +48,7 @@ def event(delta: Body, finish: str | None = None, **more: Any) -> str:
     return "data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice]}) + "\n"
 
 
-DONE = "data: [DONE]\n"
+END = "data: [END]\n"
 
 
 class Allows(Protocol):
@@ -85,18 +85,18 @@ class PublicEndpoint:
     def __init__(self, base: str = "/v1") -> None:
         self.base = base
         self.url = ""
-        """The base URL while the endpoint is served."""
-        self.asked: list[Body] = []
-        self.refused = 0
+        """The base URL while the endpoint is serve_app."""
+        self.requests: list[Body] = []
+        self.rejected_count = 0
         """The number of requests that were rejected for their rate."""
         self.models: list[Body] | None = [{"id": "m", "owned_by": "someone"}]
         """The models in the answer to /models. None if the endpoint has no such path."""
         self.rate: Allows | None = None
-        self.limited: Callable[[], Sent] = lambda: Sent({"error": {"message": "slow down"}}, 429)
+        self.limited: Callable[[], Reply] = lambda: Reply({"error": {"message": "slow down"}}, 429)
         """The response to a request above the rate limit."""
-        self.script: list[Sent] = []
+        self.script: list[Reply] = []
         """Responses to the next requests, before any other response."""
-        self.checks: Callable[[Body], Sent | None] = lambda body: None
+        self.checks: Callable[[Body], Reply | None] = lambda body: None
         """Returns the rejection of a request, or None to accept the request."""
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
         """Returns the text or the message of an answer."""
@@ -114,7 +114,7 @@ class PublicEndpoint:
 
     @contextmanager
     def serving(self) -> Iterator[PublicEndpoint]:
-        with served(self.app) as url:
+        with serve_app(self.app) as url:
             self.url = url + self.base
             yield self
 
@@ -126,9 +126,9 @@ class PublicEndpoint:
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
         if self.rate is not None and not self.rate.allows():
-            self.refused += 1
+            self.rejected_count += 1
             return self.limited().response()
-        self.asked.append(body)
+        self.requests.append(body)
         if self.script:
             return self.script.pop(0).response()
         if (refusal := self.checks(body)) is not None:
@@ -150,7 +150,7 @@ class PublicEndpoint:
         yield event({}, self.finish) + "\n"
         if usage is not None:
             yield "data: " + json.dumps({"choices": [], "usage": usage}) + "\n\n"
-        yield DONE + "\n"
+        yield END + "\n"
 
 
 # Error messages of services
@@ -456,9 +456,9 @@ class Provider:
     wording: str
     """The provider's error text for a full context, a key of `CONTEXT_WORDINGS`."""
     models: list[Body] | None
-    limited: Sent
+    limited: Reply
     """The response to a request above the rate limit."""
-    checks: Callable[[Body], Sent | None] = lambda body: None
+    checks: Callable[[Body], Reply | None] = lambda body: None
     """Requests that it refuses."""
     message: Callable[[str], Body] = lambda text: {"content": text}
     """Returns a piece of a message with this text."""
@@ -467,17 +467,17 @@ class Provider:
     """Lines of a stream before the first event."""
 
 
-def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: Any) -> Sent:
-    return Sent({"error": {"message": "Rate limit reached", **error}}, status, headers or {})
+def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: Any) -> Reply:
+    return Reply({"error": {"message": "Rate limit reached", **error}}, status, headers or {})
 
 
-def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Sent | None]:
+def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Reply | None]:
     """Return a function that rejects requests with a field."""
     error = {"message": message, "type": "invalid_request_error", **more}
-    return lambda body: Sent({"error": error}, status) if field in body else None
+    return lambda body: Reply({"error": error}, status) if field in body else None
 
 
-def _first(*checks: Callable[[Body], Sent | None]) -> Callable[[Body], Sent | None]:
+def _first(*checks: Callable[[Body], Reply | None]) -> Callable[[Body], Reply | None]:
     return lambda body: next(filter(None, (check(body) for check in checks)), None)
 
 
@@ -495,20 +495,20 @@ NO_TEMPERATURE = refuses(
 )
 
 
-def no_seed_422(body: Body) -> Sent | None:
+def no_seed_422(body: Body) -> Reply | None:
     """Reject a seed, in FastAPI's words."""
     if "seed" not in body:
         return None
     detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
-    return Sent({"detail": detail}, 422)
+    return Reply({"detail": detail}, 422)
 
 
-def _cap(most: int, message: str) -> Callable[[Body], Sent | None]:
-    def check(body: Body) -> Sent | None:
+def _cap(most: int, message: str) -> Callable[[Body], Reply | None]:
+    def check(body: Body) -> Reply | None:
         requested = body.get("max_tokens", body.get("max_completion_tokens", 0))
         text = message.format(most=most)
         return (
-            Sent({"error": {"message": text, "type": "invalid_request_error"}}, 400)
+            Reply({"error": {"message": text, "type": "invalid_request_error"}}, 400)
             if requested > most
             else None
         )
@@ -542,7 +542,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1beta/openai",
         "Google",
         [{"id": "models/m", "owned_by": "google"}],
-        Sent(
+        Reply(
             [
                 {
                     "error": {
@@ -589,7 +589,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1",
         "Mistral",
         [{"id": "m", "max_context_length": 131072}],
-        Sent({"object": "error", "message": "Requests rate limit exceeded", "type": "rate_limited"}, 429),
+        Reply({"object": "error", "message": "Requests rate limit exceeded", "type": "rate_limited"}, 429),
         no_seed_422,
         lambda text: {
             "content": [
@@ -625,7 +625,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1",
         "TGI",
         None,
-        Sent({"error": "Model is overloaded", "error_type": "overloaded"}, 429),
+        Reply({"error": "Model is overloaded", "error_type": "overloaded"}, 429),
         message=lambda text: {"role": "assistant", "content": text, "tool_calls": None},
         finish="eos_token",
     ),
@@ -634,7 +634,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1",
         "LM Studio, older",
         [{"id": "m", "object": "model", "owned_by": "organization_owner"}],
-        Sent({"error": "The model is loading"}, 503),
+        Reply({"error": "The model is loading"}, 503),
     ),
     "Ollama": Provider(
         "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)

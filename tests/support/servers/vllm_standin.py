@@ -49,7 +49,7 @@ class StandIn:
         """The folder of the models in the server's model list (`root`); empty leaves it out."""
         self.max_model_len = max_model_len
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.healthy = True
         self.busy_answers = 0
         """The number of following completions that are answered with 503."""
@@ -93,8 +93,8 @@ class StandIn:
         if not self._may_ask(request):
             return _error(401, "Unauthorized")
         body = await request.json()
-        self.asked.append(body)
-        number = len(self.asked)
+        self.requests.append(body)
+        number = len(self.requests)
         if self.busy_answers > 0:
             self.busy_answers -= 1
             return _error(503, "warming up")

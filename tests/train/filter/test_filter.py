@@ -113,7 +113,7 @@ async def test_all_engines_take_part_and_only_verdicts_are_kept(
         each.together = 3  # neither is left out
     tally, updates = await filtered(servers, grader, tmp_path)
     assert dict(tally.counts) == {"correct": 16, "wrong": 4, "unparsed": 4}
-    assert sum(len(each.asked) for each in servers) == 24
+    assert sum(len(each.requests) for each in servers) == 24
     assert sorted(os.listdir(tmp_path)) == ["settings.json", VERDICTS.file]
     rows = [json.loads(line) for line in (tmp_path / VERDICTS.file).read_text().splitlines()]
     assert {(row["id"], row["sample"]) for row in rows} == {(p.id, n) for p in PROBLEMS for n in range(4)}
@@ -128,8 +128,8 @@ async def test_the_filter_before_stage_3_samples_8_times_as_that_stage_does(
     assert settings.max_turns == 15
     with serving(StandIn(answering(byte_codec()), max_model_len=16_384)) as server:
         await filtered([server], grader, tmp_path, settings=settings)
-    assert len(server.asked) == 8 * len(PROBLEMS)
-    assert {(each["temperature"], each["max_tokens"]) for each in server.asked} == {(1.0, 12_288)}
+    assert len(server.requests) == 8 * len(PROBLEMS)
+    assert {(each["temperature"], each["max_tokens"]) for each in server.requests} == {(1.0, 12_288)}
 
 
 async def test_traces_are_kept_where_asked_for(
@@ -149,7 +149,7 @@ async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
     with (tmp_path / VERDICTS.file).open("a") as file:
         file.write('{"id": "p5", "sam')  # torn by a kill
     tally, updates = await filtered(servers, grader, tmp_path)
-    assert sum(len(each.asked) for each in servers) == 4
+    assert sum(len(each.requests) for each in servers) == 4
     assert dict(+tally.counts) == {"wrong": 20, "correct": 4}
     assert updates[-1].resumed == 20
 

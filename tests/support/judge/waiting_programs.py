@@ -12,7 +12,7 @@ from pathlib import Path
 from support.process_table import descendants
 from support.waiting import TIMEOUT_S
 
-HELD = """
+WAIT_FOR_RELEASE = """
 import signal, time
 _released = []
 signal.signal(signal.SIGWINCH, lambda *_: _released.append(True))
