@@ -1,4 +1,4 @@
-"""Tests of the values that can be taught in the form that RL rewards, and of the turns that state them."""
+"""Tests of the value that answers a question in the form that RL rewards."""
 
 from __future__ import annotations
 

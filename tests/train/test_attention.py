@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.errors import UserError
 from rstar2.train import attention
@@ -28,7 +28,7 @@ def verl_settings(profile: str, *changes: str) -> list[Any]:
     stage = stage_command(stage_recipe(1, profile, list(changes)), here, here).argv
     sft = sft_command(sft_recipe(profile, list(changes)), here, here, here).argv
     configs = [
-        composed(name, [word for word in argv if "=" in word and not word.startswith("--")])
+        compose_config(name, [word for word in argv if "=" in word and not word.startswith("--")])
         for name, argv in (("ppo_trainer", stage), ("sft_trainer_engine", sft))
     ]
     return [configs[0].actor_rollout_ref.model, configs[1].model]

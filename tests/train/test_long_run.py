@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import StandIns, ended, send
+from support.cluster import StandIns, send, wait_for_exit
 from support.model_configs import PUBLISHED
 from support.optional import needs
 from support.small_disk import resize, small_disk
@@ -98,12 +98,12 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     for requeues, (stage, step) in enumerate(LIMITS.items(), 1):
         wait_for_step(slurm.run / stage, step, job)
         send(job, "USR1")
-        code, stderr = ended(job)
+        code, stderr = wait_for_exit(job)
         output += stderr
         assert code == 0, output
         assert len(slurm.called("scontrol requeue 7")) == requeues
         job = slurm.train("slurm.sh")
-    code, stderr = ended(job, LONGEST_S)
+    code, stderr = wait_for_exit(job, LONGEST_S)
     output += stderr
     assert code == 0, output
 
@@ -151,7 +151,7 @@ def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
     # Every step is saved.
     (rehearsal / "durations.json").write_text(json.dumps(durations | {"save_every_s": 1e-3}))
     with small_disk(slurm.run, size_mib << 20) as disk:
-        code, output = ended(slurm.train("slurm.sh"), LONGEST_S)
+        code, output = wait_for_exit(slurm.train("slurm.sh"), LONGEST_S)
         assert code == 2, output
         assert output.count(message) == 1, output
         assert output.count("error: ") == 1, output
@@ -162,6 +162,6 @@ def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
         job = slurm.train("slurm.sh")
         wait_for_step(slurm.run / "stage1", steps_done + 2, job)
         send(job, "TERM")
-        code, output = ended(job)
+        code, output = wait_for_exit(job)
         assert code == 75, output
         assert max(step_metrics(slurm.run / "stage1")) >= steps_done + 2

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import accepted, composed
+from support.train.verl_config import accepted, compose_config
 
 from rstar2.errors import UserError
 from rstar2.train.algorithms import ObjectiveName
@@ -100,7 +100,7 @@ def test_verl_accepts_every_recipe_and_every_objective_on_every_profile(profile:
 def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, [])
     argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
-    config = composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
+    config = compose_config("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
     assert config.data.max_token_len_per_gpu == recipe.update_tokens
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
@@ -47,13 +47,13 @@ def stage(request: pytest.FixtureRequest) -> int:
 
 def trainer(recipe: StageRecipe, root: Path) -> Any:
     """VERL's config of an RL stage."""
-    return composed("ppo_trainer", stage_command(recipe, root / "stage1", root / "model").argv[3:])
+    return compose_config("ppo_trainer", stage_command(recipe, root / "stage1", root / "model").argv[3:])
 
 
 def sft_trainer(root: Path, profile: str, *changes: str) -> Any:
     """VERL's config of SFT."""
     argv = sft_command(sft_recipe(profile, list(changes)), root / "sft", root / "m", root).argv
-    return composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
+    return compose_config("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
 
 
 def built_optimizer(config: Any, steps: int) -> tuple[Any, Any]:

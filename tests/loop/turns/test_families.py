@@ -195,12 +195,12 @@ class Echo:
 
 
 class Tools:
-    def sessions_opened(self) -> Any:
+    def opened(self) -> Any:
         @contextlib.asynccontextmanager
-        async def sessions_opened() -> Any:
+        async def opened() -> Any:
             yield Echo()
 
-        return sessions_opened()
+        return opened()
 
 
 def _calling_end(codec: ChatCodec) -> int:

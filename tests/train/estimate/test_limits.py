@@ -164,10 +164,10 @@ def test_rollouts_that_run_ahead_take_room_in_the_queue() -> None:
 
 @needs("verl")
 def test_verls_own_sizes_are_those_that_recipes_are_compared_with() -> None:
-    from support.train.verl_config import composed
+    from support.train.verl_config import compose_config
     from verl.workers.rollout import router
 
-    config = composed("ppo_trainer", [])
+    config = compose_config("ppo_trainer", [])
     assert router.DEFAULT_ROUTING_CACHE_SIZE == STICKY_REQUESTS
     assert config.actor_rollout_ref.rollout.max_num_batched_tokens == BATCHED_TOKENS
     assert config.transfer_queue.backend.SimpleStorage.total_storage_size == QUEUED_SAMPLES

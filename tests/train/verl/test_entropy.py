@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.train.command import stage_command
 from rstar2.train.recipe_files import stage_recipe
@@ -48,7 +48,7 @@ def test_verls_engine_computes_it_so_on_every_gpu_profile(profile: str) -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
 
     command = stage_command(stage_recipe(1, profile, []), Path("stage"), "model")
-    config = composed("ppo_trainer", command.argv[3:]).actor_rollout_ref
+    config = compose_config("ppo_trainer", command.argv[3:]).actor_rollout_ref
     assert config.actor.fsdp_config.entropy_from_logits_with_chunking is True
     # The engine has two ways; only without padding does it read the key.
     assert config.model.use_remove_padding is True

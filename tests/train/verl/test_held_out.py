@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.loop.agent import RolloutError
@@ -98,7 +98,7 @@ def validated(folder: Path, problems: dict[str, list[str]]) -> dict[str, Any]:
     changes.append("judge.max_lost_share=0.3")
     command = stage_command(stage_recipe(1, "laptop", changes), folder, "model")
     trainer: Any = PPOTrainerSync.__new__(PPOTrainerSync)
-    trainer.config = composed("ppo_trainer", command.argv[3:])
+    trainer.config = compose_config("ppo_trainer", command.argv[3:])
     trainer.trainer_mode, trainer.global_steps = "sync", 3
     trainer.replay_buffer = trainer._build_replay_buffer()
     loops = worker(trainer.config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
@@ -204,7 +204,7 @@ def test_verls_trainer_fetches_what_the_curriculum_chooses_and_saves_where_it_is
     recipe = stage_recipe(1, "laptop", [*changes, 'curriculum={name="posterior",unseen=1.0}'])
     rows = rl_rows([Problem(name, f"What is {name}?", "1") for name in IDS], 8, "test")
     write_stage_inputs(recipe, model, rows, stage, ("http://judge", None))
-    config = composed("ppo_trainer", stage_command(recipe, stage, model).argv[3:])
+    config = compose_config("ppo_trainer", stage_command(recipe, stage, model).argv[3:])
     OmegaConf.set_struct(config, True)
 
     def trainer() -> PPOTrainer:
