@@ -1,4 +1,4 @@
-"""The scripts in examples/cluster carry a run to its end; Slurm, Ray and the command are stand-ins."""
+"""Tests that the scripts in examples/cluster carry a run to its end. Slurm, Ray and the command are stand-ins."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_failures_without_progress_end_after_the_bound(script: str, stand_ins: S
     assert len(stand_ins.called("trainer")) == 3
     assert output.count("2 attempts in a row ended without a new step, checkpoint or sample") == 1
     assert "Remove the cause, then start the same command again." in output
-    # A person who does so starts with a count of zero.
+    # A person who starts the script again begins with a count of zero.
     code, output = wait_for_exit(stand_ins.train(script, MAX_ATTEMPTS="2"))
     assert code == 0, output
 
@@ -263,7 +263,7 @@ def test_without_slurm_the_command_waits_for_the_nodes_and_the_judge(stand_ins: 
 def test_without_slurm_a_cluster_that_comes_up_late_is_waited_for_in_words(stand_ins: StandIns) -> None:
     stand_ins.behaves("1 1", "1 0")
     (stand_ins.folder / "judge").write_text("0\n")
-    # None answers at first; before the second start a node is missing for a moment.
+    # At first the cluster does not answer. Before the second start, a node is missing for a moment.
     stand_ins.cluster_has("", "[8.0, 8.0]", "[8.0]", "[8.0, 8.0]")
     script = stand_ins.train("keep_going.sh", RAY_ADDRESS="127.0.0.1:6379", RSTAR2_JUDGE="http://judge")
     code, output = wait_for_exit(script)
@@ -282,7 +282,7 @@ def test_a_job_on_one_node_waits_for_a_cluster_that_does_not_answer(stand_ins: S
         stand_ins.train("slurm.sh", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node1")
     )
     assert code == 0, output
-    assert (stand_ins.folder / "cluster").read_text() == "", "asked until it answered"
+    assert (stand_ins.folder / "cluster").read_text() == "", "Ray was asked until it answered"
 
 
 def test_the_runs_folder_has_the_users_permissions_and_the_tokens_are_private(stand_ins: StandIns) -> None:

@@ -1,4 +1,4 @@
-"""Recipes become command lines that VERL's own config classes accept."""
+"""Tests that recipes become command lines that VERL's own config classes accept."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_curriculum_chooses_problems_that_no_process_loads_ahead(mode: str, tm
         ).data
         for name in CURRICULA.shipped()
     }
-    assert PROBLEM_SAMPLER not in data["uniform"], "VERL's own order"
+    assert PROBLEM_SAMPLER not in data["uniform"], "VERL uses its own order"
     for name in set(data) - {"uniform"}:
         settings = data[name][PROBLEM_SAMPLER]
         assert CurriculumSettings.model_validate(dict(settings["curriculum"])).name == name
@@ -303,7 +303,7 @@ def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
 
 
 def test_verl_keys_of_the_user_win_however_the_layers_below_write_them(tmp_path: Path) -> None:
-    """A table of a recipe, a profile's dotted keys, and --set, each on top of the one before."""
+    """A recipe's table, a profile's dotted keys, and --set: each overrides the one before."""
     key = "actor_rollout_ref.rollout"
     nested = tmp_path / "nested.toml"
     nested.write_text(f'steps = 3\n[verl.{key}]\nfree_cache_engine = true\nname = "sglang"\nseed = 3\n')

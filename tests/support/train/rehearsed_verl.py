@@ -190,7 +190,7 @@ class Rehearsal:
 
 
 def _traces(group: str, count: int) -> Iterator[Any]:
-    """Half long and wrong, half short and right."""
+    """Yields traces: half are long and wrong, half are short and right."""
     from rstar2.loop.trace import Trace, Turn
 
     for sample in range(count):

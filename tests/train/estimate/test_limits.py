@@ -124,7 +124,7 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
 def test_what_a_kill_of_sft_costs() -> None:
     shape, recipe = shape_of(PUBLISHED["Qwen3-14B"][0], "Qwen3-14B"), sft_recipe("8xh100", [])
     saving = sft_saving(shape, recipe, [1000, 3000])
-    # At a fifth of 989 TFLOP/s on each of 8 GPUs; a token attends to 1,000 others on average.
+    # The speed is a fifth of 989 TFLOP/s on each of 8 GPUs. A token attends to 1,000 others on average.
     flop = update_flop(shape, 1000, checkpointing=True, log_probs=False)
     assert saving.step_s == pytest.approx(128 * 2000 * flop / (0.2 * 989e12 * 8))
     assert saving.steps_between == -(-1800 // saving.step_s)

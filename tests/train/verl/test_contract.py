@@ -57,7 +57,7 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     padding_source = inspect.getsource(padding_utils.construct_minimal_padding_template)
     assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in padding_source
     filled = inspect.getsource(padding_utils.upsample_batch_to_divisible_size)
-    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages leave them out by this name"
+    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages exclude them by this name"
 
 
 def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:

@@ -1,4 +1,4 @@
-"""The measurement on held-out problems if some of their rollouts fail or lose a tool call."""
+"""Tests of the measurement on held-out problems if some of their rollouts fail or lose a tool call."""
 
 from __future__ import annotations
 
@@ -148,7 +148,9 @@ def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> 
     assert held_out_accuracy(metrics) == pytest.approx((2 / 3 + 0.5) / 2)
     counts = [metrics[f"rstar2/held_out_{name}"] for name in ("rollouts", "lost", "failed")]
     assert counts == [20, 1, 3]
-    assert metrics["rstar2/held_out_undecided"] == 1 / 16, "not correct, but counted apart"
+    assert metrics["rstar2/held_out_undecided"] == 1 / 16, (
+        "undecided answers are not correct, and are counted separately"
+    )
 
 
 @pytest.mark.usefixtures("queue")

@@ -1,4 +1,4 @@
-"""Problems of VERL's data loader under a curriculum: by the newest outcomes, and the same ones after resuming."""
+"""Tests of VERL's data loader under a curriculum: it uses the newest outcomes, and the same problems after resuming."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_fault_of_a_curriculum_of_ones_own_ends_training_at_once(tmp_path: Pat
 def test_verls_trainer_fetches_what_the_curriculum_chooses_and_saves_where_it_is(
     change: str, tmp_path: Path
 ) -> None:
-    """VERL's own data loader, made by VERL's trainer from our command line and a stage's file of problems."""
+    """VERL's own data loader. VERL's trainer creates it from our command line and a stage's file of problems."""
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer

@@ -1,4 +1,7 @@
-"""VERL's router plugin waits for room, reads the engines' metrics and drops a dead one; no call blocks another."""
+"""Tests of VERL's router plugin: it waits for room, reads the engines' metrics and drops a dead engine.
+
+Calls do not block each other.
+"""
 
 from __future__ import annotations
 
