@@ -1,4 +1,4 @@
-"""`rstar2 analyze`: a run in, tables and plots out, and one clear message for what cannot be analysed."""
+"""Tests of `rstar2 analyze`: tables and plots for a run, and one clear message for input that cannot be analysed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rstar2.report.collect import collect
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, make_trace: Any) -> Path:
-    """A training run of one stage, with its model, a measured benchmark and kept rollouts, in two arms."""
+    """A training run of one stage in two arms. It has its model, a measured benchmark and traces."""
     folder = tmp_path_factory.mktemp("runs") / "made"
     write_json(folder / "config.json", {"kind": "demo", "config": {}})
     for root in (folder, folder / "plain"):
@@ -102,7 +102,7 @@ def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twi
 
 @pytest.mark.slow
 def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[str, Any], run: Path) -> None:
-    """Their import takes seconds, and entropies that are stored need neither."""
+    """Importing torch and matplotlib takes seconds. Stored entropies need neither."""
     print_modules = "print(json.dumps(sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())))"
     program = f"import atexit, json, sys; atexit.register(lambda: {print_modules}); from rstar2.cli import main; main()"
     command = [sys.executable, "-c", program, "analyze", str(run), "--json"]
@@ -133,7 +133,7 @@ def test_the_terminal_shows_the_short_tables(run: Path) -> None:
     assert result.code == 0, result.stderr
     assert "How calls ended" in result.stdout
     assert "Behaviour" in result.stdout
-    assert "Entropy" not in result.stdout  # a lone file says nothing of its model
+    assert "Entropy" not in result.stdout  # a single file does not name its model
     assert (run / "eval" / "stage1" / "traces-analysis" / "calls.csv").is_file()
 
 

@@ -44,7 +44,7 @@ def _logits(model: Any, trace: Trace) -> Any:
 
 
 def _direct(model: Any, trace: Trace) -> Any:
-    """The definition, in 64 bits."""
+    """Computes the entropy from its definition, in 64 bits."""
     p = _logits(model, trace).double().softmax(dim=-1)
     return -(p * p.log()).sum(-1).numpy()
 
@@ -57,7 +57,7 @@ def test_the_forward_pass_agrees_with_the_definition_and_with_verl(
 
     from rstar2.analysis import forward
 
-    # Small enough that the longest sequence is read in several pieces.
+    # This limit splits the longest sequence into several pieces.
     monkeypatch.setattr(forward, "LOGITS", 4 * 40 * 600)
     trace_entropies = forward.entropies(model, traces)
     for trace, entropy in zip(traces, trace_entropies, strict=True):
@@ -125,7 +125,7 @@ def test_the_entropy_lies_between_the_bounds_from_the_likeliest_tokens() -> None
             lower, upper = entropy_bounds(np.sort(logprobs, axis=-1)[:, -k:], 500)
             assert (lower <= exact + 1e-9).all()
             assert (upper >= exact - 1e-9).all()
-        # With all but nothing left out both are the entropy.
+        # If almost no token is left out, both bounds equal the entropy.
         lower, upper = entropy_bounds(logprobs, 500)
         assert np.allclose(lower, exact) and np.allclose(upper, exact)  # noqa: PT018
 

@@ -32,7 +32,10 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def uncertainty_of_trace(codec: ChatCodec, make_trace: Any) -> Uncertainty:
-    """Prose is LOW but for the word `but`, HIGH; the first RISE tokens after a reply are more by its outcome."""
+    """Prose is LOW, except for the word `but`, which is HIGH.
+
+    The first RISE tokens after a reply are higher, by its outcome.
+    """
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(36):
         trace = make_trace(("ok",) if number % 3 else ("error",), problem=f"p{number}", step=1 + number // 6)
@@ -58,7 +61,10 @@ def test_k_is_the_number_of_uncertain_tokens_after_a_reply(uncertainty_of_trace:
 
 
 def test_k_is_found_for_ok_and_failed_calls_apart(codec: ChatCodec, make_trace: Any) -> None:
-    """Only failures are followed by uncertain words; pooled with the more numerous ok replies, that was not seen."""
+    """Only failed replies are followed by uncertain words.
+
+    More ok replies than failed ones would hide this in one group.
+    """
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(40):
         trace = make_trace(("error",) if number % 4 == 0 else ("ok",), problem=f"p{number}")
@@ -74,7 +80,7 @@ def test_k_is_found_for_ok_and_failed_calls_apart(codec: ChatCodec, make_trace: 
 
 
 def test_digits_code_and_markup_do_not_set_k(codec: ChatCodec, make_trace: Any) -> None:
-    """Digits are uncertain after a failed reply, words are not, but for one that stands far behind it."""
+    """After a failed reply, digits are uncertain and words are not. One word far behind the reply is uncertain."""
     last = (
         "The root of it is 4 and 12345678901234567890123456789012345678901234567890 so we write four but it is fine."
         "</reason>\n<answer>\\boxed{4}</answer>"
@@ -93,7 +99,7 @@ def test_digits_code_and_markup_do_not_set_k(codec: ChatCodec, make_trace: Any) 
 
 
 def test_outcomes_are_told_apart_by_words_alone(codec: ChatCodec, make_trace: Any) -> None:
-    """The markup after replies is certain and elsewhere it is not; words are equally uncertain everywhere."""
+    """Markup is certain after replies, and uncertain elsewhere. Words are equally uncertain everywhere."""
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     lasts = {
         "ok": "But it is four.</reason>\n<answer>4</answer>",
@@ -196,7 +202,7 @@ def test_each_kind_of_failure_is_reported_apart(codec: ChatCodec, make_trace: An
     assert rows["NameError"]["over ok"] == pytest.approx(0, abs=0.3)
     assert rows["ValueError"]["over ok"] == pytest.approx(2.0, abs=0.4)
     assert rows["failed"]["over ok"] == pytest.approx(0.9, abs=0.3)
-    # One reply has no interval, however many it is compared with; three have a wide one.
+    # One reply has no interval, for any size of the other group. Three replies have a wide one.
     assert rows["TypeError"]["± ok"] is None
     assert rows["ValueError"]["± ok"] > rows["ok"]["± words"] > 0
     assert rows["ok"]["over ok"] is None
@@ -307,7 +313,7 @@ def test_words_have_their_lift_and_their_class(uncertainty_of_trace: Uncertainty
 def test_only_words_that_are_uncertain_more_often_than_others_are_listed(
     codec: ChatCodec, make_trace: Any
 ) -> None:
-    """All tokens but `but` are as often uncertain as one another, so most words have a lift of about 0.9."""
+    """Except for `but`, all tokens are equally often uncertain, so most words have a lift of about 0.9."""
     reader, entropy_figures = TokenReader(codec.tokenizer), Uncertainty("made")
     random = np.random.default_rng(0)
     for number in range(36):
@@ -340,7 +346,7 @@ def test_kinds_verdicts_and_the_gap_of_a_bound_are_means(uncertainty_of_trace: U
 
 
 def test_the_interval_of_a_clustered_mean_is_that_of_the_clusters_means() -> None:
-    """With equal sizes it is Student's t over the clusters' means."""
+    """For clusters of equal size, the interval is Student's t over the clusters' means."""
     rng = np.random.default_rng(0)
     means = rng.normal(1.0, 0.3, size=25)
     mean_estimate = mean(means * 10, np.full(25, 10.0))
@@ -428,7 +434,7 @@ def test_repair_repetition_and_time_are_counted() -> None:
     assert by_kind == pytest.approx({"NameError": 1 / 3, "ValueError": 1 / 3, "ok": 1 / 3, correct: 2 / 3})
     (drawing,) = calls.charts([call_table], steps)
     assert drawing["title"] == "made: failed calls by kind"
-    # The band that is usual is of correct traces; the wrong one of step 2 has no part in it.
+    # The usual band is that of correct traces. The wrong trace of step 2 does not count.
     assert drawing["series"][0] == {"name": correct, "points": [[1, pytest.approx(2 / 3)], [2, 0.0]]}
 
 

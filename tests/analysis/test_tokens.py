@@ -26,7 +26,7 @@ def _text_by_kind(tokenizer: Any, trace: Any) -> dict[str, str]:
 
 def test_every_character_of_a_trace_has_a_kind(tokenizer: Any, make_trace: Any) -> None:
     text_by_kind = _text_by_kind(tokenizer, make_trace())
-    # A token that holds the end of one kind and the beginning of another is of the first letter's.
+    # A token that ends one kind and begins another has the kind of its first letter.
     assert text_by_kind["word"] == "Let me checkBut it is four"
     assert text_by_kind["sign"].split() == [".", "."]
     assert "import math" in text_by_kind["code"]
@@ -100,7 +100,7 @@ def test_what_the_template_wrote_of_a_turn_belongs_to_its_first_token(
 
 
 def _llama_like() -> Any:
-    """A tokenizer that writes spaces as Llama 2 and Mistral do, and drops the one before the first word."""
+    """A tokenizer that writes spaces like Llama 2 and Mistral, and drops the space before the first word."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -145,7 +145,7 @@ def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(
 
 
 def _kinds(turn: Turn) -> list[tuple[str, str]]:
-    """The stretches of a turn's text of one kind, white space left out."""
+    """Returns a turn's stretches of text of one kind, without white space."""
     stretches: list[tuple[str, str]] = []
     for letter, kind in zip(turn.text, kinds_of(turn).tolist(), strict=True):
         if stretches and stretches[-1][0] == KINDS[kind]:

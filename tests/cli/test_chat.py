@@ -1,4 +1,4 @@
-"""`rstar2 chat` against a real judge and a scripted model behind vLLM's wire format (see vllm_standin)."""
+"""Tests of `rstar2 chat` with a real judge and a scripted model behind vLLM's wire format (see vllm_standin)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
-    """Asks Python for a product, then reads the answer off the tool's output; greets when greeted."""
+    """Asks Python for a product, and then answers with the tool's output. A greeting gets a greeting."""
 
     def model(prompt: list[int]) -> list[int]:
         text = tokenizer.decode(prompt)
@@ -79,7 +79,7 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
 
 
 def _ask(standin: StandIn, *words: str, stdin: str = "") -> Result:
-    """One question in this process; standard input is a pipe."""
+    """Asks one question in this process. Standard input is a pipe."""
     result = CliRunner().invoke(app, ["chat", "--url", standin.url, *words], input=stdin)
     assert result.exit_code == 0, result.output
     return result
@@ -93,7 +93,7 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     assert places == sorted(places)
     assert r"\boxed{3367}" in output
     assert not re.search("</?(?:reason|answer|tool_call)>", output)
-    # Plain text, as standard output is no terminal.
+    # Standard output is no terminal, so the text is plain.
     assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in output
     assert not set("╭│╰─") & set(output)
     assert f"model: scripted ({folder}) at {standin.url}" in result.stderr
@@ -123,7 +123,7 @@ def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
 def test_no_warning_of_a_library_appears_in_a_chat(
     standin: StandIn, judge: JudgeHandle, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """The model of the stand-in answers in this process, and warns as a library does."""
+    """The stand-in's model answers in this process, and warns as a library does."""
     from transformers.utils import logging as theirs
 
     records: list[logging.LogRecord] = []
@@ -361,7 +361,7 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
 def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(
     standin: StandIn, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time is over as soon as the first pieces were shown."""
+    """The time limit ends as soon as the first pieces were printed."""
     seconds = 3600
     limits: list[asyncio.Timeout] = []
     token_counts: list[int] = []
@@ -413,7 +413,7 @@ def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
 
 
 def test_the_counts_of_a_chat_endpoint_are_the_servers(judge: JudgeHandle) -> None:
-    """Each of the two turns has 10 tokens by the server's count, and many more by the estimate from bytes."""
+    """Each of the two turns has 10 tokens by the server's count. The estimate from bytes would be much larger."""
     with serving(ChatEndpoint(solves)) as endpoint:
         endpoint.usage = {"prompt_tokens": 7, "completion_tokens": 10}
         words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url]

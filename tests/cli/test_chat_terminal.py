@@ -336,7 +336,10 @@ def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
 def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_that_comes_after(
     standin: StandIn, judge: JudgeHandle
 ) -> None:
-    """The first server stops in the middle of its answer; the second takes the requests that wait at its port."""
+    """The first server stops in the middle of its answer.
+
+    The second server takes the requests that wait at the same port.
+    """
     context = multiprocessing.get_context("spawn")
 
     @contextmanager
@@ -368,13 +371,13 @@ def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_th
             person.shows("word999")
             person.types("/quit")
             person.ends_with(0)
-    # The remark may stand within a word.
+    # The remark about the connection may interrupt a word.
     screen_text = re.sub(r"the connection to .*?\swhen it\sis\sback", "", person.text, flags=re.DOTALL)
     assert "".join(LONG.split()) in "".join(screen_text.split())
 
 
 def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: StandIn) -> None:
-    """The program waits for as long as its judge has a lower priority, thus until that is killed."""
+    """The program waits while its judge has a lower priority, so until the judge is killed."""
     with terminal("chat", "--url", standin.url) as person:
         person.comes_to_the_prompt()
         (supervisor,) = children(person.pid)
@@ -495,7 +498,7 @@ def test_no_key_is_shown_by_the_terminal_itself_from_the_first_line_on(words: tu
         person.comes_to_the_prompt()
         person.press(CTRL_D)
         person.ends_with(0)
-        # The shell's terminal is as it was.
+        # The shell's terminal settings are restored.
         assert person._echoes()
 
 

@@ -1,4 +1,4 @@
-"""A reader that goes away, as in `rstar2 … | head -1`."""
+"""Tests of a reader that closes the pipe early, as in `rstar2 … | head -1`."""
 
 from __future__ import annotations
 

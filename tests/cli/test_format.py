@@ -1,4 +1,4 @@
-"""`rstar2 format show` prints what a model sees, and every verb refuses a format that is not the model's."""
+"""Tests that `rstar2 format show` prints what a model sees. Every verb refuses another format than the model's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model in our format, all but its weights."""
+    """A model folder in our format, without weights."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     save_format(default_format(), folder)
@@ -168,7 +168,7 @@ def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
     end, end_of_text = tokenizer.eos_token_id, base.eos_token_id
     generation_config.write_text(json.dumps({"eos_token_id": [end, end_of_text]}))
     assert message not in served().stderr
-    # The tokenizer was corrected, the rest was not.
+    # Only the tokenizer was corrected.
     tokenizer.save_pretrained(model)
     generation_config.write_text(json.dumps({"eos_token_id": end_of_text}))
     assert message not in served().stderr

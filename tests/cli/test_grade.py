@@ -1,4 +1,4 @@
-"""`rstar2 grade` as a user runs it."""
+"""Tests of `rstar2 grade` on the command line."""
 
 from __future__ import annotations
 

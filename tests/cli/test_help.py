@@ -1,4 +1,4 @@
-"""Help is quick and complete: it imports typer and rich alone, and ends in worked examples."""
+"""Tests that help is quick and complete: it imports only typer and rich, and ends with worked examples."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_root_help_names_every_verb_with_its_line() -> None:
 
 
 def _leaves(*path: str) -> list[tuple[str, ...]]:
-    """Every command below a verb, the verb itself included, as words after `rstar2`."""
+    """Returns every command below a verb, and the verb itself, as words after `rstar2`."""
     from typer.core import TyperGroup
     from typer.main import get_command
 

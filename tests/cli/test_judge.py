@@ -1,4 +1,4 @@
-"""The verb `judge`, as a user types it."""
+"""Tests of `rstar2 judge` on the command line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Shell:
         self.environment = {**os.environ, "RSTAR2_STATE": str(state), "COLUMNS": "200"}
 
     def __call__(self, *words: str, stdin: str = "") -> CommandResult:
-        """The verb in this process."""
+        """Runs the verb in this process."""
         return rstar2("judge", *words, stdin=stdin, env=self.environment)
 
     def process(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The verb in a process of its own, which what it starts can outlive."""
+        """Runs the verb in its own process, which the judge can outlive."""
         return subprocess.run(
             [sys.executable, "-m", "rstar2", "judge", *words],
             env=self.environment,

@@ -51,7 +51,7 @@ def test_train_refuses_it_before_the_data_is_read(
     wrong = rstar2(*words, *with_judge(token_judge, "another"))
     assert (wrong.code, REFUSAL in wrong.stderr) == (2, True), wrong.stderr
     right = rstar2(*words, *with_judge(token_judge, str(token_judge.token)))
-    assert str(data) in right.stderr, "with the right token it goes on to the data"
+    assert str(data) in right.stderr, "with the right token, the command continues to the data"
     result = rstar2(
         *words, *with_judge(token_judge, str(token_judge.token)), "--set", 'judge.packages=["no_such"]'
     )

@@ -1,4 +1,4 @@
-"""Commands and options that messages name exist: `Start one with rstar2 judge up --detach`."""
+"""Tests that commands and options in messages exist, as in `Start one with rstar2 judge up --detach`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT: Any = get_command(app)
 
 
 def _texts(source: str) -> list[str]:
-    """The literal texts of a module, with X in place of what is put into them."""
+    """Returns the literal texts of a module, with X for each inserted value."""
     texts = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""Names on the command line: a typing error names the nearest known name, and the shell completes them."""
+"""Tests of names on the command line. An error names the nearest known name, and the shell completes names."""
 
 from __future__ import annotations
 

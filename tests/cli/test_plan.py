@@ -1,4 +1,4 @@
-"""`rstar2 plan`, and the same at the top of every dry run."""
+"""Tests of `rstar2 plan`, whose output also begins every dry run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DATA = {"train": "d", "sft": "sft.parquet"}
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a config.json and nothing else; beside it data."""
+    """A folder with only a config.json, and data beside it."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "Qwen3-14B"
@@ -98,7 +98,7 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
 
 
 def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cell is wrapped, every block has a heading with its unit, and hours have a sum."""
+    """No cell is wrapped. Every block has a heading with its unit, and hours have a sum."""
     monkeypatch.setenv("COLUMNS", "80")
     line = ["plan", "--model", "Qwen/Qwen3-14B", "--profile", "8xh100"]
     result = rstar2(*line)
@@ -157,7 +157,7 @@ def _hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
             super().end_headers()
 
         def log_message(self, *words: Any) -> None:
-            if "/resolve/" in self.path:  # the library asks for a list of programs that may call it too
+            if "/resolve/" in self.path:  # the library may also request a list of programs that call it
                 requests.append(self.path)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

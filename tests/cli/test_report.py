@@ -1,4 +1,4 @@
-"""`rstar2 report` and `rstar2 runs`, the commands that show runs."""
+"""Tests of `rstar2 report` and `rstar2 runs`, the commands that show runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_writing_a_page_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.M
     run = small_run(tmp_path / "night")
     monkeypatch.setattr("rstar2.report.page._CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("rstar2.cli.common._PAGE_PROGRESS_S", float("inf"))
-    assert "writing" not in CliRunner().invoke(app, ["report", str(run)]).stderr, "written at once"
+    assert "writing" not in CliRunner().invoke(app, ["report", str(run)]).stderr, (
+        "the message appears at once"
+    )
     monkeypatch.setattr("rstar2.cli.common._PAGE_PROGRESS_S", 0.0)
     message = CliRunner().invoke(app, ["report", str(run)]).stderr
     counts = [int(count) for count in re.findall(r"writing the report page: (\d+) trace", message)]

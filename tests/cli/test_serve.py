@@ -1,6 +1,7 @@
-"""`rstar2 serve` supervises a server process: here a stand-in executable installed the way vLLM would be.
+"""Tests of `rstar2 serve`, which supervises a server process.
 
-vLLM itself cannot run in this test environment; the stand-in takes vLLM's arguments and answers on its port.
+vLLM cannot run in this test environment. A stand-in executable is installed as vLLM would be. It takes vLLM's arguments
+and answers on its port.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass
 class Started:
-    """The verb in a process of its own, once it says that the server answers."""
+    """Runs the verb in its own process. Returns once it says that the server answers."""
 
     process: subprocess.Popen[str]
     port: int
@@ -185,7 +186,7 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
 def test_a_port_on_which_a_server_loads_is_refused_and_that_server_can_be_stopped(
     state: Path, model: Path, vllm: Path
 ) -> None:
-    """The stand-in answers once a file is there."""
+    """The stand-in answers once a file exists."""
     port, go = free_port(), model / "go"
     words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
     first = subprocess.Popen(
@@ -386,7 +387,7 @@ def test_a_name_and_the_origins_of_pages_reach_vllm_or_the_agent(
     code, output, _ = _invoke(str(model), *words, "--with-tools", "--print-command")
     assert code == 0
     engine, agent = (shlex.split(line) for line in output.splitlines()[-2:])
-    # Only the agent is at the address that pages know.
+    # Only the agent is at the address that the pages use.
     assert engine[engine.index("--allowed-origins") + 1] == "[]"
     assert engine[engine.index("--serve_app-model-name") + 1] == "demo"
     settings = AgentServerSettings.model_validate_json(agent[agent.index("printf") + 2])

@@ -1,4 +1,4 @@
-"""The training verbs refuse what is wrong with one message, exit code 2, and nothing half-written."""
+"""Tests that the training verbs refuse wrong input with one message and exit code 2, and write nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rstar2(*args: object) -> Result:
 
 
 def refusal(*args: object) -> str:
-    """The message of a command line that is refused."""
+    """Returns the message of a command line that is refused."""
     error = rstar2(*args).exception
     assert isinstance(error, UserError), error
     return error.message
@@ -37,7 +37,7 @@ def refusal(*args: object) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that looks like a model, without a tokenizer."""
+    """A folder that looks like a model, but has no tokenizer."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -106,7 +106,10 @@ def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
 def test_rollouts_on_gpus_need_vllm_before_anything_starts(
     verb: str, asks: bool, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without vLLM the engines fail after minutes. SFT has none, and a CPU's rollouts come from our own engine."""
+    """Without vLLM, the engines fail after minutes.
+
+    SFT has no engines, and on a CPU our own engine makes the rollouts.
+    """
     monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: None if name == "vllm" else name)
     monkeypatch.setattr("rstar2.train.hardware.check_hardware", _stop)
     stage = ["--stage", "1"] if verb == "train" else []

@@ -1,4 +1,7 @@
-"""Benchmarks: bad rows are named, every source becomes problems, no network gives one clear message."""
+"""Tests of benchmarks.
+
+Errors name the bad row, every source becomes problems, and a missing network gives one message.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ HUB_ROWS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
-    """The hub's place taken by small data sets with the columns that the real ones have."""
+    """Replaces the hub by small data sets with the columns of the real ones."""
     requests: list[tuple[str, str | None, str]] = []
     by_id = {SOURCES[name].hub_id: rows for name, rows in HUB_ROWS.items()}
 

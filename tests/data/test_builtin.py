@@ -1,4 +1,4 @@
-"""The built-in problems: solvable, disjoint, and told to the model as the judge would tell it."""
+"""Tests of the built-in problems. They are solvable and disjoint, and tool outputs are those of the judge."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_tool_output_in_conversations_is_what_the_judge_shows(judge: JudgeHandle
 
     async def outputs() -> dict[str, str]:
         client = JudgeClient(judge.url)
-        # On a busy machine the programs of a moment take longer than a model's may.
+        # On a busy machine, short programs can take longer than a model's programs may.
         limits = builtin.FORMAT.limits.model_copy(update={"seconds": 300.0})
         patient = builtin.FORMAT.model_copy(update={"limits": limits})
         async with Toolbox(client, patient).opened() as tools:

@@ -1,4 +1,4 @@
-"""Filters on content: what a problem asks and refers to, and a user's own patterns."""
+"""Tests of the content filters: what a problem asks and refers to, and a user's own patterns."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_what_is_found_stands_in_the_details_of_the_drop() -> None:
 
 @pytest.mark.parametrize("name", [*FAULTY, "stated-answer"])
 def test_a_garbled_text_is_looked_through_in_linear_time(name: str) -> None:
-    """A search that takes the square of a text's length would take far longer than a test may."""
+    """A search with quadratic time in the length of a text would exceed the test's time limit."""
     pieces = (
         *(
             "\n",

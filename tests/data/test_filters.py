@@ -338,7 +338,7 @@ def test_mathematics_is_not_taken_for_markup(text: str) -> None:
     ],
 )
 def test_a_garbled_text_is_normalised_in_linear_time(piece: str) -> None:
-    """An expression that takes the square of a text's length would take far longer than a test may."""
+    """An expression with quadratic time in the length of a text would exceed the test's time limit."""
     assert isinstance(normalized_problem(f"x {piece * 30_000}"), str)
 
 
@@ -826,7 +826,7 @@ def test_near_duplicates_have_the_same_operators_however_they_are_written(tmp_pa
 
 
 def test_near_duplicates_of_a_near_duplicate_are_measured_against_the_kept_one(tmp_path: Path) -> None:
-    """A chain in which each row is near the next and the last is far from the first."""
+    """A chain in which each row is near the next one, and the last row is far from the first one."""
     words = [f"word{chr(97 + at // 26)}{chr(97 + at % 26)}" for at in range(60)]
     chain = [" ".join(words)]
     for at in range(1, 12):

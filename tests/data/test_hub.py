@@ -1,4 +1,7 @@
-"""Sources are read from a hub of the true layouts, with more splits and columns than are used; bytes are counted."""
+"""Tests of sources on a hub with the real layouts, and with more splits and columns than are used.
+
+Sent bytes are counted.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ configs:
 # A set
 """
 LONG = "".join(f"{n * n * 2654435761 % 1000003:x}" for n in range(3000))
-"""Text that hardly compresses, for columns and splits that are not used."""
+"""Text that hardly compresses, for splits and columns that are not used."""
 
 
 def readme(folder: Path, **configs: dict[str, str]) -> None:
-    """The card of a set: for each config, the files of its splits."""
+    """Returns the card of a set: for each config, the files of its splits."""
     lines = []
     for config, splits in configs.items():
         lines += [f"- config_name: {config}", "  data_files:"]
@@ -55,14 +58,14 @@ def text(file: Path, content: str) -> None:
 
 
 def varied(name: str, count: int, old: str, new: str) -> list[dict[str, Any]]:
-    """Rows of a source that differ in a word."""
+    """Returns rows of a source that differ in one word."""
     line = json.dumps(ROWS[name], ensure_ascii=False)
     assert old in line
     return [json.loads(line.replace(old, new.format(n=n))) for n in range(count)]
 
 
 def write_sets(root: Path) -> None:
-    """Every source of the shipped mixtures, laid out as its repository."""
+    """A hub with every source of the shipped mixtures, laid out like its repository."""
     dapo = root / "open-r1/DAPO-Math-17k-Processed"
     readme(dapo, **{name: {"train": f"{name}/train-*"} for name in ("all", "cn", "en")})
     for config in ("all", "cn", "en"):
@@ -205,7 +208,7 @@ def test_paper_sft_reads_only_its_splits_also_a_second_time_without_a_network(
     ]
     whole = {name: size for name, size in hub.sent.items() if ".json" in name}
     assert len(whole) == 6
-    assert all(size == (sets / name).stat().st_size for name, size in whole.items()), "each is sent once"
+    assert all(size == (sets / name).stat().st_size for name, size in whole.items()), "each file is sent once"
 
     env |= {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
     names = ("toolace", "llama-nemotron")

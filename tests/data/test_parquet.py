@@ -59,11 +59,11 @@ def test_rows_of_ones_own_need_a_problem_and_an_answer_and_get_ids_of_their_text
     assert {row["data_source"] for row in all_rows} == {"mine"}
     write_parquet(file, rows[::-1])
     again = [row["extra_info"]["id"] for row in stage_rows(file, rollouts=8)]
-    assert again == names[1::-1], "an id is the text's, wherever its row is"
+    assert again == names[1::-1], "the text decides the id, not the row's position"
 
 
 def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
-    """Without one every problem of a step would be RoC's same draw."""
+    """If problems had no ids, RoC would draw the same for all problems of a step."""
     row = rl_rows([Problem("", "What is 1+1?", "2")], 8, "mine")[0]
     for extra_info in ({"index": 0, "split": "train"}, None):
         rows = [

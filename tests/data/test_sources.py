@@ -1,4 +1,4 @@
-"""Every source of the recipe, on rows of its true schema: what is read, what is refused and with which words."""
+"""Tests of every source of the recipe on rows of its real schema: rows that are read, and messages of refused rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rstar2.errors import UserError
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
 CALLS = ("toolace", "apigen-mt", "glaive-v2", "glaive-sharegpt")
-"""Sources of function calls; their rows of `ROWS` say the same."""
+"""Sources of function calls. Their rows in `ROWS` have the same content."""
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -34,7 +34,7 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 def read_files(source: Source, *files: Path, name: str = "it") -> tuple[list[dict[str, Any]], ReadCounts]:
-    """The candidates of files, and the counts."""
+    """Returns the candidates of files, and the counts."""
     part = files[0].with_name("part.arrow")
     counts = read_source(Origin(name, source, files), part, io.StringIO(), lambda rows: None)
     rows = Candidates(source.kind, [(name, part)])
@@ -44,7 +44,7 @@ def read_files(source: Source, *files: Path, name: str = "it") -> tuple[list[dic
 
 
 def one(tmp_path: Path, name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """A row's candidate, without the columns that only the preparation uses."""
+    """Returns a row's candidate, without the columns that only the preparation uses."""
     rows, counts = read_files(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
     assert not counts.refused, counts.examples
     (candidate,) = rows
@@ -52,7 +52,7 @@ def one(tmp_path: Path, name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(tmp_path: Path, name: str, row: dict[str, Any]) -> tuple[str, str]:
-    """Why a row is refused, beside a good one that is read."""
+    """Returns the reason and the detail with which a row is refused. A good row beside it is read."""
     rows, counts = read_files(sources()[name], lines(tmp_path / "rows.jsonl", ROWS[name], row), name=name)
     assert [row_read["id"] for row_read in rows] == [f"{name}-{ROWS[name].get('id', 1)}"]
     assert counts.read == 2
@@ -153,7 +153,7 @@ def test_dapos_raw_form_loses_the_words_around_the_problem(tmp_path: Path) -> No
     assert one(tmp_path, "dapo", row)["problem"] == "What is $1+1$?"
 
 
-# Every column that a source needs, and a value of a wrong type for it.
+# Every column that a source needs, with a value of a wrong type.
 NEEDED = [
     (name, column, 7 if isinstance(ROWS[name][column], list | dict) else ["x"])
     for name, source in sources().items()
@@ -222,7 +222,7 @@ def test_unicode_is_kept_and_half_a_surrogate_pair_refused(tmp_path: Path, name:
 
 
 def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
-    """A conversation of user, call, reply and assistant, in the source's form."""
+    """Returns a conversation of user, call, reply and assistant, in the source's form."""
     if name == "glaive-v2":
         speakers = {
             "user": "USER",
@@ -456,7 +456,7 @@ def conversation(*messages: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 def calling(*calls: tuple[str | None, str], **more: Any) -> dict[str, Any]:
-    """A message that calls the tool, given the calls' ids and cities."""
+    """Returns a message that calls the tool with these ids and cities."""
     call_fields = [
         {"id": name, "function": {"name": "get_weather", "arguments": {"city": city}}} for name, city in calls
     ]
@@ -475,7 +475,7 @@ FINAL_ANSWER = {"role": "assistant", "content": "Now I know."}
 
 
 def read_own(tmp_path: Path, row: dict[str, Any]) -> dict[str, Any] | tuple[str, str]:
-    """A row of a user's own file as it is read, or why it is refused."""
+    """Returns a row of a user's own file as it is read, or the reason why it is refused."""
     file = lines(tmp_path / "own.jsonl", row)
     rows, counts = read_files(own_source(file), file)
     return rows[0] if rows else (counts.examples[0]["reason"], counts.examples[0]["detail"])
@@ -974,7 +974,7 @@ def test_glaives_system_text_loses_its_functions_and_its_usual_words_alone(
 
 
 def code_of(tmp_path: Path, solution: str) -> tuple[str | None, str]:
-    """The text before the call, and the code, that a solution becomes."""
+    """Returns the text before the call and the code that a solution becomes."""
     message = one(tmp_path, "magicoder", changed("magicoder", solution=solution))["messages"][-1]
     (call,) = message["tool_calls"]
     return message["content"], json.loads(call["function"]["arguments"])["code"]

@@ -103,7 +103,7 @@ def test_so_it_does_in_every_family(family: str) -> None:
     sample = encode({"messages": CHAT}, codec)
     text = codec.tokenizer.decode(sample.input_ids[sample.loss_mask.index(1) :].tolist())
     assert "Hello!" in text
-    assert "?" not in text, "a thought that is missing is empty"
+    assert "?" not in text, "a missing thought is empty"
 
 
 @pytest.mark.parametrize("format_name", SHIPPED)

@@ -1,4 +1,4 @@
-"""Sources of users' own modules, named `module:object`."""
+"""Tests of sources in users' own modules, named `module:object`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NUMBER = 7
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder, in which commands are started."""
+    """A user's folder, which is the current folder of commands."""
     (tmp_path / "users_numbers.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
@@ -140,7 +140,7 @@ def test_a_source_without_its_file_or_with_a_name_that_is_taken_is_refused(folde
 
 
 def test_the_settings_of_other_sources_are_written_as_before() -> None:
-    """A set that an earlier version began or made is the same."""
+    """A set that an earlier version began or finished is the same set."""
     assert SourceSettings(count=3).model_dump(mode="json") == {"count": 3}
     assert SourceSettings(object="a:B").model_dump(mode="json") == {"count": None, "object": "a:B"}
 

@@ -37,7 +37,7 @@ def test_the_page_asks_what_the_demo_teaches() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `runs/demo`."""
+    """A folder that contains `runs/demo`."""
     folder = tmp_path_factory.mktemp("documented")
     (folder / "runs").mkdir()
     demo_folder = os.environ.get("RSTAR2_DEMO")

@@ -49,7 +49,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run killed in the middle of stage 2 and of stage 3, and started again each time."""
+    """A run that is killed in the middle of stage 2 and of stage 3, and started again each time."""
     run = tmp_path_factory.mktemp("demo") / "run"
     with open_run(run, "demo", demo_plan("demo", None, SMALL).config()):
         pass
@@ -104,7 +104,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[
 def test_a_killed_asynchronous_stage_resumes_too(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
     assert [logged_steps(run / "stage3" / f"metrics-{n}.jsonl") for n in (1, 2)] == [[1, 2], [3]], (
-        "the second was saved"
+        "the second checkpoint was saved"
     )
     asynchronous = {
         stage: [EVICTED in metrics for metrics in step_metrics(run / stage).values()]
@@ -143,7 +143,7 @@ def test_a_constant_reward_teaches_nothing(killed: tuple[Path, dict[str, Any]]) 
     decay = recipe.steps * recipe.optim.lr * recipe.optim.weight_decay
     assert weight_change(run, "stage2", "stage3") == pytest.approx(decay, rel=0.1)
     assert weight_change(run, "stage1", "stage2") > 100 * decay, (
-        "the reward must teach, or this shows nothing"
+        "rewards must change the weights in this demo, or this comparison shows nothing"
     )
 
 

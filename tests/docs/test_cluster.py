@@ -1,4 +1,4 @@
-"""The scripts in examples/cluster carry a run to its end; Slurm, Ray and the command are stand-ins."""
+"""Tests that the scripts in examples/cluster carry a run to its end. Slurm, Ray and the command are stand-ins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import CLUSTER, StandIns, ended, send
+from support.cluster import CLUSTER, StandIns, send, wait_for_exit
 from support.optional import needs
 from support.process_table import session
 from support.waiting import wait_until
@@ -67,7 +67,7 @@ def test_a_node_starts_ray_again_until_it_is_told_to_end(stand_ins: StandIns) ->
     os.kill(ray, 9)
     wait_until(lambda: len(stand_ins.called("ray start")) == 2)
     send(node, "TERM")
-    code, output = ended(node)
+    code, output = wait_for_exit(node)
     assert code == 130
     assert output.count("it starts again in 10 s") == 1
 
@@ -75,7 +75,7 @@ def test_a_node_starts_ray_again_until_it_is_told_to_end(stand_ins: StandIns) ->
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_failures_with_progress_are_repeated_until_the_run_is_done(script: str, stand_ins: StandIns) -> None:
     stand_ins.behaves("1 1", "2 1", "1 1", "1 137", "1 0")
-    code, output = ended(stand_ins.train(script, MAX_ATTEMPTS="1"))
+    code, output = wait_for_exit(stand_ins.train(script, MAX_ATTEMPTS="1"))
     assert code == 0, output
     assert len(stand_ins.called("trainer")) == 5
     assert output.count("it is started again") == 4
@@ -84,20 +84,20 @@ def test_failures_with_progress_are_repeated_until_the_run_is_done(script: str, 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_failures_without_progress_end_after_the_bound(script: str, stand_ins: StandIns) -> None:
     stand_ins.behaves("1 1", "0 1", "0 1", "0 0")
-    code, output = ended(stand_ins.train(script, MAX_ATTEMPTS="2"))
+    code, output = wait_for_exit(stand_ins.train(script, MAX_ATTEMPTS="2"))
     assert code == 1
     assert len(stand_ins.called("trainer")) == 3
     assert output.count("2 attempts in a row ended without a new step, checkpoint or sample") == 1
     assert "Remove the cause, then start the same command again." in output
-    # A person who does so starts with a count of zero.
-    code, output = ended(stand_ins.train(script, MAX_ATTEMPTS="2"))
+    # A person who starts the script again begins with a count of zero.
+    code, output = wait_for_exit(stand_ins.train(script, MAX_ATTEMPTS="2"))
     assert code == 0, output
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_users_mistake_ends_at_once(script: str, stand_ins: StandIns) -> None:
     stand_ins.behaves("0 2", "0 0")
-    assert ended(stand_ins.train(script))[0] == 2
+    assert wait_for_exit(stand_ins.train(script))[0] == 2
     assert len(stand_ins.called("trainer")) == 1
 
 
@@ -117,7 +117,7 @@ def test_a_judge_that_is_away_at_a_start_is_an_outage_and_the_command_starts_aga
     stand_ins.behaves_really(words)
     stand_ins.behaves("1 0")
     (stand_ins.folder / "judge").write_text("0\n")
-    code, output = ended(stand_ins.train(script))
+    code, output = wait_for_exit(stand_ins.train(script))
     assert code == 0, output
     assert "no judge answers at" in output
     assert output.count("the command ended with exit code 1; it is started again") == 1
@@ -125,7 +125,7 @@ def test_a_judge_that_is_away_at_a_start_is_an_outage_and_the_command_starts_aga
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_command_without_a_run_folder_is_refused(script: str, stand_ins: StandIns) -> None:
-    code, output = ended(stand_ins.start(script, "rstar2", "train", "--stage", "1"))
+    code, output = wait_for_exit(stand_ins.start(script, "rstar2", "train", "--stage", "1"))
     assert code == 2
     assert "--run" in output
     assert stand_ins.called("") == []
@@ -137,9 +137,9 @@ def test_a_job_requeues_itself_at_each_time_limit_until_the_run_is_done(stand_in
         job = stand_ins.train("slurm.sh", MAX_ATTEMPTS="1")
         stand_ins.running()
         send(job, "USR1")
-        assert ended(job)[0] == 0
+        assert wait_for_exit(job)[0] == 0
         assert len(stand_ins.called("scontrol requeue 7")) == limits
-    assert ended(stand_ins.train("slurm.sh", MAX_ATTEMPTS="1"))[0] == 0
+    assert wait_for_exit(stand_ins.train("slurm.sh", MAX_ATTEMPTS="1"))[0] == 0
     assert len(stand_ins.called("scontrol")) == 2
     assert len(stand_ins.called("trainer got SIGUSR1")) == 2
     # Each start has its own Ray and judge, with the tokens of the first.
@@ -159,8 +159,8 @@ def test_time_limits_without_a_finished_step_are_bounded(stand_ins: StandIns) ->
         job = stand_ins.train("slurm.sh", MAX_ATTEMPTS="2")
         stand_ins.running()
         send(job, "USR1")
-        assert ended(job)[0] == 0
-    code, output = ended(stand_ins.train("slurm.sh", MAX_ATTEMPTS="2"))
+        assert wait_for_exit(job)[0] == 0
+    code, output = wait_for_exit(stand_ins.train("slurm.sh", MAX_ATTEMPTS="2"))
     assert code == 1
     assert "2 attempts in a row ended without a new step" in output
     assert len(stand_ins.called("trainer train")) == 2
@@ -174,7 +174,7 @@ def test_only_the_first_signal_reaches_the_command(stand_ins: StandIns) -> None:
     wait_until((stand_ins.folder / "signalled").exists)
     for name in ("USR1", "TERM"):
         send(job, name)
-    assert ended(job)[0] == 0
+    assert wait_for_exit(job)[0] == 0
     assert stand_ins.called("trainer got") == ["trainer got SIGUSR1"]
     assert stand_ins.called("scontrol") == ["scontrol requeue 7"]
 
@@ -188,7 +188,7 @@ def test_a_step_that_does_not_end_before_the_limit_is_ended_and_the_job_requeued
     job = stand_ins.train("slurm.sh", SLURM_JOB_END_TIME="", JOB_END=str(int(time.time()) + 122))
     stand_ins.running()
     send(job, "USR1")
-    code, output = ended(job)
+    code, output = wait_for_exit(job)
     assert code == 0
     assert "the step did not end before the time limit" in output
     assert stand_ins.called("trainer got") == ["trainer got SIGUSR1 SIGTERM"]
@@ -200,7 +200,7 @@ def test_a_signal_while_ray_starts_requeues_without_starting_the_command(stand_i
     job = stand_ins.train("slurm.sh")
     wait_until(lambda: stand_ins.called("ray start"))
     send(job, "USR1")
-    assert ended(job)[0] == 0
+    assert wait_for_exit(job)[0] == 0
     assert stand_ins.called("trainer") == []
     assert stand_ins.called("scontrol") == ["scontrol requeue 7"]
 
@@ -210,7 +210,7 @@ def test_a_job_that_is_cancelled_saves_and_is_not_requeued(stand_ins: StandIns) 
     job = stand_ins.train("slurm.sh")
     stand_ins.running()
     send(job, "TERM")
-    assert ended(job)[0] == 75
+    assert wait_for_exit(job)[0] == 75
     assert stand_ins.called("trainer got") == ["trainer got SIGTERM"]
     assert stand_ins.called("scontrol") == []
 
@@ -220,7 +220,7 @@ def test_a_refused_requeue_says_what_to_do(stand_ins: StandIns) -> None:
     job = stand_ins.train("slurm.sh", REQUEUE_CODE="1")
     stand_ins.running()
     send(job, "USR1")
-    code, output = ended(job)
+    code, output = wait_for_exit(job)
     assert code == 75
     assert "submit the same command again to continue the run" in output
 
@@ -235,7 +235,7 @@ def test_a_judge_that_dies_is_started_again_with_its_token(stand_ins: StandIns) 
     first, second = stand_ins.called("judge up")
     assert first == second
     send(job, "TERM")
-    assert "the judge ended with exit code 137; it starts again" in ended(job)[1]
+    assert "the judge ended with exit code 137; it starts again" in wait_for_exit(job)[1]
 
 
 @pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 75), ("USR1", 75)])
@@ -246,7 +246,7 @@ def test_without_slurm_a_signal_ends_the_command_and_the_script(
     script = stand_ins.train("keep_going.sh")
     stand_ins.running()
     send(script, name)
-    assert ended(script)[0] == code
+    assert wait_for_exit(script)[0] == code
     assert stand_ins.called("trainer got") == [f"trainer got SIG{name}"]
 
 
@@ -254,7 +254,7 @@ def test_without_slurm_the_command_waits_for_the_nodes_and_the_judge(stand_ins: 
     stand_ins.behaves("1 1", "1 0")
     (stand_ins.folder / "judge").write_text("0\n")
     script = stand_ins.train("keep_going.sh", RAY_ADDRESS="127.0.0.1:6379", RSTAR2_JUDGE="http://judge")
-    code, output = ended(script)
+    code, output = wait_for_exit(script)
     assert code == 0, output
     assert len(stand_ins.called("trainer train")) == 2
 
@@ -263,10 +263,10 @@ def test_without_slurm_the_command_waits_for_the_nodes_and_the_judge(stand_ins: 
 def test_without_slurm_a_cluster_that_comes_up_late_is_waited_for_in_words(stand_ins: StandIns) -> None:
     stand_ins.behaves("1 1", "1 0")
     (stand_ins.folder / "judge").write_text("0\n")
-    # None answers at first; before the second start a node is missing for a moment.
+    # At first the cluster does not answer. Before the second start, a node is missing for a moment.
     stand_ins.cluster_has("", "[8.0, 8.0]", "[8.0]", "[8.0, 8.0]")
     script = stand_ins.train("keep_going.sh", RAY_ADDRESS="127.0.0.1:6379", RSTAR2_JUDGE="http://judge")
-    code, output = ended(script)
+    code, output = wait_for_exit(script)
     assert code == 0, output
     for count, nodes_needed in ((0, 1), (1, 2)):
         message = f"waiting for the Ray cluster at 127.0.0.1:6379, which has {count} of {nodes_needed} nodes"
@@ -278,14 +278,16 @@ def test_without_slurm_a_cluster_that_comes_up_late_is_waited_for_in_words(stand
 def test_a_job_on_one_node_waits_for_a_cluster_that_does_not_answer(stand_ins: StandIns) -> None:
     stand_ins.behaves("1 0")
     stand_ins.cluster_has("", "", "[8.0]")
-    code, output = ended(stand_ins.train("slurm.sh", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node1"))
+    code, output = wait_for_exit(
+        stand_ins.train("slurm.sh", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node1")
+    )
     assert code == 0, output
-    assert (stand_ins.folder / "cluster").read_text() == "", "asked until it answered"
+    assert (stand_ins.folder / "cluster").read_text() == "", "Ray was asked until it answered"
 
 
 def test_the_runs_folder_has_the_users_permissions_and_the_tokens_are_private(stand_ins: StandIns) -> None:
     stand_ins.behaves("1 0")
-    assert ended(stand_ins.train("slurm.sh"))[0] == 0
+    assert wait_for_exit(stand_ins.train("slurm.sh"))[0] == 0
     like = stand_ins.folder / "like"
     like.mkdir()
     assert stand_ins.run.stat().st_mode == like.stat().st_mode
@@ -320,7 +322,7 @@ def test_a_job_is_signalled_as_early_as_the_plan_says(
         "--run",
         "r",
     ]
-    code, output = ended(stand_ins.start("submit.sh", "--nodes", "8", *options, "--", *train))
+    code, output = wait_for_exit(stand_ins.start("submit.sh", "--nodes", "8", *options, "--", *train))
     assert code == 0, output
     signal, *rest = stand_ins.called("")
     assert signal == f"--signal=B:USR1@{seconds}"
@@ -332,11 +334,13 @@ def test_a_job_is_signalled_as_early_as_the_plan_says(
 
 def test_a_time_limit_that_is_none_is_refused(stand_ins: StandIns) -> None:
     stand_ins.plans(1.0)
-    code, output = ended(stand_ins.start("submit.sh", "--time=soon", "--", "rstar2", "train", "--run", "r"))
+    code, output = wait_for_exit(
+        stand_ins.start("submit.sh", "--time=soon", "--", "rstar2", "train", "--run", "r")
+    )
     assert code == 2
     assert "--time soon is not a time limit" in output
 
 
 def test_sft_has_the_signal_of_the_script(stand_ins: StandIns) -> None:
-    assert ended(stand_ins.start("submit.sh", "--", "rstar2", "sft", "--run", "r"))[0] == 0
+    assert wait_for_exit(stand_ins.start("submit.sh", "--", "rstar2", "sft", "--run", "r"))[0] == 0
     assert stand_ins.called("")[0] == "--signal=B:USR1@1800"

@@ -25,12 +25,12 @@ _HEADING = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
 
 
 def _prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Returns a page without its code blocks."""
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site's generator make them."""
+    """Returns the anchors of a page's headings, as GitHub and the site's generator create them."""
     titles = [
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(_prose(page))
     ]
@@ -43,7 +43,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 def _broken(page: Path) -> list[str]:
-    """The links of a page to files or headings that do not exist. Addresses on the web are not fetched."""
+    """Returns the links of a page to files or headings that do not exist. Web addresses are not fetched."""
     broken = []
     for link in _LINK.findall(re.sub(r"`[^`\n]*`", "", _prose(page))):
         if re.match(r"[a-z]+:", link):
@@ -71,7 +71,7 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
-    """From the site's menu, and the pages in docs/ also from the index itself."""
+    """Every page is in the site's menu. The pages in docs/ are also in the index."""
     index = ROOT / "docs" / "index.md"
     entries = re.findall(r"^(?:[^:`\n]*<)?([^:`<>\n]+)>?$", MENU.read_text(encoding="utf-8"), re.MULTILINE)
     listed_pages = {(index.parent / f"{entry}.md").resolve() for entry in entries}
@@ -140,7 +140,7 @@ def _names(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_and_function_that_is_named_exists(page: Path) -> None:
-    """`path` and `path:name` in code font, on any page but the changelog, which tells of what was."""
+    """Checks `path` and `path:name` in code font on any page except the changelog, which describes the past."""
     paths_named = [] if page.name == "CHANGELOG.md" else _CODE_PATH.findall(page.read_text(encoding="utf-8"))
     files = {path for path, _ in paths_named}
     assert {path for path in files if not (ROOT / path).exists()} == set()

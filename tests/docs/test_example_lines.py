@@ -63,7 +63,7 @@ MODELS = (
     "runs/rl/stage1/models/step-250",
 )
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
-"""A row of every set on the hub."""
+"""One row of every set on the hub."""
 HARNESSES = {"bfcl-v3", "bfcl-v4", "ifeval", "ifbench", "paper-general", "paper-all"}
 """Benchmarks, and groups of benchmarks, whose programs have their own environments."""
 DRY = {"demo": "--dry-run", "sft": "--dry-run", "train": "--dry-run", "serve": "--print-command"}
@@ -79,7 +79,7 @@ FEW = {
 
 
 def _lines() -> list[str]:
-    """The lines of all code blocks that run rstar2, each once, in the order of the pages."""
+    """Returns the lines of all code blocks that run rstar2, each once, in the order of the pages."""
     unique_lines: dict[str, None] = {}
     for page in PAGES:
         for block in re.findall(r"^```\w*\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
@@ -105,14 +105,13 @@ MAKERS = {
         ("chats/lamps", "--transcript"),
     )
 }
-"""By what lines read of what other lines make: the latter."""
+"""For a line that reads the files of another line: the other line."""
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Whether a line speaks to what runs in the background, a judge, a server or an evaluation, or needs the
-    environment of a harness.
+    """Returns True if a line needs a service in the background or a harness's environment, or trains for minutes.
 
-    Or it trains for minutes: tests/doctor runs the checks of a GPU machine.
+    Services are a judge, a server or an evaluation. tests/doctor runs the checks of a GPU machine.
     """
     words = line.partition("rstar2 ")[2].split()
     services = (["serve", "status"], ["serve", "down"], ["serve", "logs"])
@@ -139,7 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The folder has no format file. Its chat template does not support tools.
     (root / "models/smollm2" / FORMAT_FILE).unlink()
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
-    # Its weights come with a template that lists tools, and no format file.
+    # The weights have a template that lists tools, but no format file.
     (root / PUBLISHED / FORMAT_FILE).unlink()
     (root / PUBLISHED / "chat_template.jinja").write_text(default_format().template)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
@@ -211,7 +210,7 @@ def _write_files_of_the_page_for_extensions(root: Path) -> None:
 
 
 def _with_tokens_of(model: Path, path: Path) -> None:
-    """Give made traces the token ids that a model has for their prompts and texts."""
+    """Gives invented traces the token ids that a model has for their prompts and texts."""
     codec = load_codec(model)
     traces = list(read_traces(path))
     path.unlink()
@@ -271,8 +270,8 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(folder)
 
 
-def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> CommandResult:
-    """Run a line with few and short samples, and everything elsewhere on this machine."""
+def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> Ran:
+    """Runs a line with few short samples. Addresses of other machines become those of services on this machine."""
     if "--api chat" in line:
         line = line.replace("http://127.0.0.1:8000", endpoint.url)
     for there in ("http://gpu:8000", "http://127.0.0.1:8000"):
@@ -280,7 +279,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
     line = (
         line.replace(
             "from-traces runs/sampled", "from-traces runs/eval"
-        )  # an untrained model has nothing right
+        )  # an untrained model has no correct answer
         .replace("--model Qwen3-32B", f"--model {standin.names[0]}")
         .replace("/data/runs", "runs")
         .replace("$TOKEN", judge.token or "none")
@@ -296,7 +295,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
         words[words.index("--run") + 1] = tempfile.mkdtemp(dir=".")
         words += [*FEW["eval"], "--judge", judge.url]
     if "paper-sft" in words:
-        # Its counts cannot be met by a row of each source.
+        # One row per source cannot satisfy the mixture's counts.
         words.append("--dry-run")
     if verb in FEW and words[1] != "compare":
         words += [*FEW[verb], "--judge", judge.url]
@@ -350,7 +349,7 @@ def test_the_python_of_readme_runs(judge: JudgeHandle, capsys: pytest.CaptureFix
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
     exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "README.md", "exec"), {})
-    # Each line that prints says in a comment what it prints.
+    # The comment after a `print` line is the output of that line.
     assert capsys.readouterr().out.split() == " ".join(re.findall(r"print\(.*\)  # (.*)", code)).split()
 
 

@@ -1,4 +1,4 @@
-"""Every program in examples/ runs, and prints what it says it shows."""
+"""Tests that every program in examples/ runs, and prints the lines that it shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def _run(name: str, *arguments: str) -> list[str]:
-    """The lines that an example prints."""
+    """Returns the lines that an example prints."""
     result = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The folders examples/own_*, each run exactly as its README says, from a copy as a user makes it."""
+"""Tests of the folders examples/own_*. Each one runs exactly as its README says, in a copy as a user makes it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_data_of_ones_own(tmp_path: Path) -> None:
 
 
 def compares(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Asks for the two temperatures, then says which city is warmer."""
+    """Requests the two temperatures, and then says which city is warmer."""
     if messages[-1]["role"] != "tool":
         return {"calls": [("temperature", json.dumps({"city": city})) for city in ("Lima", "Oslo")]}
     lima, oslo = (float(message["content"].split()[0]) for message in messages[-2:])
@@ -93,7 +93,7 @@ def test_a_tool_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A model that was never trained, and problems to train it on, as a README names them."""
+    """An untrained model and problems for it, with the names that a README uses."""
     folder = tmp_path_factory.mktemp("training")
     conversations = builtin.traces(1, 20, {})
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)

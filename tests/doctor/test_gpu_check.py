@@ -1,4 +1,4 @@
-"""`rstar2 doctor --gpu-check`: how checks are run, limited and reported; test_whole_gpu_check.py runs the real ones."""
+"""Tests how `rstar2 doctor --gpu-check` runs, limits and reports checks. test_whole_gpu_check.py runs the real ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_page_names_the_bound_of_all_checks() -> None:
 
 @pytest.fixture
 def fake_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made-up checks in place of the real ones."""
+    """Replaces the real checks by made-up ones."""
     names = ("passes", "killed", "lacks", "finds_fault", "passes")
     monkeypatch.setattr(runner, "CHECKS", {f"{name}{at}": check(name) for at, name in enumerate(names)})
     monkeypatch.setattr(runner, "ENVIRONMENT", "passes0")
@@ -313,7 +313,7 @@ def test_the_commands_for_a_gpu_are_understood_by_train_and_sft(
     words = rl.words_of(on_gpu)
     assert "hardware.engine_memory_share=0.26" in words
     monkeypatch.setattr(training, "free_bytes", lambda settings: 0)
-    assert rl.words_of(on_gpu) == words, "the same command after the kill"
+    assert rl.words_of(on_gpu) == words, "the command is the same after the kill"
     result = rstar2(*words, "--dry-run")
     assert result.code == 0, result.stderr
     assert '"device": "cuda"' in result.stdout

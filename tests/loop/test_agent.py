@@ -33,7 +33,7 @@ def call_text(code: str, stdin: str = "") -> str:
 
 
 class Scripted:
-    """Says the given turns one after another, cut to each turn's budget."""
+    """Writes these turns one after the other. Each turn is cut to its budget."""
 
     def __init__(self, codec: ChatCodec, *turns: str, logprobs: bool = True) -> None:
         self._codec = codec
@@ -61,7 +61,7 @@ class Scripted:
 
 
 class Tools:
-    """Answers every call with `told`, after noting it."""
+    """Answers every call with `output`, and records it."""
 
     def __init__(self, output: str = "4", status: CallStatus = "ok") -> None:
         self.told = output
@@ -254,20 +254,20 @@ MENTIONS = [
         ("<tool_call>{", 0),
         ('<tool_call>{ "', 1),
         ("<tool_call>{}", 1),
-        # Braces are not yet an object.
+        # Text in braces is not necessarily an object.
         ("In JSON the call is <tool_call>{name} and the answer \\boxed{5}", 0),
         (f"In JSON it is <tool_call>{{name}}: {call_text('1')}", 1),
-        # Both tags are mentioned in a final turn, which has its answer.
+        # The final turn mentions both tags and has its answer.
         (f"I use <tool_call> and </tool_call> tags.</reason>{BOXED}", 0),
         (f"<tool_call>{{name}}</tool_call></reason>{BOXED} <tool_call></tool_call>", 0),
-        # The answer is of the thought, is not closed, or is in the call.
+        # The answer is in the thought, is not closed, or is in the call.
         (f"{BOXED} maybe.</reason><tool_call>print(1)</tool_call>", 1),
         ("</reason><answer>4 <tool_call>print(1)</tool_call>", 1),
         (f"<tool_call>print('{BOXED}')</tool_call>", 1),
-        # An object is a call, however the turn goes on.
+        # An object is a call, with any text after it.
         (f'<tool_call>{{"name"</tool_call></reason>{BOXED}', 1),
         (f"<tool_call>oops</tool_call> {call_text('1')}</reason>{BOXED}", 2),
-        # The tag is mentioned, and then there is a call.
+        # The text mentions the tag before the call.
         (f"the <tool_call> tag: {call_text('1')}", 1),
         (f"{call_text('1')} and that was a <tool_call>, done", 1),
         (call_text('print("<tool_call>")'), 1),
@@ -277,7 +277,7 @@ def test_tags_are_a_call_if_a_json_object_begins_in_them_or_no_answer_says_other
     text: str, calls: int
 ) -> None:
     assert len(parse_calls(text, default_format())) == calls
-    assert finished(text) is (calls == 0), "the reward reads calls as the loop does"
+    assert finished(text) is (calls == 0), "the reward and the loop read calls alike"
 
 
 @pytest.mark.parametrize("mention", MENTIONS)
@@ -302,8 +302,8 @@ def test_the_releases_rules_for_calls() -> None:
     release = read_format("release")
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1"}})
     call, run = f"<tool_call>{body}</tool_call>", (TOOL_NAME, {"code": "1"})
-    assert parse_calls(f"<tool_call>{body}", release) == [], "a call needs its end"
-    assert parse_calls(call + call, release) == [run], "one call a turn"
+    assert parse_calls(f"<tool_call>{body}", release) == [], "a call needs its closing tag"
+    assert parse_calls(call + call, release) == [run], "one call per turn"
     assert parse_calls(call + call, default_format()) == [run, run]
     (broken,) = parse_calls("<tool_call>{oops}</tool_call>", release)
     assert isinstance(broken, ToolCall)
@@ -331,7 +331,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 
 _ANY_TEXT = st.text(st.characters(categories=None), max_size=8)
-"""Lone surrogates and control characters too, which JSON can name by escapes."""
+"""The arguments include lone surrogates and control characters, which JSON can encode by escapes."""
 _ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _ANY_TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_ANY_TEXT, inner, max_size=3),
@@ -381,7 +381,7 @@ async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec
     trace = await _run(codec, Scripted(codec, ASK, ASK, ASK), tools, Limits(max_turns=2))
     assert trace.finish == "max_turns"
     assert len(trace.turns) == 2
-    assert len(tools.ran) == 1, "the last turn's call could not be answered, so it is not run"
+    assert len(tools.ran) == 1, "the last turn's call is not run, because the model could not read its output"
     assert [turn.calls_not_run for turn in trace.turns] == [0, 1]
     assert trace.response_mask[-1] == 1
     _check(trace)
@@ -411,7 +411,7 @@ async def test_failed_calls_in_a_row_end_a_rollout_at_their_limit(
     assert group.bad_calls_end == (finish == "bad_calls")
     assert text_to_grade(trace, "paper") == ""
     if finish == "bad_calls":
-        assert trace.response_mask[-1] == 1, "the model does not read what its last calls came to"
+        assert trace.response_mask[-1] == 1, "the model does not read the output of its last calls"
 
 
 def test_a_call_that_the_judge_lost_neither_counts_as_failed_nor_ends_a_row() -> None:
@@ -579,7 +579,7 @@ async def test_a_rollout_goes_on_from_the_beginning_of_another_with_what_is_left
     assert trace.logprobs is not None
     assert len(trace.logprobs) == len(trace.response_ids)
     assert trace.finish == "answer"
-    # Turns that it began with count: of two turns one is left.
+    # The beginning's turns count: one of two turns is left.
     finished_rollout = await continue_rollout(
         whole.beginning(1),
         engine=Scripted(codec, ASK),

@@ -1,4 +1,4 @@
-"""A judge is checked with real programs, the token that will be used, and the tools and limits of the format."""
+"""Tests of the check of a judge with real programs: the token, the tools and the limits of the format."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_training_tells_another_server_from_a_judge_that_is_not_ready(status: in
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """A server that answers every request with a status, as a proxy in front of a judge may."""
+    """A server that answers every request with one status, as a proxy in front of a judge may."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

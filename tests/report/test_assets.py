@@ -1,4 +1,4 @@
-"""The source of the report page: what a formatter does not hold."""
+"""Tests of the report page's source code, for rules that a formatter does not enforce."""
 
 from __future__ import annotations
 

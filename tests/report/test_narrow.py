@@ -1,4 +1,4 @@
-"""The report page on a telephone: 390 pixels wide, it is never wider than its window."""
+"""Tests of the report page on a telephone. At a width of 390 pixels, no page is wider than its window."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_no_page_scrolls_sideways_on_a_telephone(
         narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
         await_drawing(narrow)
         if texts(narrow, ".row"):
-            narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # a chip for its problem
+            narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # the link to its problem
             await_drawing(narrow)
         wide = narrow.run(
             "return [...document.querySelectorAll('body *')].filter((node) => "

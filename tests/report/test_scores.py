@@ -1,4 +1,4 @@
-"""The scores of a benchmark in the report page, and the paper's numbers beside a run's."""
+"""Tests of a benchmark's scores on the report page, and of the paper's numbers beside a run's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def cells(browser: Browser, heading: str) -> list[list[str]]:
-    """The texts of a panel's table, by row, its head first."""
+    """Returns the texts of a panel's table by row. The head is the first row."""
     script = (
         "const panel = [...document.querySelectorAll('.scores')].find((node) => "
         "node.querySelector('h2').innerText === arguments[0]); "

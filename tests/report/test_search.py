@@ -1,4 +1,4 @@
-"""The search box of the list of traces: it finds words in the packed text of every trace."""
+"""Tests of the search box of the list of traces, which finds words in the packed text of every trace."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_search_of_ten_thousand_traces_unpacks_one_chunk_at_a_time_and_lets_th
     unpackings = watched.run("return unpackings")[before:]
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     assert chunks > 20
-    assert chunks - 1 <= len(unpackings) <= chunks + 2, "each once, and the trace found"
+    assert chunks - 1 <= len(unpackings) <= chunks + 2, "each chunk once, and the opened trace again"
     assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace on the page"
     turns = [turn for turn, _ in unpackings]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns)), turns
@@ -124,7 +124,7 @@ def test_other_words_end_a_search_that_is_under_way(watched: Browser, large: Pat
     open_page(watched, f"{large.as_uri()}#1")
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     before = watched.run("return unpackings.length")
-    # Each search but the last has begun and has not ended when the next words come.
+    # Each search except the last one is still running when the next words come.
     watched.run("""
       const input = document.querySelector(".filters input");
       const waiting = ["n", "ne", "nee", "need", "needle"];

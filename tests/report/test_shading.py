@@ -1,4 +1,4 @@
-"""Traces shaded by entropy on the report page, and the panel with a run's analysis."""
+"""Tests of traces that are shaded by entropy on the report page, and of the panel with a run's analysis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TABLE = {"name": "calls_kinds", "title": "How calls ended", "columns": ["kind", 
 
 
 def _shade(trace: Trace) -> tuple[list[int], list[int]]:
-    """Characters and marks for made tokens of four letters; the first of each turn is marked."""
+    """Returns characters and marks for invented tokens of four letters. The first token of each turn is marked."""
     characters: list[int] = []
     marks: list[int] = []
     for number, turn in enumerate(trace.turns):

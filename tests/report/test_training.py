@@ -1,4 +1,4 @@
-"""Training runs on the report page: their curves, their model and the rollouts that were kept."""
+"""Tests of training runs on the report page: their curves, their model and their stored rollouts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_
     row = dict(zip(page.training["columns"], page.training["rows"][-1], strict=True))
     assert (row["pass_rate"], row["entropy"], row["grad_norm"]) == (0.5, "nan", None)
     assert "Entropy in kept rollouts" not in [chart["title"] for chart in page.training["charts"]], (
-        "no point in it"
+        "the curve has no point"
     )
     failed = {line["name"]: dict(line["points"]) for line in page.charts[0]["series"]}
     assert failed["GRPO-RoC"][31] == pytest.approx((0.3 / 7 + 0.3 / 8 + 0.3 / 9 + 0.3 / 10) / 4), (

@@ -1,4 +1,4 @@
-"""The report page of a run, opened by a real browser without a network."""
+"""Tests of a run's report page in a real browser without a network."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two benchmarks with its report.html; its tests only read it."""
-    folder = write_run(tmp_path_factory.mktemp("run") / "night")
-    write_run(folder, "math500", problems=100, samples=2, seed=1)
+    """A run of two benchmarks with its report.html. Tests only read it."""
+    folder = made_run(tmp_path_factory.mktemp("run") / "night")
+    made_run(folder, "math500", problems=100, samples=2, seed=1)
     write_report(folder)
     return folder
 
 
 @pytest.fixture
 def page(browser: Browser, run: Path) -> Browser:
-    """The browser with the run's page just opened."""
+    """A browser that has just opened the run's page."""
     open_page(browser, (run / "report.html").as_uri())
     return browser
 
@@ -153,14 +153,14 @@ def test_right_and_wrong_differ_by_a_sign_and_stripes_too(page: Browser) -> None
         "return [...document.querySelectorAll('.plots svg')].map((plot) => plot.querySelectorAll"
         "('[fill=\"url(#stripes)\"]').length === plot.querySelectorAll('[fill=\"var(--series-2)\"]').length)"
     )
-    assert striped == [False, True, True]  # in the first, wrong is the rest of each bar
+    assert striped == [False, True, True]  # in the first chart, the rest of each bar is wrong answers
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: str) -> None:
     page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     open_page(page, (run / "report.html").as_uri())
-    # WCAG's contrast of text against the nearest painted background, over everything in the viewer and cards.
+    # Checks WCAG's contrast between every text and its nearest painted background, in the viewer and the cards.
     lowest = page.run("""
       const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
       const light = (color) => { const [r, g, b] = rgb(color).map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
@@ -255,7 +255,7 @@ def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
             "return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)"
         )
         assert result == labels
-        assert texts(browser, ".trace .turn") == ["turn 1"], "no server told its tokens"
+        assert texts(browser, ".trace .turn") == ["turn 1"], "no server reported its tokens"
         assert "700 tokens" in texts(browser, ".trace .facts")[0]
     open_page(browser, page)
     answer, right = texts(browser, ".trace .verdict code")
@@ -344,7 +344,7 @@ def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
 ) -> None:
     write_run(tmp_path, "math500", problems=100, samples=20)
     page = write_report(tmp_path)
-    # Counts what the page unpacks, from its first script on.
+    # Counts the parts that the page unpacks, from its first script on.
     count = (
         "const original = DecompressionStream; window.unpacked = 0; "
         "window.DecompressionStream = function (kind) { window.unpacked += 1; return new original(kind); }"
@@ -355,7 +355,7 @@ def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
     assert "2,000 of 2,000 traces" in texts(browser, ".count")[0]
     chunks = browser.run("return document.querySelectorAll('[id^=chunk-]').length")
     assert chunks > 6
-    assert browser.run("return unpacked") == 3, "head, index and the first trace's chunk"
+    assert browser.run("return unpacked") == 3, "the head, the index and the chunk of the first trace"
     assert browser.run("return document.querySelectorAll('.row').length") < 100
     browser.run("document.querySelector('.list').scrollTop = 1e9")
     browser.wait("[...document.querySelectorAll('.row')].at(-1).offsetTop === 1999 * 46")

@@ -188,7 +188,7 @@ class StandIns:
         return (self.folder / path).read_text().splitlines()
 
 
-def ended(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+def wait_for_exit(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     """Return a script's exit code and standard error. Asserts that it left no process."""
     _, stderr = process.communicate(timeout=timeout_s)
     wait_until(lambda: not session(process.pid))

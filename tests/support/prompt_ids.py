@@ -1,4 +1,4 @@
-"""The token ids that a model gets for the same problem in an evaluation, in a chat and in VERL's rollouts."""
+"""Collects the token ids that a model gets for the same problem in an evaluation, in a chat and in VERL's rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives by name: VERL keys that VERL itself accepts and computes with."""
+"""Tests of objectives by name: VERL accepts their keys, and computes with them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_unknown_objective_is_refused_with_the_nearest_name(name_typed: str, 
 def test_a_clip_range_that_the_recipe_names_is_kept_and_the_algorithms_own_is_the_default() -> None:
     assert recipe_of("gspo").clip == (3e-4, 4e-4)
     assert recipe_of("gspo", "optim.clip_high=0.001").clip == (3e-4, 0.001)
-    assert recipe_of("cispo").clip[0] > 1, "no lower bound on a ratio"
+    assert recipe_of("cispo").clip[0] > 1, "a ratio has no lower bound"
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
 def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_likely(
     name: str, moved: float, tmp_path: Path
 ) -> None:
-    """VERL's own loss, before any update and after one in the wrong direction, which no clip keeps."""
+    """VERL's own loss, before any update and after an update in the wrong direction, which no clip limits."""
     import torch
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
@@ -182,7 +182,7 @@ def test_a_correction_does_to_ratios_what_its_name_says(name: CorrectionName, tm
             [1.0, 1.0, 1.0, 1.0],
             [8.0, 1.0, 0.25, 1.0],  # product 2, mean 1.19
             [2.0, 2.0, 2.0, 2.0],  # product 16, mean 2
-            [0.5, 1.0, 1.0, 1.0],  # product 0.5, mean 0.84: the inverse of the bounds would leave it out
+            [0.5, 1.0, 1.0, 1.0],  # product 0.5, mean 0.84; the inverse bounds would reject this rollout
             [0.2, 0.2, 0.2, 0.2],  # product 0.0016, mean 0.2
         ]
     )
@@ -259,13 +259,13 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
         # Computed by hand: (r - mean) / std over the group, with the standard deviation of a sample.
         ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
-        # The mean of the group's others is taken off.
+        # The mean of the group's other rollouts is subtracted.
         ("rloo", [1.0, -0.333, -0.333, -0.333, 0.333, 0.333, 0.333, -1.0]),
         # Over the batch: mean 0.5, and the standard deviation of 24 tokens.
         ("reinforce++", [0.979, -0.979, -0.979, -0.979, 0.979, 0.979, 0.979, -0.979]),
-        # The group's mean is taken off; then over the batch: mean 0, and the standard deviation of 24 tokens.
+        # First the group's mean is subtracted. Then, over the batch: mean 0, and the standard deviation of 24 tokens.
         ("reinforce++-baseline", [1.696, -0.565, -0.565, -0.565, 0.565, 0.565, 0.565, -1.696]),
-        # The group's mean, which weighs rollouts by their tokens, is taken off; here all have three.
+        # The group's mean, weighted by the rollouts' tokens, is subtracted. Here all rollouts have three tokens.
         ("opo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
         # The group's mean is subtracted, and the result is divided by it. One right rollout of four weighs nine times
         # one of three.
@@ -301,7 +301,7 @@ def test_maxrl_has_no_advantage_if_no_rollout_of_the_group_is_right() -> None:
 @needs("verl")
 @pytest.mark.parametrize("name", ["gpg", "pass-k"])
 def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
-    """VERL fills a batch up with them: GPG's scale counts them, and pass@k refuses a single one."""
+    """VERL fills a batch up with empty rollouts. GPG's scale counts them, and pass@k refuses a single rollout."""
     import torch
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
@@ -325,7 +325,7 @@ def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs("verl")
 def test_a_problem_weighs_what_another_does_however_long_its_rollouts_are(tmp_path: Path) -> None:
-    """By hand: 12 and 4 tokens, 8 on average, so the advantages of the longer group count 8 / 12, the others 8 / 4."""
+    """By hand: 12 and 4 tokens, 8 on average. Advantages of the longer group count 8 / 12, those of the other 8 / 4."""
     alike = advantages_of(recipe_of("grpo"), tmp_path, shorter=2)
     advantages_by_problem = advantages_of(
         recipe_of("grpo", "algorithm.loss_weights=problems"), tmp_path, shorter=2

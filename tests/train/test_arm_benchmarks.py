@@ -81,7 +81,7 @@ def test_arms_are_compared_at_half_of_the_tokens_that_the_baseline_wrote_with_th
 
 @pytest.fixture
 def trained(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs of arms train nothing; their names are collected here."""
+    """Replaces the training of arms, and collects their names."""
     demo_arms, names = modules["demo_arms"], list[str]()
 
     @contextmanager
@@ -162,7 +162,8 @@ def test_a_language_models_arms_are_compared_at_equal_rollout_tokens(
     study.show()
     output = capsys.readouterr().out
     assert "| GRPO, G, step 2 | 120 | 40.0 | 10.0 – 90.0 | 10.0 | 1.00 | 100.0 | – |" in output
-    # GRPO-RoC ends first, after 4 steps of 100 tokens. Plain GRPO has written as much after 6 2/3 of its 8 steps.
+    # GRPO-RoC ends first, after 4 steps of 100 tokens. Plain GRPO has the same number of tokens after 6 2/3 of its 8
+    # steps.
     assert "| GRPO-RoC, 2G → G | 400 | 60.0 |" in output
     assert "| GRPO, G | 400 | 86.7 |" in output
     assert "before SFT" not in output

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.errors import UserError
 from rstar2.train import attention
@@ -23,12 +23,12 @@ SIZE = {
 
 
 def verl_settings(profile: str, *changes: str) -> list[Any]:
-    """VERL's model config of RL and of SFT."""
+    """Returns VERL's model configs of RL and of SFT."""
     here = Path("folder")
     stage = stage_command(stage_recipe(1, profile, list(changes)), here, here).argv
     sft = sft_command(sft_recipe(profile, list(changes)), here, here, here).argv
     configs = [
-        composed(name, [word for word in argv if "=" in word and not word.startswith("--")])
+        compose_config(name, [word for word in argv if "=" in word and not word.startswith("--")])
         for name, argv in (("ppo_trainer", stage), ("sft_trainer_engine", sft))
     ]
     return [configs[0].actor_rollout_ref.model, configs[1].model]
@@ -99,7 +99,10 @@ def test_a_key_of_the_models_config_that_verl_would_not_read_is_refused() -> Non
 
 
 def test_padded_rows_on_a_gpu_are_refused() -> None:
-    """VERL mixes long and short rows there, and counts tokens without padding: `update_tokens` would bound nothing."""
+    """VERL mixes long and short rows there, and counts tokens without padding.
+
+    `update_tokens` would not bound memory.
+    """
     with pytest.raises(UserError, match='"padded" is for a CPU'):
         stage_recipe(1, "8xh100", ["hardware.attention=padded"])
     assert stage_recipe(1, "laptop", []).hardware.attention == "padded"

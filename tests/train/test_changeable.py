@@ -1,4 +1,4 @@
-"""A run is continued under other settings of how it runs, and refused under others of what is learned."""
+"""Tests that a run continues if settings of its speed change, and is refused if settings of its learning change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Plan = TrainPlan | SftPlan | DemoPlan
 
 
 def keys(model: type[BaseModel], table: str = "") -> set[str]:
-    """All dotted keys of a recipe's model, its tables too."""
+    """Returns all dotted keys of a recipe's model, including those of its tables."""
     key_names = set()
     for name, field in model.model_fields.items():
         key_names.add(f"{table}{name}")
@@ -91,7 +91,7 @@ def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: 
     changed = plan_of(kind, data, change)
     assert changed.config() != plan.config(), "the change reaches no recipe"
     after = started(tmp_path / "run", kind, changed)
-    assert after != before, "the run's folder tells the settings of its last start"
+    assert after != before, "the run's folder records the settings of its last start"
     assert started(tmp_path / "run", kind, plan) == before, "the change can be taken back"
 
 
@@ -110,7 +110,7 @@ def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Pa
 
     record.write_text(json.dumps(older(record_data)))
     assert older(record_data) != record_data
-    assert started(tmp_path / "run", kind, plan) == plan.config(), "from now on the folder tells the new keys"
+    assert started(tmp_path / "run", kind, plan) == plan.config(), "the folder now records the new keys too"
     if kind == "train":
         record.write_text(json.dumps(older(record_data)))
         with pytest.raises(UserError, match=r"other settings: recipes\.1\.rules\.flat_steps"):

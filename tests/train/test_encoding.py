@@ -95,7 +95,9 @@ def test_a_second_run_encodes_nothing(
     del first
     with pytest.raises(AssertionError, match="encodes again"):
         encoded_data(lines(tmp_path / "x.jsonl", ROWS[:11]), codec_of)
-    assert [each.name for each in (tmp_path / STORE).iterdir()] == [".lock"], "the replaced file's is removed"
+    assert [each.name for each in (tmp_path / STORE).iterdir()] == [".lock"], (
+        "the encoding of the replaced file is removed"
+    )
 
 
 def stored_files(folder: Path) -> set[str]:
@@ -112,7 +114,7 @@ def test_after_an_upgrade_the_old_encodings_go_and_other_models_stay(
     assert len(stored_files(tmp_path)) == 3
     other.unlink()
     encoded_data(data, codec_of)
-    assert len(stored_files(tmp_path)) == 2, "nobody can ask for the removed file's"
+    assert len(stored_files(tmp_path)) == 2, "the removed file's encoding cannot be requested any more"
     monkeypatch.setattr(encoding, "_code_digest", lambda: "a new version's")
     new = encoded_data(data, codec_of)
     assert stored_files(tmp_path) == {new.folder.name}
@@ -191,7 +193,7 @@ def test_a_killed_encoding_leaves_nothing_half_written(tmp_path: Path, codec_of:
     ):
         outs = [each.communicate(timeout=TIMEOUT_S)[0].split() for each in (one, other)]
     assert (one.returncode, other.returncode) == (0, 0)
-    assert sorted(map(bool, outs)) == [False, True], "only one encodes"
+    assert sorted(map(bool, outs)) == [False, True], "only one process encodes"
     [folder] = [each for each in (tmp_path / STORE).iterdir() if each.name != ".lock"]
     assert len(encoded_rows(EncodedData(folder, ""))) == len(ROWS) * 20
 

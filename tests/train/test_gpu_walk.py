@@ -1,4 +1,4 @@
-"""The GPU path, walked on a machine without one: VERL's own trainer from our command line, up to the first GPU."""
+"""Tests the GPU path on a machine without a GPU: VERL's own trainer, from our command line up to the first GPU."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ GPUS = 8
 def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hydra, VERL's checks, Ray with our environment, the data and the model's tokenizer, then the request for GPUs."""
+    """Runs hydra, VERL's checks, Ray with our environment, the data, the model's tokenizer and the request for GPUs."""
     if gpu_names():
         pytest.skip("this machine has a GPU")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    # Else Ray starts a process for each of the processors that are claimed below.
+    # Otherwise Ray starts one process for each processor that is claimed below.
     monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
     # A folder's name may contain these characters. Ray's own folder is elsewhere, because Ray accepts no space in its
     # path.
     root = tmp_path / "a run, with 'k'=v"
     conversations = [builtin.FORMAT.messages(each.problem) for each in builtin.held_out(1, 50)]
     make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.FORMAT, seed=1)
-    # Else Ray waits for more processors than a small machine has, and starts actors for minutes.
+    # Otherwise Ray waits for more processors than a small machine has, and starts actors for minutes.
     cpus = [
         "verl.ray_kwargs.ray_init.num_cpus=16",
         "verl.+ray_kwargs.ray_init.include_dashboard=false",

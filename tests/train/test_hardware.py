@@ -1,4 +1,4 @@
-"""Before anything starts: which profile is taken, and that a recipe's GPUs are here."""
+"""Tests of the choice of a profile, and of the check that a recipe's GPUs exist."""
 
 from __future__ import annotations
 

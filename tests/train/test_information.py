@@ -1,4 +1,4 @@
-"""The estimate of how much rollouts depend on their problems: about 0 for templates, high for texts of their own."""
+"""Tests of the estimate of how much rollouts depend on their problems. It is about 0 for templates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def texts(problems: int, rollouts: int, own_share: float, seed: int = 0) -> Text
 def test_rollouts_that_do_not_depend_on_their_problem_say_nothing_about_it(
     problems: int, rollouts: int, noise_alone: bool
 ) -> None:
-    """In the mean over draws; counting a rollout itself, or more rollouts of its problem, would raise it."""
+    """The mean over draws is zero. Counting the rollout itself, or more rollouts of its problem, would raise it."""
     rng = Random(1)
     estimates = []
     for seed in range(20):
@@ -99,7 +99,7 @@ def test_a_step_measures_what_the_model_itself_wrote_in_rollouts_with_a_verdict(
         assert example.opening == own_ids
         return Rollout(**{**vars(example), "lost_calls": lost_calls})
 
-    # The outputs tell the problems apart, the model's own text does not.
+    # The tool outputs differ between problems, but the model's own text does not.
     alike = [[rollout([5, 6, 7], [problem] * 9) for _ in range(4)] for problem in range(3)]
     alike[0][0] = rollout([5, 6, 7], [0], correct=True)
     twins = [rollout([8, 9], [], correct=True, lost_calls=1), rollout([8, 9], [], correct=True, lost_calls=1)]
@@ -109,4 +109,4 @@ def test_a_step_measures_what_the_model_itself_wrote_in_rollouts_with_a_verdict(
     assert metrics["rstar2/information"] == pytest.approx(0, abs=1e-9)
     assert metrics["rstar2/unsolved_groups"] == pytest.approx(2 / 3)
     single = raw_metrics(flat[:2], [0, 1], [[0, 1]], Selection(SelectSettings(name="random")))
-    assert "rstar2/information" not in single, "one problem cannot be told from others"
+    assert "rstar2/information" not in single, "one problem cannot be distinguished from others"

@@ -1,4 +1,4 @@
-"""A trainer that fails, hangs or loses its parent leaves a cause and no process."""
+"""Tests that a trainer that fails, hangs or loses its parent leaves an error with its cause, and no process."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
     progress = {"step": 12, "finished": 9312, "wanted": 16384}
     (tmp_path / PROGRESS_FILE).write_text(json.dumps(progress))
     code = f"print('ValueError: an engine is stuck', flush=True)\n{CHATTY}"
-    # However long Python takes to start.
+    # Python's start may take any time.
     clock = Clock(lambda: 0.25 if "VERL is alive" in (tmp_path / "log").read_text() else 0.0)
     monkeypatch.setattr(launch, "time", clock)
     with pytest.raises(
@@ -316,7 +316,7 @@ def run_watched(
 
 
 def exit_code_of(call: Callable[[], None]) -> int:
-    """The exit code with which a call ends this process."""
+    """Returns the exit code with which a call ends this process."""
     try:
         call()
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""A rehearsal of the recipe's three stages on 64 H100, carried by the Slurm job through a week's faults in minutes.
+"""A rehearsal of the recipe's three stages on 64 H100: the Slurm job carries it through a week's faults in minutes.
 
-Real are `examples/cluster/slurm.sh`, the pipeline, the launcher, VERL's queue, our sampler, checkpoints and signals.
-Stand-ins are Slurm, Ray's nodes, and VERL's trainer: see `support.train.rehearsed_verl`. What `plan` says a step takes
-is divided by `SCALE`; the limit for a hung trainer is not, because processes start at their own pace.
+`examples/cluster/slurm.sh`, the pipeline, the launcher, VERL's queue, our sampler, checkpoints and signals are real.
+Slurm, Ray's nodes and VERL's trainer are stand-ins: see `support.train.rehearsed_verl`. The step times of `rstar2 plan`
+are divided by `SCALE`. The time limit for a hung trainer is not, because processes start at their own pace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import StandIns, ended, send
+from support.cluster import StandIns, send, wait_for_exit
 from support.model_configs import PUBLISHED
 from support.optional import needs
 from support.small_disk import resize, small_disk
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600), nee
 
 SCALE = 1000
 HUNG_AFTER_S = 120.0
-"""Longer than a process of the rehearsal mostly takes to start, during which nothing shows that it lives."""
+"""Longer than a process of the rehearsal usually takes to start. Meanwhile it gives no sign of life."""
 FAULTS = {
     "stage1 4": "kill in rollouts",
     "stage1 8": "hung update",
@@ -45,15 +45,15 @@ FAULTS = {
     "stage3 4": "kill of the command",
 }
 LIMITS = {"stage1": 12, "stage3": 8}
-"""After which step of a stage Slurm's time limit comes near."""
+"""The steps of stages after which Slurm's time limit comes near."""
 LONGEST_S = 1800.0
-"""For all of a stage's rehearsal, on a busy machine."""
+"""Seconds for all of a stage's rehearsal, on a busy machine."""
 TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
 def rehearsal(tmp_path: Path) -> Path:
-    """A model, problems, what goes wrong, and how long things take: what `plan` says, divided by `SCALE`."""
+    """A folder with a model, problems, faults, and durations: those of `rstar2 plan`, divided by `SCALE`."""
     folder = tmp_path / "rehearsal"
     folder.mkdir()
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
@@ -98,12 +98,12 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     for requeues, (stage, step) in enumerate(LIMITS.items(), 1):
         wait_for_step(slurm.run / stage, step, job)
         send(job, "USR1")
-        code, stderr = ended(job)
+        code, stderr = wait_for_exit(job)
         output += stderr
         assert code == 0, output
         assert len(slurm.called("scontrol requeue 7")) == requeues
         job = slurm.train("slurm.sh")
-    code, stderr = ended(job, LONGEST_S)
+    code, stderr = wait_for_exit(job, LONGEST_S)
     output += stderr
     assert code == 0, output
 
@@ -122,8 +122,8 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     assert "rollouts that failed" in output
     assert "the engine died" in output
 
-    # Of the updates only the hung one was stopped, and the long one took longer than the limit without a word. On a
-    # very busy machine a trainer is stopped that loads its model for too long, and is started again.
+    # Only the hung update was stopped. The long update took longer than the limit without a message. On a very busy
+    # machine, a trainer that loads its model for too long is stopped too, and started again.
     assert LONG_UPDATE > 1
     stopped = re.findall(r"it gave no sign of life, [^;]*; ([^.,]*)", output)
     assert stopped.count("update") == 1, output
@@ -138,7 +138,7 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     ("faults", "size_mib", "message"),
     [
         ({"stage1 3": "wrong token"}, 400, "the judge at http://judge refused the token"),
-        # Less than a checkpoint needs beside its weights.
+        # A checkpoint needs more space than this beside its weights.
         ({}, 50, "not enough disk space for the checkpoint of step 1: it needs 64 MiB"),
     ],
     ids=["wrong token", "full disk"],
@@ -151,7 +151,7 @@ def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
     # Every step is saved.
     (rehearsal / "durations.json").write_text(json.dumps(durations | {"save_every_s": 1e-3}))
     with small_disk(slurm.run, size_mib << 20) as disk:
-        code, output = ended(slurm.train("slurm.sh"), LONGEST_S)
+        code, output = wait_for_exit(slurm.train("slurm.sh"), LONGEST_S)
         assert code == 2, output
         assert output.count(message) == 1, output
         assert output.count("error: ") == 1, output
@@ -162,6 +162,6 @@ def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
         job = slurm.train("slurm.sh")
         wait_for_step(slurm.run / "stage1", steps_done + 2, job)
         send(job, "TERM")
-        code, output = ended(job)
+        code, output = wait_for_exit(job)
         assert code == 75, output
         assert max(step_metrics(slurm.run / "stage1")) >= steps_done + 2

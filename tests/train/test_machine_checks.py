@@ -47,7 +47,7 @@ def test_gpus_that_pytorch_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_gpu_that_fails_is_told_with_what_pytorch_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for GPUs, which are not here: the first two work."""
+    """A program stands in for GPUs. The first two work."""
     program = "print(0)\nprint(1)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
     monkeypatch.setattr(machine_checks, "_MULTIPLY", program)
     check_gpus([Hardware(gpus_per_node=2)])
@@ -80,7 +80,7 @@ def test_a_run_folder_is_written_to_and_nothing_is_left(tmp_path: Path) -> None:
 
 @pytest.fixture
 def wandb_server() -> Iterator[str]:
-    """Answers what W&B's client asks when it logs in: it knows one key."""
+    """A server that answers the login of W&B's client. It knows one key."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -165,9 +165,7 @@ def test_every_node_of_a_cluster_is_tried(
 ) -> None:
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(
-        machine_checks, "_MULTIPLY", "print(0, 1)"
-    )  # stands in for two GPUs, which are not here
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", "print(0, 1)")  # a stand-in for two GPUs
     run, hardware = tmp_path / "runs" / "rl", [Hardware(worker_start_s=3000)]
     check_nodes(hardware, run, (token_judge.url, token_judge.token))
     check_nodes([Hardware(device="cpu")], run, ("http://127.0.0.1:1", None))
@@ -191,7 +189,7 @@ def test_every_node_of_a_cluster_is_tried(
 def test_the_gpus_of_every_node_of_a_cluster_are_tried(
     ray_cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands in for GPUs, which are not here: the first of each node works."""
+    """A program stands in for GPUs. The first GPU of each node works."""
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
     hardware = [Hardware(worker_start_s=3000)]

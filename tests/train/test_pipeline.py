@@ -1,4 +1,4 @@
-"""The stages of a run: what one hands to the next."""
+"""Tests of the stages of a run, and of the data that one stage hands to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rstar2.train.stages import OnStep, Start
 
 
 class Silent:
-    """Progress that nobody looks at."""
+    """Progress that shows nothing."""
 
     def start(self, name: str, title: str, total: int) -> None: ...
 
@@ -35,7 +35,7 @@ def test_a_runs_steps_are_numbered_as_in_the_trackers_whatever_a_kill_left_out(
     firsts: list[str] = []
 
     def train(start: Start, on_step: OnStep) -> Path:
-        """Leaves a line for every step but the last, as a kill after its checkpoint does."""
+        """Writes a line for every step except the last, as a kill after the last checkpoint does."""
         firsts.append(start.command.env["RSTAR2_FIRST_STEP"])
         metrics: dict[str, Any] = {
             "rstar2/pass_rate": 0.5,

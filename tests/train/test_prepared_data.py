@@ -1,4 +1,7 @@
-"""Prepared data is trained on as it is, on the laptop profile; a tiny model learns to write calls, after a kill too."""
+"""Tests that prepared data can be trained on, on the laptop profile.
+
+A tiny model learns to write calls, also after a kill.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def question(a: int, b: int) -> str:
 
 
 def solved(a: int, b: int) -> dict[str, Any]:
-    """A conversation of a user's own file: the call, its reply, and the answer."""
+    """A conversation of a user's own file, with a call, its reply and the answer."""
     arguments = {"code": f"print({a} * {b})", "input": ""}
     call = {"id": "1", "type": "function", "function": {"name": NAME, "arguments": json.dumps(arguments)}}
     messages = [
@@ -58,7 +61,7 @@ def solved(a: int, b: int) -> dict[str, Any]:
 
 
 def programmed(a: int, b: int) -> dict[str, Any]:
-    """Magicoder's form; the code becomes a call."""
+    """A row in Magicoder's form, whose code becomes a call."""
     return {
         "problem": question(a, b),
         "solution": f"```python\nprint({a} * {b})\n```\nThat prints it.",
@@ -80,7 +83,7 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared conversations and problems, and a model that was fine-tuned on the former."""
+    """Prepared conversations and problems, and a model that was fine-tuned on the conversations."""
     root = tmp_path_factory.mktemp("prepared")
     factor_pairs = pairs(440)
     held_out_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[:40]]
@@ -111,10 +114,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_after(step: int, words: list[Any], folder: Path, log: Path) -> None:
-    """Start an SFT and end it by kill -9 once a step is done.
+    """Starts an SFT, and kills it once a step is done.
 
-    However late the kill comes, the trainer is still at its second checkpoint: what it would write there is a pipe that
-    nobody reads.
+    The trainer cannot pass its second checkpoint before the kill, because one of its files is a pipe that nobody reads.
     """
     second = folder / "checkpoints" / "global_step_20"
     second.mkdir(parents=True)

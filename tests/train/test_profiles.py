@@ -1,4 +1,4 @@
-"""The shipped profiles name what decides whether a machine is filled, and VERL takes them with every recipe."""
+"""Tests that shipped profiles name the settings that fill a machine. VERL accepts them with every recipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import accepted, composed
+from support.train.verl_config import accepted, compose_config
 
 from rstar2.errors import UserError
 from rstar2.train.algorithms import ObjectiveName
@@ -44,12 +44,12 @@ def test_the_agent_loops_processes_follow_the_rollouts_in_flight() -> None:
 
     assert [processes(profile) for profile in PROFILES] == [1, 1, 1, 8, 24]
     assert processes("64xh100", "hardware.sequences_in_flight=256") == 16
-    # A step of 2,048 rollouts needs 4, but every machine has one.
+    # A step of 2,048 rollouts needs 4 processes, but every machine has at least one.
     assert processes("64xh100", "rollout.prompts=64") == 8
     assert processes("8xh100", "hardware.sequences_in_flight=2048", "rollout.prompts=8") == 1
     asynchronous = ["mode=separate_async", "asynchronous.rollout_nodes=4", "hardware.sequences_in_flight=16"]
     assert processes("64xh100", *asynchronous) == 12
-    # VERL hands a process whole problems.
+    # VERL gives each process whole problems.
     few = ["rollout.prompts=4", "rollout.rollouts=1024", "groups.keep=512"]
     assert processes("64xh100", *few) == 4
 
@@ -89,7 +89,7 @@ def test_verl_accepts_every_recipe_and_every_objective_on_every_profile(profile:
             **hardware_values,
             "agent_loop_processes": full_recipe.agent_loop_processes,
         }
-        # With one engine there is nothing to decide.
+        # With one engine, the router has nothing to decide.
         several = full_recipe.hardware.engines > 1 and full_recipe.hardware.router == "sessions"
         assert bool(config.actor_rollout_ref.rollout.router_config_path) == several
 
@@ -100,7 +100,7 @@ def test_verl_accepts_every_recipe_and_every_objective_on_every_profile(profile:
 def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, [])
     argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
-    config = composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
+    config = compose_config("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
     assert config.data.max_token_len_per_gpu == recipe.update_tokens
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel
@@ -116,7 +116,7 @@ def test_without_a_profile_the_engines_are_not_starved_either(tmp_path: Path) ->
 
 
 def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
-    """VERL would say so in the first update, after the first step's rollouts."""
+    """VERL would report the error only in the first update, after the first step's rollouts."""
     with pytest.raises(UserError) as excinfo:
         stage_recipe(1, "8xh100", ["rollout.tokens=30000"])
     expected_message = (

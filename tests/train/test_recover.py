@@ -11,7 +11,10 @@ from rstar2.train.recover import Beginning, draw_beginnings, may_recover, recove
 
 
 def trace(*statuses: CallStatus | None, sample: int = 0) -> Trace:
-    """A rollout with a turn of two tokens for each status of a call, and a tool output of one token between turns."""
+    """Returns a rollout with a turn of two tokens for each status of a call.
+
+    One token of tool output separates turns.
+    """
     turns = [
         Turn(
             text="",
@@ -76,13 +79,13 @@ def test_failed_calls_are_drawn_alike_whatever_rollout_ended_first() -> None:
     ]
     seeds = [draw_beginnings(traces, 1, seed) for seed in range(400)]
     counts = [sum(one == [each] for one in seeds) for each in every]
-    assert all(10 <= count <= 60 for count in counts), "each of the twelve about 33 times"
+    assert all(10 <= count <= 60 for count in counts), "each of the twelve is drawn about 33 times"
 
 
 def test_a_recovery_is_repaired_by_a_right_call_of_its_own() -> None:
     assert recovery_of(trace("error", "ok", None), 1).repaired
     assert not recovery_of(trace("error", "error", None), 1).repaired
-    assert not recovery_of(trace("ok", "error", None), 2).repaired, "an earlier right call is none"
+    assert not recovery_of(trace("ok", "error", None), 2).repaired, "an earlier right call does not count"
     assert recovery_of(trace("ok", "error", None), 2).begun_with == 6
 
 

@@ -1,4 +1,4 @@
-"""A run's correct, clean traces become conversations that teach exactly the tokens that the model wrote."""
+"""Tests that a run's correct, clean traces become conversations that teach exactly the tokens that the model wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rstar2.train.rejection import Selection, plan_traces, traces_of
 
 
 class Silent:
-    """Progress that nobody looks at."""
+    """Progress that shows nothing."""
 
     def start(self, title: str) -> None: ...
 
@@ -37,7 +37,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
 
 
 def trace(model: Path, problem: str, sample: int, text: str, **changes: Any) -> Trace:
-    """A trace of one turn, as a model of the format wrote it."""
+    """Returns a trace of one turn, as a model of the format writes it."""
     codec = load_codec(model)
     response_ids = [*codec.tokenizer.encode(text, add_special_tokens=False), codec.end_id]
     prompt = codec.prompt(codec.format.messages(f"What is {problem}?"))
@@ -111,7 +111,9 @@ def test_of_a_problem_the_traces_with_the_least_penalty_are_taken(model: Path) -
     ]
     _, rows = card_and_rows(model, traces, Selection(per_problem=2))
     row_ids = sorted(row["id"].rsplit("-", 1)[0] for row in rows)
-    assert row_ids == ["traces-a-2", "traces-a-3", "traces-b-2", "traces-b-3"], "the shortest with one answer"
+    assert row_ids == ["traces-a-2", "traces-a-3", "traces-b-2", "traces-b-3"], (
+        "the shortest traces with one answer"
+    )
 
 
 def test_traces_that_quote_a_benchmark_are_dropped(model: Path) -> None:
@@ -146,9 +148,9 @@ def test_a_mixture_keeps_the_tokens_beside_other_conversations(model: Path) -> N
     codec = load_codec(model)
     sample = encode(mixed[0], codec)
     assert sample.input_ids.tolist() == rows[0]["tokens"]["input_ids"]
-    assert mixed[0]["messages"][0]["content"] == "What is a?", "each format puts its own text around it"
+    assert mixed[0]["messages"][0]["content"] == "What is a?", "each format adds its own text"
     again = encode({**mixed[0], "tokens": {**mixed[0]["tokens"], "codec": "another"}}, codec)
-    assert again.input_ids.tolist() == sample.input_ids.tolist(), "the messages say the same"
+    assert again.input_ids.tolist() == sample.input_ids.tolist(), "the messages have the same content"
 
 
 def test_without_a_model_or_traces_the_message_says_what_to_give(model: Path, tmp_path: Path) -> None:

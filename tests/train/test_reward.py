@@ -19,7 +19,7 @@ from rstar2.train.reward import SHIPPED, Penalty, PenaltySettings, Reward, readi
 
 
 def trace(codec: ChatCodec, text: str, tool_output: str = "", finish: Finish = "answer") -> Trace:
-    """A rollout that an evaluation has found correct, of two turns with a tool's output between them."""
+    """Returns a rollout of two turns that an evaluation graded correct. A tool's output separates the turns."""
     encode = codec.tokenizer.encode
     response = [*encode("a call"), *encode(tool_output), *encode(text)]
     turns = [Turn(text="a call", start=0, end=1), Turn(text=text, start=1, end=2)]
@@ -117,7 +117,9 @@ def test_a_penalty_grows_with_tokens_and_turns_up_to_its_shares(codec: ChatCodec
     assert penalties == pytest.approx([0.2, 0.3, 0.6])
     one_turn = Penalty(PenaltySettings(turns=0.2), max_tokens=100, max_turns=1)
     assert one_turn.of(long_trace(codec, 50, 1)) == 0.0
-    assert Reward("paper").rewarded(long_trace(codec, 100, 11)).reward == 1.0, "by default there is none"
+    assert Reward("paper").rewarded(long_trace(codec, 100, 11)).reward == 1.0, (
+        "there is no penalty by default"
+    )
 
 
 def test_a_penalty_that_could_turn_the_order_of_answers_round_is_refused() -> None:
@@ -166,7 +168,7 @@ async def later(problem, trace):
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, users_modules: None) -> Path:
-    """A recipe beside a module of the user's."""
+    """A recipe beside a user's module."""
     (tmp_path / "users_rewards.py").write_text(USER_REWARDS)
     recipe = tmp_path / "own.toml"
     recipe.write_text('steps = 1\nreward = "users_rewards:text_length"\n')

@@ -23,7 +23,7 @@ EIGHTS = Rounds(size=8, most=32, enough=2, solved_after=8, hopeless_after=32)
 
 @pytest.fixture(scope="module")
 def effects() -> ModuleType:
-    """The benchmark that calculates what rounds do."""
+    """The benchmark that calculates the effect of rounds."""
     path = ROOT / "benchmarks" / "train" / "rounds.py"
     spec = importlib.util.spec_from_file_location("rounds_benchmark", path)
     assert spec is not None
@@ -60,7 +60,7 @@ def test_a_group_is_decided_by_its_rewards(rewards: list[float], decision: Decis
 def test_of_a_group_that_stops_early_the_same_share_is_trained_on() -> None:
     assert [EIGHTS.kept(count, 16) for count in (8, 16, 24, 32)] == [4, 8, 12, 16]
     small = Rounds(size=2, most=8, enough=1, solved_after=2, hopeless_after=8)
-    assert [small.kept(count, 4) for count in (2, 4, 6, 8)] == [2, 2, 3, 4], "two at least"
+    assert [small.kept(count, 4) for count in (2, 4, 6, 8)] == [2, 2, 3, 4], "at least two rollouts"
     assert [replace(small, most=4).kept(count, 4) for count in (2, 4)] == [2, 4], "plain GRPO keeps all"
     assert small.kept(8, 3) == 3
 
@@ -171,7 +171,7 @@ def test_a_group_that_is_made_at_once_has_binomial_counts(effects: ModuleType) -
 
 
 def test_the_effect_is_that_of_groups_that_are_rolled_out(effects: ModuleType) -> None:
-    """The exact figures beside 4,000 random groups, from which RoC chooses, with GRPO's advantages."""
+    """The exact numbers equal those of 4,000 random groups, from which RoC chooses, with GRPO's advantages."""
     rng, pass_rate = np.random.default_rng(5), 0.8
     rollout_counts, weights, trains = [], [], []
     for _ in range(4000):
@@ -197,7 +197,7 @@ def test_rounds_save_rollouts_and_change_weights_as_the_docs_say(effects: Module
         now, full = (effects.effect(pass_rate, each, 16) for each in (EIGHTS, effects.at_once(EIGHTS)))
         assert full.rollouts == pytest.approx(32)
         assert now.rollouts < 32
-        assert now.candidates > 0.92 * full.candidates, "RoC chooses as strictly"
+        assert now.candidates > 0.92 * full.candidates, "RoC chooses as strictly as before"
         if pass_rate <= 0.2:
             assert now.trains == pytest.approx(full.trains, rel=0.001), (
                 "hopeless groups grow as far as before"
@@ -216,7 +216,7 @@ def test_rounds_prefer_no_lengths_and_a_rule_that_does_not_wait_does(effects: Mo
 
 
 def test_the_docs_have_the_tables_as_they_are_calculated_today(effects: ModuleType) -> None:
-    """After a change of the rule: python benchmarks/train/rounds.py."""
+    """If the rule changes, run python benchmarks/train/rounds.py."""
     docs = (ROOT / "docs" / "results" / "rounds.md").read_text(encoding="utf-8")
     assert effects.outcome_table(effects.PAPER, effects.KEEP) in docs
     assert effects.effect_table(effects.PAPER, effects.KEEP) in docs

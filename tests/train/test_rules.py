@@ -44,7 +44,7 @@ def course(*rates: float, held_out: dict[int, float] | None = None) -> dict[int,
 def first_decision(
     steps: dict[int, dict[str, Any]], rules: RuleSettings, *checkpoints: int
 ) -> Decision | None:
-    """The first decision as the steps come in, one by one."""
+    """Returns the first decision as the steps come in, one by one."""
     for last in steps:
         upto = {step: metrics for step, metrics in steps.items() if step <= last}
         if decision := decide(upto, rules, [step for step in checkpoints if step <= last]):
@@ -115,7 +115,9 @@ def test_a_fall_goes_back_to_the_checkpoint_that_was_best_on_the_held_out_proble
     assert (decision.step, decision.action, decision.model_step) == (6, "back", 4)
     assert decision.text.endswith("the stage ends, and its model is that of step 4")
     assert best_measured(steps, [2, 6]) == 2
-    assert best_measured(course(*[0.1] * 4, held_out={2: 0.5, 4: 0.5}), [2, 4]) == 2, "the earliest of equals"
+    assert best_measured(course(*[0.1] * 4, held_out={2: 0.5, 4: 0.5}), [2, 4]) == 2, (
+        "the earliest of equal checkpoints"
+    )
 
 
 def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_acts() -> None:
@@ -164,7 +166,7 @@ WAIT = "waits for a rule"
 
 
 class Run:
-    """A training with the real pipeline and launcher and a stand-in for VERL, in processes of its own."""
+    """A training in its own processes, with the real pipeline and launcher, and a stand-in for VERL."""
 
     def __init__(self, folder: Path, *changes: str, faults: dict[str, str]) -> None:
         self.rehearsal, self.path, self._out = folder / "rehearsal", folder / "run", folder / "out"
@@ -182,14 +184,14 @@ class Run:
         write_json(self.rehearsal / "changes.json", {"stages": [1, 2], "set": [*common, *changes]})
 
     def rates(self, stage: int, *rates: float, held_out: dict[int, float] | None = None) -> None:
-        """Say what the stage's steps measure."""
+        """Sets the measurements of a stage's steps."""
         metrics = {str(step): {"rstar2/pass_rate": rate} for step, rate in enumerate(rates, 1)}
         for step, accuracy in (held_out or {}).items():
             metrics[str(step)]["val-core/made/acc/mean@1"] = accuracy
         write_json(self.rehearsal / f"stage{stage}.json", metrics)
 
     def ends(self, code: int = 0) -> str:
-        """Run the command to its end; returns all that was printed so far."""
+        """Runs the command to its end. Returns all output so far."""
         environment = {
             **os.environ,
             REHEARSAL: str(self.rehearsal),
@@ -209,7 +211,7 @@ class Run:
         return (self.rehearsal / "exported").read_text().splitlines()
 
     def trained(self, stage: int) -> list[int]:
-        """The steps of a stage, each as often as it was trained on."""
+        """Returns the steps of a stage, each as often as it was trained on."""
         lines = (self.rehearsal / "trained.jsonl").read_text().splitlines()
         return [each["step"] for each in map(json.loads, lines) if each["stage"] == f"stage{stage}"]
 
@@ -270,10 +272,10 @@ def test_a_decision_outlives_a_kill_and_is_not_taken_again(tmp_path: Path) -> No
     assert decision is not None
     assert (decision.step, decision.last_step) == (5, None)
     assert steps_of(stage / "checkpoints") == [4]
-    # By what the repeated step measures now, the rule would not have decided.
+    # The new measurement of the repeated step would not lead to this decision.
     run.rates(1, *[0.1 * step for step in range(30)])
     output = run.ends()
-    assert run.trained(1) == [1, 2, 3, 4, 5, 5], "the step is repeated that the decision was taken after"
+    assert run.trained(1) == [1, 2, 3, 4, 5, 5], "only the step after the decision is repeated"
     final_decision = read_decision(stage)
     assert final_decision == Decision(decision.step, decision.action, decision.reason, None, last_step=5)
     assert output.count("warning: step 5: the pass rate has not risen") == 1
@@ -325,7 +327,7 @@ def test_a_rule_that_stops_ends_the_run_and_the_same_command_runs_no_further_sta
 def test_verls_trainer_ends_by_a_rule_and_the_stage_returns_the_model_of_its_best_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """A random model solves nothing, so no measurement is better than the first."""
+    """A random model solves no problem, so no measurement is better than the first."""
     base, problems = tmp_path / "model", tmp_path / "train.parquet"
     make_tiny_model(
         base,

@@ -1,4 +1,4 @@
-"""An SFT as people run it: measured while it runs, killed, resumed, and then taught its own correct traces."""
+"""Tests of an SFT run: it is measured during the run, killed, resumed, and then taught its own correct traces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, conversations, and problems that are not among them."""
+    """A folder with a tiny model, conversations, and other problems."""
     root = tmp_path_factory.mktemp("sft")
     rows = [{"messages": messages} for messages in builtin.traces(1, TRACES, {})]
     jsonl(root / "sft.jsonl", rows)
@@ -72,13 +72,13 @@ def words(root: Path, run: str, *changes: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def whole(root: Path) -> Path:
-    """A run that nothing interrupted."""
+    """A run without an interruption."""
     run_rstar2(*words(root, "whole"))
     return root / "whole"
 
 
 def validation_loss(model: Path, run: Path) -> float:
-    """The loss of a model on the held-out conversations, computed by transformers alone."""
+    """Returns the loss of a model on the held-out conversations, computed by transformers alone."""
     import pyarrow as pa
     import torch
     from transformers import AutoModelForCausalLM
@@ -122,7 +122,7 @@ def test_a_run_that_was_killed_between_two_epochs_resumes_exactly(root: Path, wh
         wait_until(lambda: 18 in finished_steps(run / "checkpoints"))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    # However late the kill came.
+    # The kill may have come later than this checkpoint.
     for folder in (run / "checkpoints").glob("global_step_*"):
         if folder.name != "global_step_18":
             shutil.rmtree(folder)
@@ -147,7 +147,7 @@ def test_a_run_that_was_killed_while_it_samples_samples_what_is_missing(root: Pa
     traces = run / "held_out" / "step-20" / "traces.jsonl"
 
     def sampled_lines() -> list[str]:
-        """The lines that are whole."""
+        """Returns the complete lines."""
         return traces.read_text().splitlines(keepends=True)[:-1] if traces.exists() else []
 
     with subprocess.Popen(
@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_while_it_samples_samples_what_is_missing(root: Pa
     assert len(rollouts) == len(set(rollouts)) == 16 * 16
     assert [each.step for each in measurements(run) if each.accuracy is not None] == [20, 36]
     assert not (run / "metrics-3.jsonl").exists(), (
-        "training continues after step 20, and starts no third time"
+        "training continues after step 20, and does not start a third time"
     )
     second = {int(json.loads(line)["step"]) for line in (run / "metrics-2.jsonl").read_text().splitlines()}
     assert second == set(range(21, 37))
@@ -187,12 +187,12 @@ def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(r
     assert (choice.by, choice.step) == ("held_out", best)
     assert (run / "model").is_dir()
     assert not (run / "models").exists()
-    assert sorted(sft_metrics(run)) == list(range(1, 73)), "each start continues after the stop before it"
+    assert sorted(sft_metrics(run)) == list(range(1, 73)), "each start continues after the last stop"
 
     refusal = subprocess.run(
         command("data", "from-traces", run, "--output", root / "traces"), capture_output=True, text=True
     )
-    assert refusal.returncode == 2, "the held-out problems have chosen the checkpoint"
+    assert refusal.returncode == 2, "the held-out problems chose the checkpoint, so their traces are refused"
     problems = [
         {"id": each.id, "problem": each.problem, "answer": each.answer} for each in builtin.training(2, 16)
     ]

@@ -34,7 +34,7 @@ def row(question: str, answer: str = "!") -> dict[str, Any]:
 
 
 def questions(copies: int) -> list[dict[str, Any]]:
-    """A hundred questions, each with as many answers."""
+    """A hundred different questions, each with one answer."""
     questions = [f"Tell me of the {one} and then of the {other}" for one in ANIMALS for other in OTHERS]
     return [row(text, str(copy)) for copy in range(copies) for text in questions]
 
@@ -65,7 +65,7 @@ def test_what_is_held_out_is_bounded_and_may_be_nothing(model: Path) -> None:
     rows = questions(3)
     assert len(plan_of(model, rows, "validation.most=4").split.validation) == 3
     assert len(plan_of(model, rows, "validation.share=0.5", "validation.most=31").split.validation) == 30
-    assert not len(plan_of(model, rows[:99]).split.validation), "one percent of 99 is none"
+    assert not len(plan_of(model, rows[:99]).split.validation), "one percent of 99 conversations is none"
     assert not len(plan_of(model, rows, "validation.share=0").split.validation)
     with pytest.raises(UserError, match="has 150 conversations without the 150 that validation"):
         plan_of(model, rows, "validation.share=0.5", "batch=151")
@@ -85,14 +85,16 @@ def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> Non
     assert {each.name for each in (model.parent / "run").iterdir()} == names
     before = plan.config()
     file.write_text(json.dumps(new[0]) + "\n")
-    assert plan_of(model, questions(2), *changes).config() != before, "another file resumes no run"
+    assert plan_of(model, questions(2), *changes).config() != before, (
+        "a run does not resume with another file"
+    )
     file.write_text("".join(f"{json.dumps(each)}\n" for each in questions(1)[:5]))
     with pytest.raises(UserError, match="no conversation to measure the loss on: 5 ask nearly the same"):
         plan_of(model, questions(2), *changes)
 
 
 def checkpoint(folder: Path, step: int) -> Path:
-    """A checkpoint of one rank, of the files that are looked at, as the last that was finished."""
+    """Creates a checkpoint of one rank as the last complete one. It has only the files that are read."""
     checkpoint = folder / "checkpoints" / f"global_step_{step}"
     checkpoint.mkdir(parents=True)
     (checkpoint / "fsdp_config.json").write_text(json.dumps({"world_size": 1}))
@@ -137,7 +139,7 @@ def write_measurements(folder: Path, losses: dict[int, float | None], accuracies
 def test_the_recipe_says_which_measure_chooses(
     tmp_path: Path, changes: list[str], step: int, reason: str
 ) -> None:
-    # Step 25 is the best, but it is not saved; of equal ones the earliest is chosen.
+    # Step 25 is the best one, but it is not saved. Of equal steps, the earliest one is chosen.
     write_measurements(tmp_path, {5: 0.9, 10: 0.6, 20: 0.4, 25: 0.1, 30: 0.5}, {15: 0.25, 30: 0.25})
     for saved in (10, 15, 20, 25, 30):
         checkpoint(tmp_path, saved)
@@ -159,7 +161,7 @@ def test_a_loss_that_is_no_number_is_not_chosen(tmp_path: Path) -> None:
 
 
 def test_a_step_without_a_checkpoint_is_not_chosen_and_the_reason_names_it(tmp_path: Path) -> None:
-    """A run that saved each 100th step at first, and was resumed with each 2nd."""
+    """A run that first saved every 100th step, and every 2nd step after it was resumed."""
     write_measurements(tmp_path, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.5, 6: 0.6}, {})
     recipe = sft_recipe("laptop", ["checkpoint_every=2", "validation.every=1"])
     last = checkpoint(tmp_path, 6)

@@ -181,7 +181,7 @@ def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_a
         PhaseTimer(run),
         solved,
     )
-    # The stage's inputs are written; then there is no optimizer to continue.
+    # The stage first writes its inputs. Then it finds no optimizer to continue.
     with pytest.raises(UserError, match="has no optimizer state beside it"):
         list(pipeline.train_stages({3: stage_recipe(3, None, [*changes])}, model, rows, run))
     rows_left = read_rows(run / "stage3" / "train.parquet")
@@ -204,11 +204,11 @@ def test_a_stage_leaves_out_what_the_one_before_is_believed_to_solve_without_sam
     with pytest.raises(UserError, match=r'solved_by = "outcomes" needs .*stage2/outcomes\.jsonl'):
         list(pipeline.train_stages({3: recipe}, before / "model", rows, run))
     begin(before, "01234", "paper", tmp_path / "sft" / "model")
-    # In the last step 0 and 1 were solved every time, 2 often and 3 never; 4 was not asked.
+    # In the last step, problems 0 and 1 were solved every time, 2 often and 3 never. Problem 4 was not used.
     counts = {"0": (32, 32), "1": (32, 32), "2": (28, 32), "3": (0, 32)}
     with (before / OUTCOMES_FILE).open("a") as file:
         file.write(StepOutcomes(85, counts).to_json())
-    # The stage's inputs are written; then there is no optimizer to continue.
+    # The stage first writes its inputs. Then it finds no optimizer to continue.
     with pytest.raises(UserError, match="has no optimizer state beside it"):
         list(pipeline.train_stages({3: recipe}, before / "model", rows, run))
     rows_left = read_rows(run / "stage3" / "train.parquet")
@@ -268,7 +268,7 @@ def stage2(ranks: int = 2, lr: float = 1e-6, weight_decay: float = 0.01) -> Stag
 
 @pytest.fixture
 def stage1(tmp_path: Path) -> Path:
-    """VERL's last checkpoint of a stage on two ranks, of the files that are looked at."""
+    """VERL's last checkpoint of a stage on two ranks. It has only the files that are read."""
     actor = tmp_path / "stage1" / "checkpoints" / "global_step_12" / "actor"
     actor.mkdir(parents=True)
     for rank in range(2):
@@ -286,7 +286,7 @@ def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path
     checkpoints = folder / "checkpoints"
     assert (checkpoints / "global_step_0" / "actor").resolve() == stage1
     assert (checkpoints / POINTER).read_text() == "0"
-    # A checkpoint of the stage itself comes first.
+    # A checkpoint of the stage itself has precedence.
     (checkpoints / "global_step_3").mkdir()
     (checkpoints / "global_step_3" / "data.pt").touch()
     (checkpoints / POINTER).write_text("3")
@@ -307,7 +307,7 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
     assert not folder.exists()
     continue_optimizer(model, folder, stage2())
     shutil.rmtree(tmp_path / "stage1")
-    # Begun, killed before a checkpoint of its own, and the stage before was removed.
+    # The stage was killed before its first checkpoint, and the stage before it was removed.
     with pytest.raises(UserError, match="has no optimizer state beside it"):
         continue_optimizer(model, folder, stage2())
 
@@ -466,7 +466,7 @@ def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_sta
 
 
 def fails(*args: object) -> None:
-    """Stands in for what makes a model of a checkpoint."""
+    """Stands in for the export of a checkpoint, and fails."""
     raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
 
 
@@ -477,7 +477,7 @@ def test_a_measurement_that_is_not_a_number_ends_no_training(
     monkeypatch.setattr(stages, "run_export", fails)
     start, _ = two_steps(tmp_path, metric)
     losses: list[str] = []
-    with pytest.raises(Failure, match="the reason"):  # there is no checkpoint to make a model of
+    with pytest.raises(Failure, match="the reason"):  # no checkpoint exists for an export
         train(start, lambda step, metrics: losses.append(f"{metrics[metric]:.1f}"))
     assert losses == ["0.5", "nan"]
 

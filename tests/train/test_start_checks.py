@@ -181,7 +181,7 @@ def test_a_dry_run_holds_few_conversations_and_says_what_becomes_of_them(
 
 
 class Row(dict[str, Any]):
-    """A row that can be watched."""
+    """A row that a weak reference can watch."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -364,7 +364,7 @@ def test_a_rank_holds_the_conversations_in_memory_that_all_ranks_share(tmp_path:
     )  # fmt: skip
     token_count, added_bytes = map(int, result.stdout.split())
     assert token_count == 5000 * tokens
-    assert added_bytes < 0.5 * token_count, "113 bytes a token as Python lists"
+    assert added_bytes < 0.5 * token_count, "Python lists would take 113 bytes per token"
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet at all"])
@@ -425,7 +425,9 @@ def test_the_format_travels_in_the_models_folder(model: Path, tmp_path: Path) ->
     assert load_codec(base).format == fmt
     assert (base / "model.safetensors").resolve() == (model / "model.safetensors").resolve()
     assert (base / "chat_template.jinja").read_text() == fmt.template
-    assert with_format(base, fmt, tmp_path / "other") == base, "a model that has the format is not copied"
+    assert with_format(base, fmt, tmp_path / "other") == base, (
+        "a model that already has the format is not copied"
+    )
     assert taught_codec(None, base).format == rl_format(None, base) == fmt
 
 

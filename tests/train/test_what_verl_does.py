@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
@@ -46,18 +46,18 @@ def stage(request: pytest.FixtureRequest) -> int:
 
 
 def trainer(recipe: StageRecipe, root: Path) -> Any:
-    """VERL's config of an RL stage."""
-    return composed("ppo_trainer", stage_command(recipe, root / "stage1", root / "model").argv[3:])
+    """Returns VERL's config of an RL stage."""
+    return compose_config("ppo_trainer", stage_command(recipe, root / "stage1", root / "model").argv[3:])
 
 
 def sft_trainer(root: Path, profile: str, *changes: str) -> Any:
-    """VERL's config of SFT."""
+    """Returns VERL's config of SFT."""
     argv = sft_command(sft_recipe(profile, list(changes)), root / "sft", root / "m", root).argv
-    return composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
+    return compose_config("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
 
 
 def built_optimizer(config: Any, steps: int) -> tuple[Any, Any]:
-    """VERL's optimizer of one parameter of value 1, and its scheduler for this many steps."""
+    """Returns VERL's optimizer of one parameter of value 1, and its scheduler for this number of steps."""
     import torch
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config.optimizer import build_optimizer
@@ -71,7 +71,7 @@ def built_optimizer(config: Any, steps: int) -> tuple[Any, Any]:
 
 
 def rates(config: Any, steps: int) -> list[float]:
-    """The learning rate of each step."""
+    """Returns the learning rate of each step."""
     optimizer, scheduler = built_optimizer(config, steps)
     learning_rates = []
     for _ in range(steps):
@@ -126,7 +126,7 @@ def test_the_optimizer_is_adamw(phase: str, profile: str, tmp_path: Path) -> Non
 
 
 class Worker:
-    """VERL's worker that hands prompts to agent loops, ours in place of the loop."""
+    """VERL's worker that hands prompts to agent loops. It records them instead."""
 
     def __init__(self, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         from verl.trainer.ppo.v1 import agent_loop_tq
@@ -140,7 +140,7 @@ class Worker:
         self._worker.config, self._worker.background_tasks = config, set()
         self._worker._run_agent_loop = self._note
         self.rollouts: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """The sampling parameters and the row of each."""
+        """The sampling parameters and the row of each rollout."""
 
     async def _note(self, sampling_params: dict[str, Any], **row: Any) -> None:
         self.rollouts.append((sampling_params, row))
@@ -208,7 +208,7 @@ def test_held_out_problems_are_sampled_as_the_recipe_says(
 def test_a_rollout_has_the_stages_turns_tokens_and_reward(
     stage: int, profile: str, model: Path, codec: ChatCodec, tmp_path: Path
 ) -> None:
-    """VERL makes our agent loop by the file that its config names."""
+    """VERL creates our agent loop from the file that its config names."""
     from hydra.utils import instantiate
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
@@ -353,7 +353,10 @@ def test_sequences_are_split_over_as_many_gpus_as_the_recipe_says(tmp_path: Path
 def test_the_loss_has_no_term_besides_the_clipped_one_and_weighs_all_tokens_alike(
     profile: str, tmp_path: Path
 ) -> None:
-    """VERL's own loss on two rollouts of one and of three tokens, with entropies and another policy's beside them."""
+    """VERL's own loss on two rollouts of one and of three tokens.
+
+    Entropies and another policy's log-probabilities are included.
+    """
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
@@ -372,7 +375,7 @@ def test_the_loss_has_no_term_besides_the_clipped_one_and_weighs_all_tokens_alik
     old, advantages = nested([-1.0], [-2.0, -2.0, -2.0]), nested([3.0], [-1.0, -1.0, -1.0])
     data = TensorDict(
         {
-            # A prompt of one token before each.
+            # Each row has a prompt of one token.
             "prompts": nested([5], [5], dtype=torch.int64),
             "responses": nested([1], [1, 1, 1], dtype=torch.int64),
             "input_ids": nested([5, 1], [5, 1, 1, 1], dtype=torch.int64),

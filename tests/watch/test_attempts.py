@@ -1,4 +1,4 @@
-"""The count of a command's starts that brought its run no further."""
+"""Tests of the count of a command's starts that did not advance its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rstar2 watch` shows a run from its files: as it stands, as it goes, and how it ended."""
+"""Tests of `rstar2 watch`, which shows a run from its files: its state, its course, and its end."""
 
 from __future__ import annotations
 
@@ -297,8 +297,8 @@ def test_a_run_of_another_machine_whose_locks_are_not_seen_here_runs_while_it_wr
 
 
 def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Path) -> None:
-    run = write_staged_run(tmp_path / "demo")
-    assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO, which comes last"
+    run = staged_run(tmp_path / "demo")
+    assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO comes last"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     loss = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2)]
     (tmp_path / "sft" / "metrics-1.jsonl").write_text("".join(loss))

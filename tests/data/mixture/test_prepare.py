@@ -44,11 +44,11 @@ FAULTS = [
     ("计算三角形的面积。", "6", "language"),
     ("What is two plus two?", "4", ""),
 ]
-"""Problem, answer, and the filter that drops it."""
+"""Each fault: the problem, the answer, and the filter that drops it."""
 
 
 class Silent:
-    """A progress that shows nothing, or calls back when a step is finished."""
+    """Progress that shows nothing, or calls a function when a step is finished."""
 
     def __init__(self, on_finish: Callable[[str], None] = lambda title: None) -> None:
         self.titles: list[str] = []
@@ -583,7 +583,7 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
     assert [len(ids_by_set[name]) for name in ("all", "none", "own")] == [60, 0, 0]
     forms = {name: card.sources["it"]["form"] for name, card in cards.items()}
     half_count = len(ids_by_set["half"])
-    # The system texts of their own ask for what no turn does.
+    # The rows' own system texts ask for a form that no turn has.
     assert forms["half"] == {
         **{
             "share": 0.5,

@@ -1,4 +1,4 @@
-"""A served model rewrites answers and prompts: what it writes is judged, kept, and asked for once."""
+"""Tests of rewriting by a served model: each text is requested once, judged, and stored."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ OLD = "This is the answer that the set came with, before a model wrote another o
 
 
 class Server(ThreadingHTTPServer):
-    """An OpenAI-compatible server that rewrites: `write` gives a new text, and why it ended, from the shown one."""
+    """An OpenAI-compatible server that rewrites. `write` maps a prompt to a new text and the reason for its end."""
 
     request_queue_size = 128
-    """Connections that wait to be accepted; one more than there is room for is tried again after a second."""
+    """The queue of connections. A connection that finds it full is tried again after a second."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.write: Callable[[str], tuple[Any, str]] = lambda prompt: (f"Better: {OLD}", "stop")
         self.answers: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
-        """Gives the choice for a request, in place of `write`; None refuses the request, as a wrong field."""
+        """Returns the choice for a request, in place of `write`. None refuses the request because of a wrong field."""
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = 0
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """With bounds of the client that a machine that stands still for a while does not pass."""
+    """A server, with time limits of the client that a machine under load does not exceed."""
     monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
     monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
     with Server() as new_server:
@@ -96,7 +96,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[str]:
-    """Ten rows each of Tulu and Nemotron, by `--from`."""
+    """Ten rows each of Tulu and Nemotron, as arguments for `--from`."""
     answers, prompts = tmp_path / "tulu.jsonl", tmp_path / "nemotron.jsonl"
     with answers.open("w") as tulu, prompts.open("w") as nemotron:
         for at in range(10):
@@ -113,7 +113,7 @@ def prepare(sources: list[str], out: Path, *words: object) -> CommandResult:
 
 
 def messages_of(out: Path, source: str) -> list[tuple[str, str]]:
-    """The first and the last message of each row."""
+    """Returns the first and the last message of each row."""
     rows = [row for row in pq.read_table(out / "data.parquet").to_pylist() if row["source"] == source]
     return [(row["messages"][0]["content"], row["messages"][-1]["content"]) for row in rows]
 
@@ -388,7 +388,7 @@ def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     with cache.open("ab") as torn:
         torn.write(b'{"number": 9, "te')
     server.refuses_after = None
-    # By key: a request of the stopped run may reach the server only now.
+    # Requests are counted by key, because a request of the stopped run may reach the server only now.
     monkeypatch.setenv("OPENAI_API_KEY", "resumed")
     assert prepare(sources, tmp_path / "out", *words).code == 0
     assert server.keys.count("Bearer resumed") == 20 - before

@@ -1,4 +1,4 @@
-"""A format is read from one file, refuses what it does not know, and disagreements are named."""
+"""Tests of format files: each is one file, unknown keys are refused, and disagreements are named."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_tools_may_be_left_out_or_listed_in_the_system_text(tokenizer: Any) -> N
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model's folder with a chat template of its own."""
+    """A model's folder with its own chat template."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -1,4 +1,4 @@
-"""The authors' released template and tools render byte for byte; a server renders ours as rollouts do."""
+"""Tests that the authors' released template and tools render byte for byte. A server renders ours as rollouts do."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def conversation(turns: int, json_arguments: bool) -> list[Message]:
 
 
 def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
-    """The same conversation as a rollout makes it, piece by piece."""
+    """Returns the same conversation as a rollout builds it, piece by piece."""
     pieces = [codec.prompt(messages)]
     for thought, calls, outputs in TURNS[:turns]:
         text = "\n".join([f"{thought}</reason>", *(call_text(*call) for call in calls)])

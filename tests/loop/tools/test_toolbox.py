@@ -1,4 +1,4 @@
-"""The tools on a real judge: programs, notebooks, and that no notebook outlives its rollout."""
+"""Tests of the tools on a real judge: programs and notebooks. No notebook outlives its rollout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rstar2.loop.toolbox import MAX_SESSIONS, RolloutTools, Toolbox
 from rstar2.loop.tools.jupyter_code import Notebook
 from rstar2.loop.trace import ToolCall
 
-pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
+pytestmark = pytest.mark.slow  # A notebook has all libraries. A worker loads them for its first notebook.
 
 PROGRAM, NOTEBOOK = "python_code_with_standard_io", "jupyter_code"
 PAPERS_NAME = "execute_python_code_with_standard_io"
@@ -45,7 +45,7 @@ async def client(private_judge: JudgeHandle) -> AsyncIterator[JudgeClient]:
 
 @pytest.fixture
 def fmt() -> Format:
-    """Both tools."""
+    """A format with both tools."""
     layout = patient(read_format("release"))
     limits = layout.limits.model_copy(update={"characters": 1000})
     return layout.model_copy(update={"layout": "plain", "limits": limits})
@@ -57,7 +57,7 @@ def _closed_however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def all_closed(client: JudgeClient) -> None:
-    """Wait until no worker holds a session, by heartbeats that are sent after this was called."""
+    """Waits until no worker holds a session, according to heartbeats that are sent after this call."""
     now = time.time()
     deadline = time.monotonic() + TIMEOUT_S
     async with aiohttp.ClientSession() as http:

@@ -1,4 +1,4 @@
-"""Families of models: each renders and reads turns in its own syntax, and all ways to the token ids agree."""
+"""Tests of model families. Each renders and reads turns in its own syntax, and all verbs get the same token ids."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Syntax:
     """The text that a model of a family writes after its generation prompt."""
 
     think: str
-    """A thought, `{}`, with what ends it; empty if the family has none."""
+    """A thought with the text that ends it. `{}` is the thought. Empty if the family has no thoughts."""
     call: str
     """One call with the code `{}`."""
     cut: str
@@ -93,7 +93,7 @@ SYNTAX = {
 
 
 def _calls(family: str, *codes: str) -> str:
-    """The calls of a turn in a family's own syntax."""
+    """Returns the calls of a turn in a family's own syntax."""
     syntax = SYNTAX[family]
     if family == "llama-3":
         return json.dumps({"name": NAME, "parameters": {"code": codes[0]}}, ensure_ascii=False)
@@ -167,7 +167,7 @@ def test_a_call_inside_a_thought_is_not_run(family: str, codec: ChatCodec) -> No
 
 
 class Scripted:
-    """Says turns one after another."""
+    """Writes turns one after the other."""
 
     name = "scripted"
 
@@ -195,12 +195,12 @@ class Echo:
 
 
 class Tools:
-    def sessions_opened(self) -> Any:
+    def opened(self) -> Any:
         @contextlib.asynccontextmanager
-        async def sessions_opened() -> Any:
+        async def opened() -> Any:
             yield Echo()
 
-        return sessions_opened()
+        return opened()
 
 
 def _calling_end(codec: ChatCodec) -> int:
@@ -260,7 +260,7 @@ def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
 
 
 def _final(codec: ChatCodec, text: str) -> Trace:
-    """A rollout of one turn, as it is read back from a file."""
+    """Returns a rollout of one turn, as it is read back from a file."""
     prompt = codec.prompt(codec.format.messages("?"))
     trace = asyncio.run(
         rollout(
@@ -371,7 +371,7 @@ def test_after_a_format_that_cannot_lead_on_a_person_is_told_what_to_do(
 
 
 def test_prompts_of_gpt_oss_are_the_same_on_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its vocabulary cannot be downloaded in tests, so its renderer is not made."""
+    """Tests cannot download the vocabulary, so the family's renderer is not created."""
     from renderers import base
 
     calls_made: list[Any] = []
@@ -637,7 +637,7 @@ QWEN3 = r"""
 
 
 def _qwen3_template() -> str:
-    """A chat template that writes what Qwen3's does."""
+    """Returns a chat template that writes the same as Qwen3's."""
     tokenizer = family_tokenizer("qwen3")
     renderer = families._renderer(tokenizer, "qwen3", {})
     text = tokenizer.decode(

@@ -1,4 +1,4 @@
-"""Text of a person, a tool or the model that looks like control tokens never becomes a message of another role."""
+"""Tests that text with control tokens, from a person, a tool or the model, never becomes a message of another role."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ USER_TEMPLATE = """{%- if tools %}<|im_start|>system
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{%- endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""Writes all that a message may hold."""
+"""A template that writes every part of a message."""
 
 
 def _conversation(text: str) -> tuple[list[Message], list[Message]]:
-    """Messages and tools in which a text stands in every place that it can."""
+    """Returns messages and tools that contain a text in every possible place."""
     call = {"name": text, "arguments": {"code": text, text: [{"deep": text}]}}
     messages: list[Message] = [
         {"role": "system", "content": text},

@@ -1,4 +1,4 @@
-"""Finding tool calls in the text of a turn."""
+"""Tests of finding tool calls in the text of a turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rstar2.loop.turns.tags import after_leading_thought, after_reasoning, find_
 from rstar2.train.group import Rollout
 
 MANY = 400_000
-"""Tags in one text: a search that takes the square of its length would take far longer than a test may."""
+"""A number of tags for which a search with quadratic time would exceed the test's time limit."""
 
 
 @pytest.mark.parametrize("closed_only", [True, False])

@@ -166,8 +166,8 @@ class Browser:
         for event in self._pipe.events:
             method, details = event["method"], event["params"]
             if method == "Runtime.exceptionThrown":
-                thrown = details["exceptionDetails"]
-                messages.append(thrown.get("exception", {}).get("description", thrown["text"]))
+                exception = details["exceptionDetails"]
+                messages.append(exception.get("exception", {}).get("description", exception["text"]))
             elif method == "Runtime.consoleAPICalled" and details["type"] == "error":
                 messages.append(" ".join(str(value.get("value", "")) for value in details["args"]))
             elif method == "Log.entryAdded" and details["entry"]["level"] == "error":

@@ -27,7 +27,7 @@ from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stopping import end_resumably
 
 STEPS = {1: 30, 2: 9, 3: 13}
-"""A tenth of the paper's."""
+"""The number of steps, a tenth of the paper's."""
 
 
 def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
@@ -42,7 +42,7 @@ def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
             "rollout.prompts=64",
             "rollout.rollouts=4",
             "groups.keep=2",
-            "drop_solved=0",  # The filter needs engines; it has tests of its own.
+            "drop_solved=0",  # The filter needs engines. It has its own tests.
             "traces_per_step=0",
             f"hardware.hung_after_s={durations['hung_after_s']}",
             f"checkpoint.every_minutes={durations['save_every_s'] / 60}",

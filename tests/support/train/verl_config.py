@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def composed(config: str, argv: list[str]) -> Any:
+def compose_config(config: str, argv: list[str]) -> Any:
     """Return the config that VERL would get: its defaults, with the overrides of our command line.
 
     The overrides must set values, not groups of defaults. Hydra's own config is not part of it.
@@ -46,7 +46,7 @@ def accepted(argv: list[str]) -> Any:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = composed("ppo_trainer", argv)
+    config = compose_config("ppo_trainer", argv)
     validate_config(config, need_reference_policy(config), need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     omega_conf_to_dataclass(config.algorithm)

@@ -1,4 +1,4 @@
-"""Curricula choose problems by their outcomes, and `posterior` chooses those that give a gradient."""
+"""Tests of curricula, which choose problems by their outcomes. `posterior` chooses problems that give a gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 100
 def problems(
     outcomes: Sequence[tuple[int, int, int, int]], count: int = 8, step: int = 11, rollouts: int = 8
 ) -> Problems:
-    """Problems with outcomes (problem, step, correct, rollouts)."""
+    """Returns problems with outcomes (problem, step, correct, rollouts)."""
     return Problems(tuple(f"p{i}" for i in range(count)), step, STEPS, rollouts, Outcomes.of(outcomes))
 
 
@@ -125,7 +125,9 @@ def test_pools_let_solved_problems_rest_and_then_return() -> None:
         assert len(chosen) == 7
     returned = [pools.choose(problems(outcomes, step=31), 7, np.random.default_rng(i)) for i in range(20)]
     assert any(0 in chosen for chosen in returned)
-    assert 0 in pools.choose(problems(outcomes), 8, np.random.default_rng(1)), "if there are no others"
+    assert 0 in pools.choose(problems(outcomes), 8, np.random.default_rng(1)), (
+        "an easy problem is chosen if there are no others"
+    )
 
 
 def test_pools_count_groups_in_a_row() -> None:

@@ -1,4 +1,4 @@
-"""The estimate compared with another trainer's measurements on GPUs, and the table in the docs."""
+"""Tests of the estimate against another trainer's measurements on GPUs, and of the table in the docs."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
 def test_what_a_kill_of_sft_costs() -> None:
     shape, recipe = shape_of(PUBLISHED["Qwen3-14B"][0], "Qwen3-14B"), sft_recipe("8xh100", [])
     saving = sft_saving(shape, recipe, [1000, 3000])
-    # At a fifth of 989 TFLOP/s on each of 8 GPUs; a token attends to 1,000 others on average.
+    # The speed is a fifth of 989 TFLOP/s on each of 8 GPUs. A token attends to 1,000 others on average.
     flop = update_flop(shape, 1000, checkpointing=True, log_probs=False)
     assert saving.step_s == pytest.approx(128 * 2000 * flop / (0.2 * 989e12 * 8))
     assert saving.steps_between == -(-1800 // saving.step_s)
@@ -164,10 +164,10 @@ def test_rollouts_that_run_ahead_take_room_in_the_queue() -> None:
 
 @needs("verl")
 def test_verls_own_sizes_are_those_that_recipes_are_compared_with() -> None:
-    from support.train.verl_config import composed
+    from support.train.verl_config import compose_config
     from verl.workers.rollout import router
 
-    config = composed("ppo_trainer", [])
+    config = compose_config("ppo_trainer", [])
     assert router.DEFAULT_ROUTING_CACHE_SIZE == STICKY_REQUESTS
     assert config.actor_rollout_ref.rollout.max_num_batched_tokens == BATCHED_TOKENS
     assert config.transfer_queue.backend.SimpleStorage.total_storage_size == QUEUED_SAMPLES

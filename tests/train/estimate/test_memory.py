@@ -188,7 +188,7 @@ def test_sft_has_no_engine() -> None:
 
 
 ROWS = 16
-"""Rollouts of a micro-batch, of 256 tokens each: no CPU trains on much longer ones, with which attention masks grow."""
+"""Rollouts of a micro-batch, of 256 tokens each. A CPU trains on rollouts of about this length; masks grow with it."""
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def peak_bytes_of(
 def test_the_activations_of_full_size_layers_are_within_a_tenth(
     name: str, checkpointing: bool, attention_without_values: str
 ) -> None:
-    """On the meta device, in bf16. Few tokens of the vocabulary: flash-attn's loss, which needs a GPU, keeps less."""
+    """Runs on the meta device in bf16. A small vocabulary keeps the loss small, as flash-attn's loss on a GPU does."""
     config = {**PUBLISHED[name][0], "vocab_size": 512, "tie_word_embeddings": False}
     tokens = 65_536  # At this length the gradients of single weights do not matter.
     peak_bytes = peak_bytes_of(config, 6, tokens, "bfloat16", checkpointing, "meta", attention_without_values)

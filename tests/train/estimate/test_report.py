@@ -1,4 +1,4 @@
-"""The estimate of a run: steps, judge, disk and hours by hand, and a warning for each thing that does not fit."""
+"""Tests of a run's estimate: steps, judge, disk and hours by hand, and a warning for each part that does not fit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_long_rollouts_are_trained_on_more_slowly_because_their_attention_grows(
 
 def test_the_context_of_a_token_is_half_its_rollout_and_long_rollouts_have_most_tokens() -> None:
     assert Update(1, 1000.0).mean_context(10_000) == 500
-    # Lengths spread evenly from 0 to 2,000: the mean square over twice the mean.
+    # The lengths are spread evenly from 0 to 2,000: the mean square divided by twice the mean.
     assert Update(1000, 1000.0).mean_context(10_000) == pytest.approx(2000**2 / 3 / 2000, rel=1e-3)
 
 
@@ -255,7 +255,8 @@ def test_recoveries_are_planned_at_most_or_with_the_failed_calls_that_a_run_had(
             (recover, Assumptions(failed_calls_per_rollout=1 / 32, recovery_tokens=1000.0)),
         )
     )
-    # With one failed call per problem of 32 rollouts, 1/e of the problems have none, and as many have one.
+    # With one failed call per problem of 32 rollouts, the share of problems without a failed call is 1/e. Equally many
+    # have one failed call.
     largest_share = 2 - (2 + 1) * math.exp(-1)
     assert [each.step.recoveries for each in (plain, most, few)] == [0, 4096, round(4 * 512 * largest_share)]
     assert {each.step.rollouts for each in (plain, most, few)} == {16_384}
@@ -335,6 +336,6 @@ def test_the_record_has_every_part_and_is_json() -> None:
     assert record["hours"]["total"] == pytest.approx(
         sum(hours for name, hours in record["hours"].items() if name != "total")
     )
-    assert record["stage"] == 3, "the largest step, of two equal ones the later"
+    assert record["stage"] == 3, "the table shows the largest step, and of two equal steps the later one"
     assert record["memory_per_gpu"] == record["stages"]["stage3"]["memory_per_gpu"]
     assert record["judge"]["workers"] == 4

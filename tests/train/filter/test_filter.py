@@ -1,4 +1,4 @@
-"""The filter before a stage: all engines sample, verdicts are saved, and finished samples are not repeated."""
+"""Tests of the filter before a stage. All engines sample, verdicts are saved, and finished samples are not repeated."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
     ]
     write_verdicts(tmp_path / VERDICTS.file, [*wrong, ("p5", 0, "error")])
     with (tmp_path / VERDICTS.file).open("a") as file:
-        file.write('{"id": "p5", "sam')  # torn by a kill
+        file.write('{"id": "p5", "sam')  # a kill truncated the line
     tally, updates = await filtered(servers, grader, tmp_path)
     assert sum(len(each.requests) for each in servers) == 4
     assert dict(+tally.counts) == {"wrong": 20, "correct": 4}
@@ -359,7 +359,7 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
         reports.append(samples_done(tmp_path / "solved"))
 
     def run() -> list[str]:
-        # No judge: random weights write no calls.
+        # The test needs no judge, because a model with random weights writes no calls.
         unsolved_rows = unsolved(stage, on_progress)
         return [row["extra_info"]["id"] for row in unsolved_rows]
 

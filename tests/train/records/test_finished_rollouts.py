@@ -1,4 +1,4 @@
-"""Finished rollouts on disk: which are reused after a kill, and which are not."""
+"""Tests of finished rollouts on disk: which rollouts are reused after a kill."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def save_checkpoint(stage: Path, step: int, weights: str = "weights") -> None:
 
 
 def begin_step(stage: Path, model: str, step: int = 5) -> RolloutStore:
-    """A worker's store, with the folder that one process has chosen for all workers."""
+    """Returns a worker's store, with the folder that one process has chosen for all workers."""
     store = RolloutStore()
     store.turn_to(step, folder_or_none(stage, step, model))
     return store
@@ -84,7 +84,7 @@ def test_a_rollout_comes_back_as_it_was_and_once(stage: Path, model: str, with_l
     assert store.take(5, KEYS[0]) is None, "a start does not reuse the rollouts that it finished itself"
     assert prepare(stage, model) == 1
     store = begin_step(stage, model)
-    assert store.take(5, ("sum", 1, 0)) is None, "handed out a second time in the step"
+    assert store.take(5, ("sum", 1, 0)) is None, "the problem was handed out a second time in this step"
     assert store.take(5, KEYS[0]) == rollout
     assert store.take(5, KEYS[0]) is None
 

@@ -52,7 +52,7 @@ def test_a_step_logs_what_is_believed_of_the_problems_and_how_well_it_was_forese
         1, [*rollouts("a", "11111111"), *rollouts("b", "10101010"), *rollouts("c", "0" * 8)]
     )
     assert first == {f"rstar2/problems/{name}": 1.0 for name in ("solved", "useful", "hopeless", "unseen")}, (
-        "nothing was known before"
+        "no outcome was known before"
     )
     second = recorder.record(2, [*rollouts("a", "11111111"), *rollouts("c", "00000000")])
     # 8 of 8 correct rollouts give a pass rate of 8.5 / 9 with Jeffreys' prior.
@@ -142,6 +142,4 @@ def test_what_is_believed_of_the_problems_is_shown_by_step(tmp_path: Path) -> No
         "unseen": [(1, 2.0), (2, 1.0)],
     }
     assert curves["prediction"].keys() == {"mean error", "correlation"}
-    assert [step for step, _ in curves["prediction"]["mean error"]] == [2], (
-        "in the first step nothing was expected"
-    )
+    assert [step for step, _ in curves["prediction"]["mean error"]] == [2], "the first step has no prediction"

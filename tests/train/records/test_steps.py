@@ -1,4 +1,4 @@
-"""The table of steps: names of columns, a step's time by part, and rollouts by reason."""
+"""Tests of the table of steps: column names, a step's time by part, and rollouts by reason."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_follows_a_failed_call_is_a_share_of_the_turns_with_one() -> None:
     metrics = raw_metrics([repaired_rollout, unrepaired_rollout, lost_rollout], [0, 1], [[0, 1, 2]], ROC)
     assert (metrics["rstar2/repaired"], metrics["rstar2/answered_after_failure"]) == (3 / 4, 2 / 4)
     clean = raw_metrics([rollout(1), rollout(0)], [0, 1], [[0, 1]], ROC)
-    assert "rstar2/repaired" not in clean, "no call failed, so nobody knows"
+    assert "rstar2/repaired" not in clean, "no call failed, so the share is unknown"
 
 
 def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
@@ -161,7 +161,7 @@ def test_a_steps_time_is_split_into_parts_that_add_up(tmp_path: Path) -> None:
     (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **data))
     [step] = run_steps(tmp_path)
     shares = {name: value for name, value in step.values.items() if name.startswith("share_")}
-    # 20 s of the rollouts' 60 were a judge that was away; of the other 40 a quarter were tools.
+    # The judge was away for 20 s of the rollouts' 60 s. Tools took a quarter of the other 40 s.
     assert shares == {
         "share_rollout": pytest.approx(0.3),
         "share_tools": pytest.approx(0.1),

@@ -1,4 +1,4 @@
-"""The model of rollouts' lengths."""
+"""Tests of the model of rollout lengths."""
 
 from __future__ import annotations
 

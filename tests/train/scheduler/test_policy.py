@@ -1,4 +1,4 @@
-"""The rollout scheduler never overfills an engine, lets no session starve, and removes none too early."""
+"""Tests of the rollout scheduler: it never overfills an engine, lets no session starve, and removes none too early."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_sessions_of_a_dead_engine_continue_on_another_before_those_that_came_la
         scheduler.request(name, name, 16, 144, 0.0)
     assert log.placements == [("one", "b"), ("two", "a")]
     scheduler.remove_engine("b", 1.0)
-    scheduler.request("one", "one", 60, 100, 2.0)  # its rollout noticed, and asks again
+    # the session's rollout notices the loss, and requests an engine again
+    scheduler.request("one", "one", 60, 100, 2.0)
     scheduler.end("two", 30, 3.0)
     assert log.placements[2:] == [("one", "a")]
 

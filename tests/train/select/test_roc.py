@@ -1,4 +1,7 @@
-"""Resampling on Correct (RoC) chooses rollouts as in the paper and the released code. Others draw at random."""
+"""Tests that Resampling on Correct (RoC) chooses rollouts as in the paper and the released code.
+
+Others draw at random.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def test_penalty_is_the_papers(trace: Rollout, expected: float) -> None:
         (4, 1, 1, 5, 0.25),
         (0, 0, 1, 2, 0.5),
         (2, 0, 0, 3, 1.0),  # no block, or a tag without a partner
-        (2, 0, 3, 3, 1.0),  # two blocks too many in two turns: the first is not counted
+        (2, 0, 3, 3, 1.0),  # two blocks too many in two turns; the first block does not count
         (2, 0, 2, 3, 0.5),
         (0, 0, 1, 1, 1.5),  # a single turn has no turn to divide by
     ],
@@ -100,7 +103,7 @@ def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -
     [
         # The values of the released functions for the same texts.
         ([("a", ["ok"]), (ANSWER, [])], "answer", 0.0, 0.0),
-        ([("a", ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 0.0),  # no later turn was ended
+        ([("a", ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 0.0),  # no later turn has ended
         ([("a", ["ok"]), (ANSWER, ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 1 / 3),
         ([("a", ["ok"]), (ANSWER, ["Error"]), (ANSWER, [])], "answer", 1.0, 1 / 3),
         (
@@ -108,8 +111,8 @@ def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -
             "max_tokens",
             0.0,
             0.0,
-        ),  # the reply did not fit: nobody saw it
-        ([(ANSWER, ["Error"])], "max_tokens", 1.5, 0.0),  # no reply at all, and only the first turn
+        ),  # the reply did not fit, so the model never read it
+        ([(ANSWER, ["Error"])], "max_tokens", 1.5, 0.0),  # there is no reply, and only the first turn
     ],
 )
 def test_the_release_judges_a_rollout_by_its_text(
@@ -158,7 +161,7 @@ def test_g_distinct_rollouts_of_any_group_are_kept(
 
 
 def test_correct_traces_are_drawn_in_proportion_to_one_over_the_penalty() -> None:
-    # One of two wrong rollouts is chosen, and therefore one correct one.
+    # One of two wrong rollouts is chosen, so the other chosen rollout is correct.
     group = [rollout(1, calls=4, failed=1), rollout(1, calls=4, failed=3), rollout(0), rollout(0)]
     rng = np.random.default_rng(0)
     first = sum(choose("roc", group, 2, rng)[0] == 0 for _ in range(4000)) / 4000
@@ -214,7 +217,7 @@ def test_a_group_that_gives_no_gradient_is_dropped() -> None:
     assert trained("roc", [*[rollout(1)] * 15, rollout(0)], 8) == []
     assert len(trained("roc", [*[rollout(1)] * 14, rollout(0), rollout(0)], 8)) == 8
     assert gives_gradient([rollout(1)] * 8, drop_equal_rewards=False)
-    # VERL would give a lone rollout its reward as its advantage.
+    # VERL would use a lone rollout's reward as its advantage.
     assert not gives_gradient([rollout(1)], drop_equal_rewards=False)
 
 
@@ -227,7 +230,7 @@ def test_what_the_judge_lost_is_no_positive_no_negative_and_no_failed_call() -> 
             assert len(selected) == 8
             assert not any(group[i].lost_calls for i in selected)
     selected = trained("roc", group, 8)
-    assert sum(group[i].reward == 0 for i in selected) == 2, "half of the four wrong ones"
+    assert sum(group[i].reward == 0 for i in selected) == 2, "half of the four wrong rollouts"
     assert trained("roc", [lost_rollout] * 15 + [rollout(1)], 8) == []
 
 
@@ -280,7 +283,7 @@ def test_of_every_mix_and_group_size_roc_and_the_release_keep_what_they_say(keep
                     assert wrong == max((size - positives) // 2, keep - positives)
                 elif not least and positives and wrong_share + right_share == keep:
                     assert wrong == wrong_share
-                elif keep % 2 == 0 and keep >= 2 * least:  # else the shares may not come to G
+                elif keep % 2 == 0 and keep >= 2 * least:  # otherwise the shares may not add up to G
                     assert wrong >= min(least, size - positives)
                     assert right >= min(least, positives)
                 gradient = gives_gradient([group[i] for i in selected], drop_equal_rewards=True)
@@ -299,5 +302,5 @@ def test_the_papers_draw_has_no_favourite_among_wrong_ones_and_equally_clean_cor
     expected = [selected_wrong / max(wrong, 1)] * wrong + [(4 - selected_wrong) / max(8 - wrong, 1)] * (
         8 - wrong
     )
-    # Five standard deviations of a share.
+    # The limit is five standard deviations of a share.
     assert times / draws == pytest.approx(expected, abs=5 * 0.5 / draws**0.5)

@@ -1,4 +1,4 @@
-"""Selections by name: the same rollouts as in earlier versions, settings, users' functions, and replaced keys."""
+"""Tests of selections by name: rollouts equal those of earlier versions, settings, users' functions, replaced keys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def recipe_of(name: str) -> StageRecipe:
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [
-        # These were drawn by version 0.1.0, before selections had names.
+        # Version 0.1.0, which had no names of selections, drew these rollouts.
         (
             "stage1",
             [1, 2, 3, 5, 6, 8, 10, 12, 14, 19, 20, 21, 22, 23, 26, 30],
@@ -129,7 +129,7 @@ def test_rollouts_with_void_turns_are_left_out() -> None:
     ]
     assert trained("void_turn", group, 6) == [0, 2, 4, 5]
     assert trained("void_turn", [rollout_of(1, void=1), rollout_of(0, void=1), rollout_of(1)], 4) == [], (
-        "nothing to compare with"
+        "there is nothing to compare with"
     )
 
 
@@ -316,7 +316,7 @@ def test_a_users_selection_beside_the_recipe_is_applied_with_its_settings(recipe
     assert recipe.select.model_dump() == {"name": "users_selections:shortest", "most_tokens": 100}
     assert Selection(recipe.select).choose(GROUP, 2, np.random.default_rng(0)) == [1, 3]
     changed = stage_recipe(1, None, ["select.most_tokens=20"], str(recipe_file))
-    # The stored recipe is one that a trainer reads again.
+    # A trainer reads the stored recipe again.
     again = SelectSettings.model_validate(json.loads(json.dumps(changed.select.model_dump())))
     assert Selection(again).choose(GROUP, 2, np.random.default_rng(0)) == [1]
     with pytest.raises(UserError, match=r"select\.most_tokens must be a whole number, not 'many'"):

@@ -1,4 +1,4 @@
-"""The asynchronous modes: valid combinations, VERL's keys, and turns that an update interrupts."""
+"""Tests of the asynchronous modes: valid combinations, VERL's keys, and turns that an update interrupts."""
 
 from __future__ import annotations
 
@@ -181,5 +181,5 @@ async def test_a_turn_that_an_update_interrupts_is_continued_by_the_new_weights(
     await server.load_weights(old, 3)
     first = await server._engine.generate(prompt, Sampling(0.0, max_tokens=60))
     assert first.token_ids[:21] == continuation.token_ids[:21]
-    assert first.token_ids[21:] != continuation.token_ids[21:], "the update must be seen to matter"
+    assert first.token_ids[21:] != continuation.token_ids[21:], "the test must notice the update"
     await server._engine.aclose()

@@ -1,4 +1,4 @@
-"""A stage resumes from its last complete checkpoint, and old checkpoints are removed."""
+"""Tests that a stage resumes from its last complete checkpoint, and that old checkpoints are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers: names of runs, folders, and checks before a run begins."""
+"""Tests of trackers: names of runs, folders, and checks before a run begins."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_a_run_is_named_by_run_and_phase(tmp_path: Path) -> None:
     assert run_name(tmp_path / "night") == "night", "`rstar2 sft` trains in the run's folder itself"
     assert run_name(tmp_path / "sft") == "sft"
     (tmp_path / "config.json").touch()
-    assert run_name(tmp_path / "sft") == f"{tmp_path.name}-sft", "a phase of the demo"
+    assert run_name(tmp_path / "sft") == f"{tmp_path.name}-sft", "the step belongs to a phase of the demo"
     keys = tracker_keys(["console", "wandb"], tmp_path / "night" / "stage2")
-    assert keys["trainer.logger"] == ["file", "console", "wandb"], "the file is what watch and report read"
+    assert keys["trainer.logger"] == ["file", "console", "wandb"], "watch and report read this file"
 
 
 def test_a_phase_continues_its_own_run_and_its_steps_come_after_those_of_the_stages_before(
@@ -257,7 +257,7 @@ def test_a_tracker_that_does_not_take_traces_is_counted_and_training_goes_its_wa
     assert sent_steps == [307, 307]
     assert "mlflow did not start" in caplog.text
     assert "1 traces were not sent to trackio" in caplog.text
-    assert starts == ["r"], "a start may take minutes: it is not tried at every step"
+    assert starts == ["r"], "a failing start may take minutes, so it is not repeated at every step"
     [finish] = module.before_finish
     finish()
     assert finished == ["r"]

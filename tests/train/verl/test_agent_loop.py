@@ -1,4 +1,4 @@
-"""The agent loop in VERL: failures of its engine, the judge and the grader, and the fields of its output."""
+"""Tests of the agent loop in VERL: failures of its engine, the judge and the grader, and the fields of its output."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.processes import free_port
 from rstar2.train.recipe import VERL_MICRO_BATCH
@@ -57,7 +57,7 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     padding_source = inspect.getsource(padding_utils.construct_minimal_padding_template)
     assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in padding_source
     filled = inspect.getsource(padding_utils.upsample_batch_to_divisible_size)
-    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages leave them out by this name"
+    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages exclude them by this name"
 
 
 def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
@@ -110,7 +110,7 @@ def test_flash_attns_loss_is_called_by_a_name_that_can_be_replaced() -> None:
 
 
 def test_sft_counts_conversations_where_it_is_told_to() -> None:
-    assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
+    assert compose_config("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 
 
 def test_sft_takes_a_dataset_of_ours() -> None:

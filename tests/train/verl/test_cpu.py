@@ -1,4 +1,4 @@
-"""VERL's platform and training engine for a CPU: the parts that torch does not have."""
+"""Tests of VERL's platform and training engine for a CPU: the parts that torch does not have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bytes_freed_by(ask: Callable[[], object]) -> int:
     """Returns by how many bytes this process shrinks when `ask` is called. It has 112 MiB of freed blocks."""
     import torch
 
-    # From the first block that was freed on, glibc keeps blocks of its size.
+    # After the first freed block, glibc keeps blocks of its size.
     torch.ones(16 * MIB // 4)
     tensors = [torch.ones(MIB // 4) for _ in range(128)]
     some = tensors[::8]
@@ -90,7 +90,7 @@ def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_li
             assert sum(lengths[row] for row in group) >= (1 - MOST_PADDING) * filled
     assert rows_of_like_lengths([7] * 10, 28) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert rows_of_like_lengths([50], 20) == [[0]]
-    # Empty rollouts are by themselves, however much room there is.
+    # Empty rollouts have their own micro-batch, even if another one has room.
     assert rows_of_like_lengths([2, 60, 2, 50], 1000) == [[1, 3], [0, 2]]
 
 

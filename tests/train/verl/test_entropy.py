@@ -1,4 +1,4 @@
-"""The entropy that VERL reports of a policy in bf16, as on GPUs, when most tokens are nearly certain."""
+"""Tests of the entropy that VERL reports of a policy in bf16, as on GPUs, when most tokens are nearly certain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.train.command import stage_command
 from rstar2.train.recipe_files import stage_recipe
@@ -23,7 +23,7 @@ QWEN3_VOCABULARY = 151_936
 
 
 def error_of(entropy: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> float:
-    """The mean error of a token's entropy, as a share of the mean entropy."""
+    """Returns the mean error of a token's entropy, as a share of the mean entropy."""
     from verl.utils.torch_functional import entropy_from_logits
 
     exact = entropy_from_logits(logits.double())
@@ -48,9 +48,9 @@ def test_verls_engine_computes_it_so_on_every_gpu_profile(profile: str) -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
 
     command = stage_command(stage_recipe(1, profile, []), Path("stage"), "model")
-    config = composed("ppo_trainer", command.argv[3:]).actor_rollout_ref
+    config = compose_config("ppo_trainer", command.argv[3:]).actor_rollout_ref
     assert config.actor.fsdp_config.entropy_from_logits_with_chunking is True
-    # The engine has two ways; only without padding does it read the key.
+    # The engine has two code paths. Only the path without padding reads the key.
     assert config.model.use_remove_padding is True
     init_source = inspect.getsource(FSDPEngine.__init__)
     assert "entropy_from_logits = verl_F.entropy_from_logits_with_chunking" in init_source

@@ -1,4 +1,4 @@
-"""A process of the fork server behaves like a new process: arguments, environment, output, signals, exit code, end."""
+"""Tests that a process of the fork server behaves like a new one: arguments, environment, output, signals and end."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
 
 
 def test_what_verl_loads_by_the_clients_environment_is_loaded(server: dict[str, str], tmp_path: Path) -> None:
-    """VERL alone would not load them, because it was imported before, without the client's environment."""
+    """VERL alone would not load the modules, because it was imported before, without the client's environment."""
     code = "import sys\nprint('colorsys' in sys.modules)"
     for module, expected in (("colorsys", "True"), ("", "False")):
         result = subprocess.run(

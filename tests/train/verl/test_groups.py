@@ -1,4 +1,4 @@
-"""A worker's groups in rounds: the outcomes that count, the tags in VERL's queue, and a resumed worker."""
+"""Tests of a worker's groups in rounds: the outcomes that count, the tags in VERL's queue, and a resumed worker."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def worker(loop: Loop, recover: dict[str, int], rounds: Rounds | None, rollouts:
     worker._reuse = SimpleNamespace(run=lambda run, sampling, row: run(sampling, **row))
 
     async def postprocess(output: SimpleNamespace, validate: bool, **row: Any) -> None:
-        assert "rstar2_recoverable" not in output.extra_fields, "whole traces do not travel through the queue"
+        assert "rstar2_recoverable" not in output.extra_fields, "the queue does not carry whole traces"
         key = f"{row['uid']}_{row['session_id']}_0"
         await agent_loop_manager.tq.async_kv_put(key=key, partition_id="train", tag={"status": "success"})
 

@@ -1,4 +1,4 @@
-"""The measurement on held-out problems if some of their rollouts fail or lose a tool call."""
+"""Tests of the measurement on held-out problems if some of their rollouts fail or lose a tool call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.loop.agent import RolloutError
@@ -98,7 +98,7 @@ def validated(folder: Path, problems: dict[str, list[str]]) -> dict[str, Any]:
     changes.append("judge.max_lost_share=0.3")
     command = stage_command(stage_recipe(1, "laptop", changes), folder, "model")
     trainer: Any = PPOTrainerSync.__new__(PPOTrainerSync)
-    trainer.config = composed("ppo_trainer", command.argv[3:])
+    trainer.config = compose_config("ppo_trainer", command.argv[3:])
     trainer.trainer_mode, trainer.global_steps = "sync", 3
     trainer.replay_buffer = trainer._build_replay_buffer()
     loops = worker(trainer.config)
@@ -148,7 +148,9 @@ def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> 
     assert held_out_accuracy(metrics) == pytest.approx((2 / 3 + 0.5) / 2)
     counts = [metrics[f"rstar2/held_out_{name}"] for name in ("rollouts", "lost", "failed")]
     assert counts == [20, 1, 3]
-    assert metrics["rstar2/held_out_undecided"] == 1 / 16, "not correct, but counted apart"
+    assert metrics["rstar2/held_out_undecided"] == 1 / 16, (
+        "undecided answers are not correct, and are counted separately"
+    )
 
 
 @pytest.mark.usefixtures("queue")

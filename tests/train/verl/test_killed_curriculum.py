@@ -80,7 +80,7 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path,
         # Every other problem is used before a problem is used again.
         assert unseen == [14, 8, 2, 0]
     else:
-        # Half of a step's problems are new as long as there are new ones; in the first step all are.
+        # Half of a step's problems are new as long as new ones exist. In the first step all problems are new.
         assert unseen == [20 - PROMPTS - PROMPTS // 2 * step for step in range(STEPS)]
         assert "rstar2/problems/prediction_error" not in steps[1]
         assert 0 < steps[STEPS]["rstar2/problems/prediction_error"] < 0.2

@@ -1,4 +1,4 @@
-"""A selection, a reward and a tool of a user's own, from outside the package, in a step of VERL on the CPU."""
+"""Tests of a user's own selection, reward and tool, from outside the package, in a step of VERL on the CPU."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ max_turns = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, a user's module beside it, a model that was never trained, and problems."""
+    """A folder with a recipe, a user's module beside it, an untrained model, and problems."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "users_parts.py").write_text(MODULE)
     (folder / "own.toml").write_text(RECIPE)

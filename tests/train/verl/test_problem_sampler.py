@@ -1,4 +1,4 @@
-"""Problems of VERL's data loader under a curriculum: by the newest outcomes, and the same ones after resuming."""
+"""Tests of VERL's data loader under a curriculum: it uses the newest outcomes, and the same problems after resuming."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
@@ -188,7 +188,7 @@ def test_a_fault_of_a_curriculum_of_ones_own_ends_training_at_once(tmp_path: Pat
 def test_verls_trainer_fetches_what_the_curriculum_chooses_and_saves_where_it_is(
     change: str, tmp_path: Path
 ) -> None:
-    """VERL's own data loader, made by VERL's trainer from our command line and a stage's file of problems."""
+    """VERL's own data loader. VERL's trainer creates it from our command line and a stage's file of problems."""
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -204,7 +204,7 @@ def test_verls_trainer_fetches_what_the_curriculum_chooses_and_saves_where_it_is
     recipe = stage_recipe(1, "laptop", [*changes, 'curriculum={name="posterior",unseen=1.0}'])
     rows = rl_rows([Problem(name, f"What is {name}?", "1") for name in IDS], 8, "test")
     write_stage_inputs(recipe, model, rows, stage, ("http://judge", None))
-    config = composed("ppo_trainer", stage_command(recipe, stage, model).argv[3:])
+    config = compose_config("ppo_trainer", stage_command(recipe, stage, model).argv[3:])
     OmegaConf.set_struct(config, True)
 
     def trainer() -> PPOTrainer:

@@ -1,4 +1,7 @@
-"""Extra rollouts after failed calls while updates change the weights, and after a kill; VERL's trainer is real."""
+"""Tests of extra rollouts after failed calls while updates change the weights, and after a kill.
+
+VERL's trainer is real.
+"""
 
 from __future__ import annotations
 

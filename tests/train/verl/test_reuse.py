@@ -1,4 +1,4 @@
-"""A worker saves its rollouts when they finish, and returns the same rollouts after the next start."""
+"""Tests that a worker saves its rollouts when they finish, and returns the same rollouts after the next start."""
 
 from __future__ import annotations
 
@@ -181,10 +181,10 @@ async def test_a_rollout_begins_when_it_gets_an_engine(stage: Path) -> None:
 
     first = asyncio.create_task(reuse.run(rollout, {"request": "first"}, row(0)))
     await asyncio.sleep(0)
-    await reuse.run(rollout, {"request": "second"}, row(1))  # begins before the first does
+    await reuse.run(rollout, {"request": "second"}, row(1))  # begins before the first rollout does
     client.room.set()
     await asyncio.wait_for(under_way.wait(), TIMEOUT_S)
-    await reuse.run(rollout, {"request": "third"}, row(2))  # begins after it
+    await reuse.run(rollout, {"request": "third"}, row(2))  # begins after the rollout
     first.cancel()
     again = started(stage)
     await again.run(refused_rollout, {}, row(1))

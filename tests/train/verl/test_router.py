@@ -1,4 +1,7 @@
-"""VERL's router plugin waits for room, reads the engines' metrics and drops a dead one; no call blocks another."""
+"""Tests of VERL's router plugin: it waits for room, reads the engines' metrics and drops a dead engine.
+
+Calls do not block each other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.train.command import ROUTER_FILE, router_yaml, stage_command
 from rstar2.train.recipe_files import stage_recipe
@@ -214,7 +217,7 @@ def test_it_is_used_where_there_are_several_engines(
     profile: str, changes: list[str], ours_is_used: bool, tmp_path: Path
 ) -> None:
     recipe = stage_recipe(1, profile, changes)
-    rollout = composed(
+    rollout = compose_config(
         "ppo_trainer", stage_command(recipe, tmp_path, tmp_path / "model").argv[3:]
     ).actor_rollout_ref.rollout
     assert rollout.router_config_path == (str(tmp_path / ROUTER_FILE) if ours_is_used else None)

@@ -1,4 +1,4 @@
-"""The sampler: the data of a rollout that reaches it, its metrics and traces, and the selection."""
+"""Tests of the sampler: the data of a rollout that reaches it, its metrics and traces, and the selection."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
 def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_ends_the_training(
     submit: Any, judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    """A step may take longer than the limit, so one that is rolled out again says nothing about the judge."""
+    """A step may take longer than the limit, so a step that is rolled out again is no sign of a missing judge."""
     settings = {"judge_url": judge.url, "judge_token": judge.token}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
     groups = iter([("b", "1x10"), ("c", "1x10"), ("d", "1010"), *((name, "1x10") for name in "efghijklmn")])
@@ -645,7 +645,7 @@ def test_the_kept_traces_of_a_step_that_is_trained_on_go_to_the_trackers_too(
     _, metrics = sampler.sample(7, "train", 1)
     assert metrics["rstar2/traces_not_sent"] == 0
     assert [(run, step) for run, step, _ in cleared] == [("night-stage1", 307)] * 8, (
-        "nothing of the first try"
+        "the first attempt left nothing"
     )
     assert sorted(bool(was_kept) for _, _, was_kept in cleared) == [False] * 4 + [True] * 4
 
@@ -800,7 +800,7 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
         "repaired": 1, "tokens": 9 * 3,
     }  # fmt: skip
     assert outcomes(tmp_path) == [(1, {"easy": (4, 8), "hard": (0, 8)})], (
-        "the pass rate of the problem itself"
+        "the pass rate is that of the problem itself"
     )
     assert len(list(read_traces(tmp_path / "step-000001.jsonl"))) == 16
     assert set(verls_queue.kv_list()["train"]) == set(batch.keys), "nothing else is left in the queue"
@@ -812,7 +812,7 @@ def test_recoveries_without_a_verdict_are_counted_and_not_trained_on(submit: Any
     submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned=8)
     batch, metrics = sampler.sample(1, "train", 1)
     recovery_keys = {key for key in batch.keys if "after" in key}
-    assert recovery_keys == {"a_after0_1_0", "a_after0_2_0"}, "one that is alone teaches nothing"
+    assert recovery_keys == {"a_after0_1_0", "a_after0_2_0"}, "a lone recovery gives no gradient"
     assert (metrics["rstar2/recover/lost"], metrics["rstar2/recover/failed"]) == (3, 2)
     assert metrics["rstar2/recover/rollouts"] == 8
     assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/failed_rollouts"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""Our replacement of flash-attn computes the same as PyTorch for each sequence alone, also sharded and in bf16."""
+"""Tests that our replacement of flash-attn equals PyTorch on each sequence alone, also sharded and in bf16."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_packed_attention_refuses_what_it_would_get_wrong(kernels: Any) -> None:
 def test_log_probabilities_are_those_of_an_fp32_softmax(
     kernels: Any, inplace: bool, dtype: str, tolerance: float
 ) -> None:
-    """VERL calls our loss in place of flash-attn's. Here it has more rows than it computes at a time."""
+    """VERL calls our loss in place of flash-attn's. Here the loss has more rows than it computes at a time."""
     import torch
     from verl.utils.torch_functional import logprobs_from_logits
 
@@ -107,7 +107,9 @@ def test_log_probabilities_are_those_of_an_fp32_softmax(
     torch.testing.assert_close(log_probs, expected, rtol=1e-6, atol=1e-5)
     (log_probs * weights).sum().backward()
     torch.testing.assert_close(leaf.grad.float(), expected_logits.grad, rtol=tolerance, atol=tolerance / 10)
-    assert torch.equal(logits.detach(), leaf.grad if inplace else values), "no second tensor of this size"
+    assert torch.equal(logits.detach(), leaf.grad if inplace else values), (
+        "no second tensor of this size exists"
+    )
 
 
 def test_where_flash_attn_is_installed_its_own_loss_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +132,6 @@ def test_two_ranks_of_fsdp_compute_in_bf16_what_one_computes_in_fp32(tmp_path: P
     )
     for each in json.loads(result.read_text()):
         assert each["dtype"] == "torch.float32"
-        # bf16 has eight bits of precision; a wrong neighbour or label would be off by about 1.
+        # bf16 has eight bits of precision. A wrong neighbour or label would give an error of about 1.
         assert each["log_probs"] < 0.02
         assert each["gradient"] < 0.05

@@ -1,4 +1,4 @@
-"""VERL's update of a tiny model: the tokens that are trained on, their weights, and the learning rate."""
+"""Tests of VERL's update of a tiny model: the tokens that are trained on, their weights, and the learning rate."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_labels_of_tool_output_change_no_gradient(train: Train, plain: Trained) 
     assert same(update, tool_change.updates[0])
     assert answer_change.relabelled > 0
     assert not same(update, answer_change.updates[0], tolerance=0.5), (
-        "labels that count must be seen to count"
+        "the test must notice a change of labels that count"
     )
 
 
@@ -240,7 +240,7 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
 
 
 def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Trained) -> None:
-    """The gradient is the mean of the gradients of single problems, weighted by their tokens or equally."""
+    """The gradient is the mean of the problems' gradients. Problems are weighted by their tokens or equally."""
     alone = [train(recipe(1), [[group]]).updates[0] for group in MIXED]
     assert alone[0].tokens != alone[1].tokens
     [by_tokens] = plain.updates
@@ -367,7 +367,7 @@ def test_recoveries_are_compared_with_each_other_and_teach_only_what_they_wrote(
         expected = (reward - group.mean()) / (group.std(ddof=1) + 1e-6)
         assert advantages.tolist() == pytest.approx([expected] * len(advantages), rel=1e-4)
     [unchanged] = train(recipe(2, *RECOVER), [groups], "tool output changed").updates
-    assert same(update, unchanged), "neither the reply nor what a recovery began with is learned"
+    assert same(update, unchanged), "the reply and the beginning of a recovery are not learned"
     [without] = train(recipe(2), [groups]).updates
     recovery_samples = sum(len(each) for key, (_, each) in update.advantages.items() if "after" in key)
     assert update.tokens == without.tokens + recovery_samples
@@ -376,7 +376,9 @@ def test_recoveries_are_compared_with_each_other_and_teach_only_what_they_wrote(
     assert update.metrics["rstar2/recover/kept"] == 3
     assert update.metrics["rstar2/recover/correct"] == pytest.approx(2 / 3)
     assert update.metrics["rstar2/recover/repaired"] == 1
-    assert update.metrics["actor/ppo_kl"] == 0, "one update, although a step has more rollouts than without"
+    assert update.metrics["actor/ppo_kl"] == 0, (
+        "there is one update, although a step has more rollouts than without recoveries"
+    )
 
 
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
@@ -475,9 +477,7 @@ def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Trai
     weights = load_file(model / "model.safetensors")
     assert {name for name in weights if not _equal(weights[name], trained.weights[name])} == set()
     assert len(weights) > 5
-    assert {str(each.dtype) for each in weights.values()} == {"torch.float32"}, (
-        "the precision of the training"
-    )
+    assert {str(each.dtype) for each in weights.values()} == {"torch.float32"}, "training has this precision"
     assert load_codec(model).format == load_codec(start.base).format
     assert [path.name for path in folder.glob(".*")] == []
 

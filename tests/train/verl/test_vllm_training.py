@@ -155,7 +155,7 @@ def test_a_killed_run_leaves_nothing_behind_and_repeats_no_saved_step(trained: T
     before, after = (steps(trained.stage / f"metrics-{start}.jsonl") for start in (1, 2))
     assert trained.left == []
     assert before == list(range(1, before[-1] + 1))
-    # The step after the last that was reported may have been saved, or not yet.
+    # The step after the last reported step may have been saved.
     assert after[0] in (before[-1] + 1, before[-1] + 2)
     assert after == list(range(after[0], STEPS + 1))
     assert (trained.stage / "model" / "model.safetensors").is_file()
