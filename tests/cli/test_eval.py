@@ -203,7 +203,7 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     traces = tmp_path / "killed" / "numbers" / "traces.jsonl"
     with terminal("eval", *words("killed")) as screen:
         # All samples in flight wait for answers, and no further one can start.
-        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.asked) == answer_limit + 4)
+        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.requests) == answer_limit + 4)
         os.kill(screen.pid, signal.SIGKILL)
         screen.ends_with(-signal.SIGKILL)
     lines_before = lines(traces)
@@ -243,7 +243,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert "stopping" in err
     assert "start the same command again" in err
     first = lines(traces)
-    assert first * 2 == len(standin.asked) < 2 * COUNT  # no sample that has begun was dropped
+    assert first * 2 == len(standin.requests) < 2 * COUNT  # no sample that has begun was dropped
     assert "avg@n" in out
     assert json.loads(status.read_text())["state"] == "stopped"
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two benchmarks with its report.html. Tests only read it."""
-    folder = made_run(tmp_path_factory.mktemp("run") / "night")
-    made_run(folder, "math500", problems=100, samples=2, seed=1)
+    folder = write_run(tmp_path_factory.mktemp("run") / "night")
+    write_run(folder, "math500", problems=100, samples=2, seed=1)
     write_report(folder)
     return folder
 

@@ -297,7 +297,7 @@ def test_a_run_of_another_machine_whose_locks_are_not_seen_here_runs_while_it_wr
 
 
 def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Path) -> None:
-    run = staged_run(tmp_path / "demo")
+    run = write_staged_run(tmp_path / "demo")
     assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO comes last"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     loss = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2)]
