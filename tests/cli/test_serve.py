@@ -383,13 +383,13 @@ def test_a_name_and_the_origins_of_pages_reach_vllm_or_the_agent(
     assert code == 0
     alone = shlex.split(output.splitlines()[-1])
     assert alone[alone.index("--allowed-origins") + 1] == '["http://a:1", "http://b"]'
-    assert alone[alone.index("--serve_app-model-name") + 1] == "demo"
+    assert alone[alone.index("--served-model-name") + 1] == "demo"
     code, output, _ = _invoke(str(model), *words, "--with-tools", "--print-command")
     assert code == 0
     engine, agent = (shlex.split(line) for line in output.splitlines()[-2:])
     # Only the agent is at the address that the pages use.
     assert engine[engine.index("--allowed-origins") + 1] == "[]"
-    assert engine[engine.index("--serve_app-model-name") + 1] == "demo"
+    assert engine[engine.index("--served-model-name") + 1] == "demo"
     settings = AgentServerSettings.model_validate_json(agent[agent.index("printf") + 2])
     assert (settings.name, settings.origins) == ("demo", ["http://a:1", "http://b"])
 

@@ -48,7 +48,7 @@ def event(delta: Body, finish: str | None = None, **more: Any) -> str:
     return "data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice]}) + "\n"
 
 
-END = "data: [END]\n"
+END = "data: [DONE]\n"
 
 
 class Allows(Protocol):
@@ -85,7 +85,7 @@ class PublicEndpoint:
     def __init__(self, base: str = "/v1") -> None:
         self.base = base
         self.url = ""
-        """The base URL while the endpoint is serve_app."""
+        """The base URL while the endpoint is served."""
         self.requests: list[Body] = []
         self.rejected_count = 0
         """The number of requests that were rejected for their rate."""
