@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Ran, rstar2
+from support.commands import CommandResult, rstar2
 from support.eval.made_runs import made_run, staged_run
 from support.optional import needs
 from support.servers.chat_api import ChatEndpoint, solves
@@ -270,7 +270,7 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(folder)
 
 
-def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> Ran:
+def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> CommandResult:
     """Runs a line with few short samples. Addresses of other machines become those of services on this machine."""
     if "--api chat" in line:
         line = line.replace("http://127.0.0.1:8000", endpoint.url)
