@@ -110,7 +110,11 @@ def train(trainer: Callable[..., Any], root: Path) -> Train:
 
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Callable[..., Any]) -> None:
     registered = trainer("plugin")
-    assert (registered["platform"], registered["rollout"], registered["replica"]) == ("cpu", "CpuRollout", "CpuReplica")
+    assert (registered["platform"], registered["rollout"], registered["replica"]) == (
+        "cpu",
+        "CpuRollout",
+        "CpuReplica",
+    )
     assert registered["engine"] == "CpuTrainingEngine"
     assert registered["process_groups"] == "rstar2.train.verl.plugin"
     assert "rstar2" in registered["log_probs"]
