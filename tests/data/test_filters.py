@@ -225,7 +225,7 @@ _TEXTS = st.lists(
 ).map(" ".join)
 
 
-@given(measured=_TEXTS, texts=st.lists(_TEXTS, max_size=4), words=st.integers(min_value=2, max_value=4))
+@given(benchmark=_TEXTS, texts=st.lists(_TEXTS, max_size=4), words=st.integers(min_value=2, max_value=4))
 def test_the_rows_that_share_a_gram_are_found_and_no_others(
     benchmark: str, texts: list[str], words: int
 ) -> None:
@@ -488,7 +488,7 @@ def test_a_problem_of_fewer_than_three_words_is_matched_as_a_whole(text: str) ->
 
 
 @given(
-    measured=st.lists(_TEXTS, min_size=1, max_size=4),
+    prefixes=st.lists(_TEXTS, min_size=1, max_size=4),
     texts=st.lists(_TEXTS, max_size=4),
     share=st.sampled_from([0.3, 0.5, 0.8, 1.0]),
 )

@@ -44,7 +44,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert _write_traces(path, 3) == list(read_traces(path))
 
 
-@given(cut=st.integers(min_value=0))
+@given(cut_bytes=st.integers(min_value=0))
 def test_wherever_a_kill_tears_the_last_line_the_others_are_read(
     tmp_path_factory: pytest.TempPathFactory, cut_bytes: int
 ) -> None:

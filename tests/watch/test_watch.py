@@ -422,7 +422,7 @@ class Terminal:
         self.seen = b""
         threading.Thread(target=self._read, daemon=True).start()
 
-    def _read_folder(self) -> None:
+    def _read(self) -> None:
         while True:
             try:
                 part = os.read(self._screen, 65536)

@@ -539,8 +539,8 @@ def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
     sampler = buffer(tmp_path, -1, max_steps=8, keep=4)
     submit("late", group("11110000"), step=3)
     submit("new", group("11110000"), step=3)
-    submit("old", group("11110000"), step=1, written_by={0: 10, 1: 20})
-    submit("older", group("11110000"), step=2, written_by={2: 10})
+    submit("old", group("11110000"), step=1, steps_written={0: 10, 1: 20})
+    submit("older", group("11110000"), step=2, steps_written={2: 10})
     submit("running", group("111"), "running", step=1)
     batch, metrics = sampler.sample(3, "train", 2)
     assert groups_of(batch.keys) == {"old", "older"}
@@ -809,7 +809,7 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
 def test_recoveries_without_a_verdict_are_counted_and_not_trained_on(submit: Any, tmp_path: Path) -> None:
     sampler = buffer(tmp_path, keep=4, judge={"max_lost_share": 0.3}, max_failed_share=0.2)
     # Two recoveries that began left no record.
-    submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned=8)
+    submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned_size=8)
     batch, metrics = sampler.sample(1, "train", 1)
     recovery_keys = {key for key in batch.keys if "after" in key}
     assert recovery_keys == {"a_after0_1_0", "a_after0_2_0"}, "a lone recovery gives no gradient"
@@ -827,7 +827,7 @@ def test_a_step_is_not_trained_on_if_too_many_recoveries_fail(submit: Any, tmp_p
         max_failed_share=0.3,
     )
     sampler._failed_wait = Backoff(0.0, 0.0)
-    submit("a", graded("p", "11110000"), recoveries=[group("10")], planned=8)
+    submit("a", graded("p", "11110000"), recoveries=[group("10")], planned_size=8)
     batch, metrics = sampler.sample(1, "train", 1)
     assert groups_of(batch.keys) == {"b"}
     assert metrics["rstar2/discarded_rollouts"] == 16
@@ -871,7 +871,7 @@ def test_progress_counts_recoveries_once_they_are_begun(
     submit: Any, tmp_path: Path, max_steps: int | None, message: str
 ) -> None:
     sampler = buffer(tmp_path, prompts=2, max_steps=max_steps)
-    submit("a", group("10101010"), recoveries=[group("10")], planned=4)
+    submit("a", group("10101010"), recoveries=[group("10")], planned_size=4)
     sampler._step = 5
     sampler._sync_metadata_from_transfer_queue()
     assert sampler._rollout_progress("train").text() == f"step 5, {message} rollouts finished"

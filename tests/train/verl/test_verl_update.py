@@ -109,14 +109,18 @@ def train(trainer: Callable[..., Any], root: Path) -> Train:
 
 
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Callable[..., Any]) -> None:
-    update = trainer("plugin")
-    assert (update["platform"], update["rollout"], update["replica"]) == ("cpu", "CpuRollout", "CpuReplica")
-    assert update["engine"] == "CpuTrainingEngine"
-    assert update["process_groups"] == "rstar2.train.verl.plugin"
-    assert "rstar2" in update["log_probs"]
-    assert unassigned_ports()[-1] in range(*update["ports"])
-    assert update["computed"].shape == (7,)
-    assert update["computed"].allclose(update["expected"])
+    registered = trainer("plugin")
+    assert (registered["platform"], registered["rollout"], registered["replica"]) == (
+        "cpu",
+        "CpuRollout",
+        "CpuReplica",
+    )
+    assert registered["engine"] == "CpuTrainingEngine"
+    assert registered["process_groups"] == "rstar2.train.verl.plugin"
+    assert "rstar2" in registered["log_probs"]
+    assert unassigned_ports()[-1] in range(*registered["ports"])
+    assert registered["computed"].shape == (7,)
+    assert registered["computed"].allclose(registered["expected"])
 
 
 def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0) -> bool:

@@ -153,7 +153,7 @@ def trained(fine_tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 def test_a_killed_run_leaves_nothing_behind_and_repeats_no_saved_step(trained: Trained) -> None:
     before, after = (steps(trained.stage / f"metrics-{start}.jsonl") for start in (1, 2))
-    assert trained.left == []
+    assert trained.remaining == []
     assert before == list(range(1, before[-1] + 1))
     # The step after the last reported step may have been saved.
     assert after[0] in (before[-1] + 1, before[-1] + 2)
