@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.commands import CommandResult, rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.eval.example_runs import write_run, write_staged_run
 from support.optional import needs
 from support.servers.chat_api import ChatEndpoint, solves
 from support.servers.vllm_standin import StandIn, serving
