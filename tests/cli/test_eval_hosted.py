@@ -57,7 +57,8 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         result = _eval(*words)
     assert result.exit_code == 0, result.output
     message = (
-        "not exact: requests to the model no longer send `temperature`, so its server's default applies."
+        "results are not exact: requests to the model no longer send `temperature`, "
+        "so its server's default applies."
     )
     assert message in result.output
     assert "accepts it. Reason: the server at" in result.output

@@ -60,12 +60,10 @@ def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() 
         opened_target = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
     assert (opened_target.identity["name"], opened_target.identity["api"]) == ("scripted", "chat")
     assert "four bytes of text count as a token" in opened_target.identity["inexact"][0]
-    assert (
-        "and a top_k of 0 are not sent: the server's own defaults decide these"
-        in opened_target.left_to_server
-    )
+    sentence = "and a top_k of 0 are not sent: the server's own defaults apply to them"
+    assert sentence in opened_target.left_to_server
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
-        with pytest.raises(UserError, match="--api chat measures the model of an endpoint"):
+        with pytest.raises(UserError, match="--api chat measures a model on a server"):
             Target(**{"url": "http://x", "api": "chat", **wrong})
 
 

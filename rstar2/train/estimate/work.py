@@ -233,7 +233,7 @@ class Saving:
     save_s: float
     """Seconds that the trainer needs to save a checkpoint."""
     lost_s: float
-    """The most seconds of work that a kill can lose: all steps since the last checkpoint, and an unfinished save."""
+    """Longest work that a kill can lose, in seconds: all steps since the last checkpoint, and an unfinished save."""
     signal_before_s: float
     """Seconds before the kill at which a cluster's scheduler must send its signal, so that the step can be finished and
     saved."""
