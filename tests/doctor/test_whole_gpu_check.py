@@ -79,23 +79,23 @@ def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_pa
 
 def _needed(*names: str) -> set[str]:
     """Returns these distributions and all distributions that they need."""
-    packages_found: set[str] = set()
+    packages: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in packages_found:
+        if key in packages:
             continue
         try:
             required = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        packages_found.add(key)
+        packages.add(key)
         requirements = map(Requirement, required)
         waiting += [
             each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})
         ]
-    return packages_found
+    return packages
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def page(browser: Browser, tmp_path: Path) -> Browser:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "text_shown", "rows"),
+    ("source", "expected_text", "rows"),
     [
         (r"$\frac{a}{2} \le 3$", "a2≤3", 0),
         (r"\(\sqrt[3]{x}\)", "x3", 0),
@@ -67,13 +67,13 @@ def page(browser: Browser, tmp_path: Path) -> Browser:
         (r"$n \equiv 3 \pmod{7}$", "n≡3(mod7)", 0),
     ],
 )
-def test_the_page_turns_latex_into_mathml(page: Browser, source: str, text_shown: str, rows: int) -> None:
+def test_the_page_turns_latex_into_mathml(page: Browser, source: str, expected_text: str, rows: int) -> None:
     text, row_count = page.run(
         "const node = formulaNode(arguments[0]); "
         "return [node.textContent, node.querySelectorAll('mtr').length]",
         source,
     )
-    assert re.sub(r"[\s\u2000-\u200b\u2061-\u2064]", "", text) == text_shown
+    assert re.sub(r"[\s\u2000-\u200b\u2061-\u2064]", "", text) == expected_text
     assert row_count == rows
 
 

@@ -143,11 +143,11 @@ def test_an_analysis_of_earlier_traces_says_so(browser: Browser, run: Path, tmp_
     shutil.copytree(run, stale)
     entry = {"paths": [".."], "bytes": {"../aime24/traces.jsonl": 1}}
     write_json(stale / "analysis" / "analysis.json", {"tables": [TABLE], "charts": [CHART], "traces": entry})
-    for folder, is_told in ((run, False), (stale, True)):
+    for folder, is_stale in ((run, False), (stale, True)):
         open_report(browser, folder)
         click(browser, "summary", "Inside the traces")
-        assert any("of earlier traces" in text for text in texts(browser, "summary")) == is_told
-        assert any("start `rstar2 analyze` again" in text for text in texts(browser, "details p")) == is_told
+        assert any("of earlier traces" in text for text in texts(browser, "summary")) == is_stale
+        assert any("start `rstar2 analyze` again" in text for text in texts(browser, "details p")) == is_stale
 
 
 def test_the_analysis_is_a_panel_of_plots_and_tables_each_with_its_data(browser: Browser, run: Path) -> None:

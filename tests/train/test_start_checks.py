@@ -193,7 +193,7 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
         list(read_conversations(path))
 
 
-def shown_and_learned(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
+def sample_texts(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
     """Returns the whole text of a conversation as SFT trains on it, and the part that is learned."""
     row = encode({"messages": list(messages), **more}, codec)
     assert len(row.input_ids) == len(row.loss_mask)
@@ -202,7 +202,7 @@ def shown_and_learned(codec: ChatCodec, *messages: dict[str, Any], **more: Any) 
 
 
 def test_chat_is_taught_as_it_is_from_where_generation_begins(codec: ChatCodec) -> None:
-    whole, learned = shown_and_learned(codec, *GOOD)
+    whole, learned = sample_texts(codec, *GOOD)
     assert learned == "</reason>\n!<|im_end|>"
     assert whole == (
         "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n?<|im_end|>\n"
@@ -245,9 +245,7 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
 
 
 def test_a_thought_is_taught_after_the_generation_prompt(codec: ChatCodec) -> None:
-    whole, learned = shown_and_learned(
-        codec, GOOD[0], {"role": "assistant", "content": "<reason>so</reason>\n!"}
-    )
+    whole, learned = sample_texts(codec, GOOD[0], {"role": "assistant", "content": "<reason>so</reason>\n!"})
     assert learned == "so</reason>\n!<|im_end|>"
     assert whole.endswith("<|im_start|>assistant\n<reason>so</reason>\n!<|im_end|>")
 
@@ -263,7 +261,7 @@ CALLING = [
 
 
 def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: ChatCodec) -> None:
-    whole, learned = shown_and_learned(codec, *CALLING)
+    whole, learned = sample_texts(codec, *CALLING)
     call = json.dumps({"name": "run", "arguments": ARGUMENTS}, ensure_ascii=False)
     assert (
         learned
@@ -274,7 +272,7 @@ def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: Ch
     )
     row_tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     for tools in (row_tools, json.dumps(row_tools)):
-        whole, _ = shown_and_learned(codec, *CALLING, tools=tools)
+        whole, _ = sample_texts(codec, *CALLING, tools=tools)
         assert '"name": "run", "parameters"' in whole
         assert default_format().tool_names[0] not in whole
 
@@ -290,7 +288,7 @@ def test_what_sft_shows_is_what_a_rollout_shows(codec: ChatCodec) -> None:
 def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_written(tokenizer: Any) -> None:
     plain = default_format().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
     codec = codec_for(tokenizer, default_format().model_copy(update={"template": plain}))
-    _, learned = shown_and_learned(codec, *CALLING)
+    _, learned = sample_texts(codec, *CALLING)
     assert learned.startswith("<tool_call>\n")
     assert learned.endswith("<|im_end|><reason>so</reason>\n<answer>1</answer><|im_end|>")
 
