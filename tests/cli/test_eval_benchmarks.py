@@ -274,10 +274,10 @@ def test_the_key_of_openai_goes_to_no_other_server(harness: Path, model: ChatSta
     assert result.code == 0, output_of(result)
     assert set(model.keys) == {None}
     assert (
-        "own defaults decide these"
+        "own defaults apply to them"
         in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
     )
-    assert "own defaults decide these" in output_of(result)
+    assert "own defaults apply to them" in output_of(result)
 
 
 def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(
