@@ -56,7 +56,10 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
         result = _eval(*words)
     assert result.exit_code == 0, result.output
-    message = "results are not exact: requests to the model no longer send `temperature`, so its server's default applies."
+    message = (
+        "results are not exact: requests to the model no longer send `temperature`, "
+        "so its server's default applies."
+    )
     assert message in result.output
     assert "accepts it. Reason: the server at" in result.output
     results = _results(run)
