@@ -7,7 +7,8 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
 
 OPEN_S = 120.0
-"""Additional time limit for opening a session. The first session of a worker has to load all libraries."""
+"""Opening a session may take this many seconds in addition to `wait_s`. The first session of a worker has to load all
+libraries."""
 CLOSE_S = 30.0
 
 

@@ -14,8 +14,8 @@
     sandbox.exceptions()                     # sentences about what this tier does not enforce here
     sandbox.close()
 
-A worker process has one Sandbox, which runs one program at a time. One thread uses it: other threads may only call
-`abort` and the methods of sessions.
+A worker process has one Sandbox, which runs one program at a time. Only one thread may use the Sandbox. Other threads
+may call only `abort` and the methods of sessions.
 
 The processes form this tree, from parent to child:
 
@@ -23,10 +23,10 @@ The processes form this tree, from parent to child:
                               └──────────────┴──────────────────┴───────────────┴── one fork per program,
                                                                   in a PID namespace of its own (strict)
 
-The worker starts one new interpreter, the starter. In the strict tier, the starter enters the namespaces, and its child
-becomes the bare zygote, which is the first process of the jail. In the other tiers, the starter itself becomes the bare
-zygote. Each zygote forks the next one, which loads more libraries. Each zygote also forks the programs that need its
-libraries.
+The worker starts one new interpreter, which is called the starter. In the strict tier, the starter enters the
+namespaces. Its child process becomes the bare zygote, which is the first process of the jail. In the other tiers, the
+starter itself becomes the bare zygote. Each zygote forks the next one, which loads more libraries. Each zygote also
+forks the programs that need its libraries.
 
 Modules outside the jail, which run in the worker:
 
@@ -41,9 +41,9 @@ Modules outside the jail, which run in the worker:
     escape_tests   tries to break out of the jail at each start
 
 Modules inside the jail are in `inside/`: main starts, namespaces builds the strict jail, preload loads libraries,
-zygote forks programs, confine restricts them, program and session run their code. scratch, memory and cleaner measure
-what programs use and empty their folders. prefault, wire, processes, turns and syscalls are helpers of the other
-modules in `inside/`.
+zygote forks programs, confine restricts programs, program and session run code. scratch, memory and cleaner measure the
+memory and disk space that programs use, and remove the files that programs leave. prefault, wire, processes, turns and
+syscalls are helpers of the other modules in `inside/`.
 
-This module imports nothing, because every module inside the jail is imported through it.
+This module imports nothing, because importing any module of `inside/` also imports this module.
 """
