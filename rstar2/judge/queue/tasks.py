@@ -166,7 +166,7 @@ class Notice:
     queue_s: float
     wall_s: float
     result: str
-    """The result as JSON. It is empty if the result is too long to be published."""
+    """The result as JSON. This text is empty if the result is too long to be published."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
