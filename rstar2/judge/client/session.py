@@ -29,7 +29,7 @@ class JudgeSession:
         self, client: JudgeClient, limits: SessionRequest | None = None, wait_s: float | None = None
     ) -> None:
         if not isinstance(client, JudgeClient):
-            raise TypeError(f"a session is async and needs a JudgeClient, not {type(client).__name__}")
+            raise TypeError(f"a session needs the asynchronous JudgeClient, not {type(client).__name__}")
         self.client = client
         self.limits = limits or SessionRequest()
         self.wait_s = client.wait_s if wait_s is None else wait_s

@@ -233,7 +233,7 @@ class Jail:
             self._dirty = False
 
     def _replace_scratch(self) -> None:
-        log.warning("the files of a program could not be removed quickly: the scratch space is replaced")
+        log.warning("the files of a program could not be removed in time, so a new scratch space is used")
         if self.spec["tier"] != "strict":
             try:
                 self._discard(Path(self.spec["work_dir"]))
