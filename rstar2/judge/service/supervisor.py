@@ -90,7 +90,7 @@ class JudgeSupervisor(Supervisor):
         self.renew_at = 0.0
         """Monotonic time at which this judge must renew its requirement in Redis."""
         self.conflict = ""
-        """The error message of the last renewal of this judge's requirement, if a worker or another judge conflicted with it.
+        """The error message if a worker or another judge conflicted with this judge's requirement when it was renewed.
 
         The message is empty if there was no conflict.
         """
