@@ -5,7 +5,7 @@ The judge is a job queue with a sandbox. A program takes the following steps. Th
     client       client/client.py       takes the program as a `RunRequest` (schema.py)
        │         client/connection.py   sends the requests of one event loop over one WebSocket
     HTTP process server/websocket.py    serves the WebSocket; runs.py, codejudge.py and sandboxfusion.py serve HTTP
-       │         server/dispatcher.py   makes the request a `PendingRun` and puts it into the queue
+       │         server/dispatcher.py   turns the request into a `PendingRun` and puts it into the queue
     Redis        queue/tasks.py         stores the program as a `Task` in a stream; scripts.py has the Lua scripts
        │
     worker       worker/consumer.py     fetches tasks, sometimes several in advance (worker/local_queue.py)

@@ -65,10 +65,9 @@ def _checked_code(code: str) -> str:
 
 
 Code = Annotated[str, AfterValidator(_checked_code)]
-"""Python source code. It may take at most MAX_CODE_BYTES bytes in UTF-8, and contain no NUL bytes or lone
-surrogates."""
+"""Python source code of at most MAX_CODE_BYTES bytes in UTF-8, without NUL bytes or lone surrogates."""
 Stdin = Annotated[str, AfterValidator(lambda text: _checked_size(text, MAX_STDIN_BYTES))]
-"""Standard input for a program. It may take at most MAX_STDIN_BYTES bytes in UTF-8."""
+"""Standard input for a program, of at most MAX_STDIN_BYTES bytes in UTF-8."""
 Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 """A time limit in wall-clock seconds."""
 Memory = Annotated[int, Field(ge=16, le=65536)]

@@ -84,7 +84,7 @@ class EmbeddedRedis:
     def local_url(self) -> str:
         """URL for processes of this user.
 
-        It names a Unix socket, which is faster than TCP, or is `url` if there is no socket.
+        The URL names a Unix socket, which is faster than TCP. If there is no socket, the URL is the same as `url`.
         """
         return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._has_socket else self.url
 

@@ -262,7 +262,7 @@ redis.call('HDEL', KEYS[3], ARGV[4])
 return moved
 """
 )
-"""Removes a dead worker. Its tasks return to the queue, and its cells get the outcome `lost`.
+"""Removes a dead worker. The worker's tasks return to the queue, and the worker's cells get the outcome `lost`.
 
 KEYS: tasks, returned, workers, the worker's cells, outcomes, tries.
 ARGV: the consumer group, the prefix of all states' keys, the consumer of returned tasks, name of the dead worker, error

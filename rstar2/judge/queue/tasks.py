@@ -87,7 +87,7 @@ Entries = Sequence[tuple[str, Sequence[str]]]
 
 
 class SessionCommand(BaseModel):
-    """A command to a worker: open a session, run a cell in a session, or close a session. It is the body of a task."""
+    """The body of a task that opens a session on a worker, runs a cell in a session, or closes a session."""
 
     action: Literal["open", "cell", "close"]
     session: str

@@ -21,7 +21,7 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 120.0
 _MEMORY_MB = 64
-"""Memory limit of the test programs. It is enough for the escape attempts. A higher limit would make each start of a
+"""Memory limit of the test programs in MiB. The escape attempts need no more. A higher limit would make each start of a
 worker slower, because one test program fills this memory."""
 _SECRET_MODE = 0o666
 

@@ -107,7 +107,8 @@ def wait_for_end(
         key: the program's key.
         streams: the worker's ends of the program's streams.
         deadline: monotonic time at which the program is killed.
-        abort: a file descriptor. If it becomes readable, the program is killed, and the program's outcome is `refused`.
+        abort: a file descriptor. If the descriptor becomes readable, the program is killed and gets the outcome
+            `refused`.
 
     Raises:
         JailLost: the zygote died before the program reached a limit, or never received the start command.

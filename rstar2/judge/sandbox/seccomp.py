@@ -8,8 +8,8 @@ outside the jail.
 
 A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
 calls could show, evict or write out pages of the host's files in the kernel's cache. Calls of this kind are refused, or
-do nothing, even if a program makes the call on its own files. flock is not listed, because it could lock the host's
-processes out of every readable file.
+do nothing, even if a program makes the call on its own files. The system call flock is not listed, because it could
+lock the host's processes out of every readable file.
 
 In the strict tier, the filter of the zygotes also allows the calls by which zygotes confine programs. Each program
 inherits the zygotes' filter, and loads a second, small filter that refuses the calls that confine programs. There are
@@ -97,8 +97,8 @@ _CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset s
 setsid is in this list because, on a kernel that divides the CPU between sessions, a program that starts a new session
 would get an additional CPU share."""
 _CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
-"""Newer system calls that zygotes need. If a program makes one of these calls, the call fails with ENOSYS. This list
-has numbers, because older versions of libseccomp do not know the names of these calls."""
+"""Newer system calls that zygotes need. If a program makes one of these calls, the call fails with ENOSYS. The calls
+are given by their numbers, because older versions of libseccomp do not know the names of these calls."""
 
 # Flags of clone() that create namespaces, and CLONE_PARENT, whose child nobody would reap. A filter cannot see the
 # flags of clone3, so clone3 fails with ENOSYS.

@@ -94,8 +94,8 @@ async def read_json(request: Request) -> object:
     """Read the body of a request as JSON. An empty body counts as `{}`.
 
     Raises:
-        HTTPException: with status 400 if the body is not JSON, 408 if the client sends nothing for too long, 413 if the
-            body is too long, or CLIENT_CLOSED if the client disconnected.
+        HTTPException: the request is refused. The status is 400 if the body is not JSON, 408 if the client sends
+            nothing for too long, 413 if the body is too long, and CLIENT_CLOSED if the client disconnected.
         QueueFull: all bodies that are being received take too much memory.
     """
     body = bytearray()
@@ -130,8 +130,8 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
     Args:
         model: the type to return.
         data: the request's body.
-        request: the request, if the endpoint is for rstar2 clients, because later versions of rstar2 clients may send
-            unknown fields. Otherwise None.
+        request: the request if the endpoint is for rstar2 clients, because later versions of rstar2 clients may send
+            unknown fields, or None for other endpoints.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:

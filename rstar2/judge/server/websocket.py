@@ -80,7 +80,7 @@ class _Response:
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
-    """The value of the response as JSON. It is empty if the result was left in Redis because the client had too much
+    """The value of the response as JSON, or empty if the result was left in Redis because the client had too much
     unread."""
     run: PendingRun | None = None
     """The run to release when the response has been sent."""

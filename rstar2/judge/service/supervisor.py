@@ -225,7 +225,8 @@ class JudgeSupervisor(Supervisor):
     def _check_address(self, address: Mapping[str, Any]) -> None:
         """Raises UserError if it is not safe for this judge to use a queue on another host.
 
-        Such a queue must have a password, and a judge with isolation `none` must not use it.
+        A queue on another host must have a password, and a judge with isolation `none` must not use any queue on
+        another host.
         """
         host = address.get("host", "localhost")
         if host in LOOPBACK or "path" in address:

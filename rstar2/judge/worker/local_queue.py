@@ -154,7 +154,7 @@ class LocalQueue:
         """Remove the tasks that other workers should run, and return a list of them.
 
         If the current task is long or this worker is stopping, the list contains all waiting tasks except cells.
-        Otherwise the list is empty.
+        In all other cases, the list is empty.
         """
         if not self.stopping and not self.is_long():
             return []

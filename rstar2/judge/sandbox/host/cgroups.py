@@ -23,7 +23,7 @@ _REMOVE_S = 20.0
 """Seconds to wait until killed processes have left a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
-"""Files of a memory group. They contain the memory limit, the memory in use, and the number of processes that the
+"""Files of a memory group, which contain the memory limit, the memory in use, and the number of processes that the
 kernel killed."""
 _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 

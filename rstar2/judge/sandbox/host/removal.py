@@ -28,7 +28,7 @@ class Removal:
     this object.
 
     Args:
-        root: an existing folder that only this sandbox uses. It must be on the same file system as the folders to
+        root: an existing folder that only this sandbox uses, and that is on the same file system as the folders to
             remove.
     """
 
@@ -84,7 +84,7 @@ class Removal:
     def close(self) -> None:
         """Wait up to `_CLOSE_S` seconds for the process that removes folders.
 
-        If it needs longer, it continues alone.
+        If the process needs longer, it continues alone.
         """
         self.sweep(wait=False)
         self._wait(_CLOSE_S)

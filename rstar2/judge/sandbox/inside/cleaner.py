@@ -58,18 +58,18 @@ class Cleaner:
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
         """Measure whether a program exceeds a limit.
 
-        If it does, returns the program's outcome: `memory` or `output_limit`.
+        If the program exceeds a limit, returns the program's outcome, which is `memory` or `output_limit`.
 
         Args:
             pids: ids of the program's processes.
             max_memory_bytes: maximum number of bytes of memory that the processes may use together. If 0, memory is not
                 measured.
-            folder: the folder to which the processes write. If this is an empty text, for example because the folder's
-                file system enforces a quota, no folder is measured.
+            folder: the folder to which the processes write. If the text is empty, no folder is measured, for example
+                because the folder's file system enforces a quota.
 
         Returns:
-            An empty string if no limit is exceeded. Returns None if the folder could not be measured, usually because a
-            file in the folder was moved or removed meanwhile.
+            An empty string if the program exceeds no limit. Returns None if the folder could not be measured, usually
+            because a file in the folder was moved or removed meanwhile.
         """
         answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer

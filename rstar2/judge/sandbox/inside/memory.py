@@ -14,7 +14,7 @@ _BUFFER_BYTES = 208 << 10
 """Maximum number of bytes that one socket can have sent but that nobody has received yet. Source:
 net.core.wmem_default."""
 _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
-"""Upper bound for the kernel memory of one socket in bytes. It includes data that the socket has sent, and waiting data
+"""Upper bound for the kernel memory of one socket in bytes, including data that the socket has sent, and waiting data
 from senders that have already ended."""
 _MAPPING_BYTES = 1 << 10
 """Bytes of kernel memory for one memory mapping of a process, including the inode that a shared mapping needs."""

@@ -165,9 +165,9 @@ def enter_root(spec: JailSpec) -> None:
 
 
 def mount_proc(path: str) -> None:
-    """Mount the /proc of this process's PID namespace.
+    """Mount a /proc for the PID namespace of this process.
 
-    It does not show processes of other users or files of the kernel.
+    The new /proc does not show processes of other users or files of the kernel.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", path, "proc", flags, "hidepid=2,subset=pid")

@@ -6,8 +6,8 @@ caches and the stack. If a device may write to a page, the kernel copies it duri
 two faults. Buffers that are registered with io_uring count as pages that a device may write to, although nothing is
 ever read into the buffers here.
 
-This module exists only for speed: without it, a small numpy program needs 1.3 times the CPU time, and a program that
-solves an equation with sympy needs 1.15 times the CPU time.
+Prefaulting exists only for speed. Without prefaulting, a small numpy program needs 1.3 times the CPU time, and a
+program that solves an equation with sympy needs 1.15 times the CPU time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def open_rings(count: int) -> list[int]:
     """Open up to `count` io_uring instances. Each zygote needs one instance.
 
     If the machine refuses to open some instances, returns fewer than `count` or none. If this process runs as root,
-    call `open_rings` before the process drops its rights, because the kernel decides at that moment whether the locked
-    memory of the instance is limited.
+    call `open_rings` before the process drops its rights: when an instance is opened, the kernel decides whether to
+    limit the instance's locked memory.
     """
     rings = []
     try:

@@ -5,7 +5,7 @@ only imports the libraries but also uses them, because they do much of their wor
 fills caches and imports half of its modules when it is first used. A library that is missing or broken is skipped. A
 program that imports the library gets the error.
 
-This module exists only for speed: a program can use numpy, sympy and pandas without waiting until they are imported.
+Preloading exists only for speed: a program can use numpy, sympy and pandas without waiting until they are imported.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def full() -> None:
 def freeze_memory() -> None:
     """Exclude all current objects from garbage collection, and move their memory into huge pages.
 
-    This function exists only for speed. A garbage collection in a program then does not write to the zygote's memory
-    pages, so these pages are not copied. For the effect of huge pages see `syscalls.use_huge_pages`.
+    Freezing memory exists only for speed: a garbage collection in a program does not write to the frozen memory pages
+    of the zygote, so these pages are not copied. For the effect of huge pages see `syscalls.use_huge_pages`.
     """
     if "tempfile" in sys.modules:
         # Programs have another folder for temporary files, and must not all draw the same names.

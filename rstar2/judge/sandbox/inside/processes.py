@@ -153,7 +153,7 @@ def group_cpu_seconds(fd: int) -> float:
 def waits_for_cell(pid: int) -> bool:
     """Returns whether the first thread of a session waits for a cell, that is, in a call of read(2) on descriptor 3.
 
-    Also returns True if the kernel does not show what the thread is doing.
+    Returns True, too, if the kernel does not show what the thread is doing.
     """
     try:
         with open(f"/proc/{pid}/syscall") as call:
@@ -201,9 +201,9 @@ def _task_states(pid: int) -> list[bytes]:
 def bound_share(pids: Iterable[int]) -> None:
     """If more than _FREE_TASKS tasks of these processes compute, give all tasks together the CPU share of one task.
 
-    The function only raises the niceness, which every user may do. It also raises the niceness of tasks that wait,
-    because the processes that these tasks start inherit the niceness. Otherwise a program could escape by starting new
-    processes faster than this function finds them.
+    The function only raises the niceness, which every user may do. The function also raises the niceness of tasks that
+    wait, because the processes that these tasks start inherit the niceness. If new processes did not inherit the
+    niceness, a program could start new processes faster than this function finds them.
     """
     tasks = []
     computing = 0

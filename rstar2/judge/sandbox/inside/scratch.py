@@ -246,7 +246,7 @@ def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT)
     """Remove everything in a folder except the names in `excluded`. No other process may write to the folder meanwhile.
 
     The function opens one folder at a time, so that folders may be nested to any depth and paths may have any length.
-    It makes one change to the disk for each file and folder.
+    The function makes one change to the disk for each file and folder.
 
     Raises:
         OSError: a file or folder could not be removed.

@@ -1,5 +1,5 @@
-"""Wrappers for system calls that Python does not offer. They handle namespaces, mounts, Landlock, seccomp, processes
-that share memory, and memory.
+"""Wrappers for system calls that Python does not offer: calls for namespaces, mounts, Landlock, seccomp, processes that
+share memory, and huge pages.
 
 This module is loaded inside the jail, so it imports no module that is larger than ctypes. Every function raises OSError
 if its system call fails. Sources: the Linux manual pages of the calls, and the kernel's uapi headers. A constant that
@@ -139,7 +139,9 @@ def drop_capabilities() -> None:
 
 
 class BareInit:
-    """The first process of a new PID namespace. It shares the memory of the calling process and only waits.
+    """The first process of a new PID namespace.
+
+    The first process shares the memory of the calling process and only waits.
 
     The first process runs libc's pause() on a separate stack, with all signals blocked. If the first process is killed,
     the kernel kills all processes of the namespace.
@@ -269,7 +271,7 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
 def use_huge_pages() -> None:
     """Collapse this process's private memory into huge pages if possible.
 
-    This function exists only for speed: for each huge page, a fork copies one page table entry instead of 512. Most of
+    Huge pages are used only for speed: for each huge page, a fork copies one page table entry instead of 512. Most of
     the time of a fork here goes into copying page table entries.
     """
     with open("/proc/self/maps") as maps:

@@ -48,7 +48,10 @@ class ProcessTree:
         """Monotonic time at which the session began to wait for its turn, or None if the session does not wait."""
 
     def stop(self) -> bool:
-        """Stop all processes. Returns whether all processes are stopped. If this is False, call `stop` again."""
+        """Stop all processes.
+
+        Returns whether all processes are stopped. If some processes are not stopped yet, call `stop` again.
+        """
         self.is_stopping = True
         for _ in range(_STOP_ATTEMPTS):
             self._signal(_SIGSTOP)

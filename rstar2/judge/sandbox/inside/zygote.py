@@ -4,8 +4,8 @@ A zygote contains no secret and never runs a program's code. Programs cannot rea
 because of namespaces, in the landlock tier because of Landlock and seccomp. What a zygote reports about the end of a
 program comes from the kernel (wait4), not from the program.
 
-Zygotes exist only for speed: on two busy cores, the sandbox runs 7 times as many trivial programs per second as it
-would with a new interpreter for each program, and 26 times as many programs that use numpy.
+Zygotes exist only for speed. Compared with a new interpreter for each program, the sandbox runs 7 times as many trivial
+programs per second on two busy cores, and 26 times as many programs that use numpy.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Child:
 
 
 class Zygote:
-    """One zygote. It starts and kills programs, and reports how they end.
+    """One zygote, which starts programs, kills programs, and reports how programs end.
 
     Commands come from the zygote's control socket and from the control sockets of its sessions. See `serve` for the
     arguments.
