@@ -57,7 +57,7 @@ def is_compatible(version_text: object) -> bool:
 def conflict(
     us: str, them: str, version_text: object, *, our_update: str, their_update: str
 ) -> tuple[str, str]:
-    """Returns the error message and the hint for two parts with different major versions.
+    """Returns the error message and the hint for two parts of a judge whose major versions differ.
 
     Args:
         us: names this part, such as "this client".

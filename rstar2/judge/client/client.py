@@ -62,7 +62,7 @@ class JudgeClient:
     async def run(self, request: RunRequest) -> RunResult:
         """Run one program and return its result. Cancelling the call cancels the program.
 
-        If no result arrives in time, this returns a result with the outcome `lost` instead of raising an error.
+        If no result arrives in time, `run` returns a result with the outcome `lost` and raises no error.
 
         Raises:
             AccessRefused: the judge refuses this client, for example because the token is wrong.
@@ -96,8 +96,8 @@ class JudgeClient:
     async def health(self) -> dict[str, Any]:
         """Returns the judge's answer to `/health`: `status`, `workers`, `isolation` and `protocol`.
 
-        The judge answers `/health` without a token, so an answer does not prove that the judge can run programs. Use
-        `check_judge` in `rstar2.loop.judge_check` for that.
+        The judge answers `/health` without a token, so an answer does not prove that the judge can run programs. To
+        check whether the judge runs programs, use `check_judge` in `rstar2.loop.judge_check`.
 
         Raises:
             NotAJudgeUrl: another server answers at this URL.

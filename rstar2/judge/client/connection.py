@@ -80,7 +80,7 @@ class Connection:
         self.loop = asyncio.get_running_loop()
         self.socket: aiohttp.ClientWebSocketResponse | None = None
         self.write_lock = asyncio.Lock()
-        """Keeps the messages of one WebSocket in order."""
+        """A lock that keeps the messages on one WebSocket in order."""
         # Whoever knows the id of a program can get its result, so the ids must be hard to guess.
         self.name = secrets.token_hex(16)
         """The ids of all programs of this connection begin with this text."""
@@ -89,19 +89,19 @@ class Connection:
         """The calls that have no result yet, by program id."""
         self.unsent: list[Call] = []
         self.unsent_cancels: list[str] = []
-        """Ids of programs whose cancellation has still to be sent on this WebSocket."""
+        """Ids of programs whose cancellation must still be sent on this WebSocket."""
         self.cancelled: set[str] = set()
         """Ids of programs whose cancellation the judge has not yet confirmed."""
         self.flush_is_due = False
         """Whether a call of `_flush` is already scheduled."""
         self.receiver: asyncio.Task[None] | None = None
-        """The task that receives responses. The task runs while there are calls."""
+        """The task that receives responses. This task runs while there are calls without a result."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
         """Decides whether an HTTP request is sent again. HTTP requests do not use the WebSocket."""
         self.backoff = Backoff(http.PAUSES.first_s, http.PAUSES.longest_s, http.PAUSES.jitter)
         self.last_problem = "no response"
-        """Describes the last connection error. If a call gets no response in time, its result quotes this text."""
+        """Describes the last connection error. The result of a call that gets no response in time quotes this text."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
         """Send a program.
@@ -172,7 +172,7 @@ class Connection:
         call.answer("lost", f"the judge at {self.url} did not answer in time: {self.last_problem}")
 
     def _call_done(self, call: Call, timer: asyncio.TimerHandle, _result: asyncio.Future[RunResult]) -> None:
-        """Clean up after a call that has a result or was cancelled. Cancel its program if it may still run."""
+        """Clean up after a call that has a result or was cancelled. Cancel the call's program if it may still run."""
         timer.cancel()
         if self.calls.pop(call.run_id, None) is None:
             return

@@ -30,7 +30,7 @@ KEEPALIVE_S = 30.0
 """The client closes a connection that was idle for this many seconds. The judge would close an idle connection only
 later, so the judge never closes a connection just when the client sends a request on it."""
 STREAM_ABOVE_BYTES = 1 << 20
-"""A request body of more bytes is sent as a stream, because aiohttp warns about long bodies that are not streams."""
+"""A request body of more than this many bytes is sent as a stream, because aiohttp warns about other long bodies."""
 RETRIED_STATUSES = frozenset({408, 429})
 """Statuses below 500 after which a request is sent again: the client was too slow, or the judge is full."""
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
     """Close the connections of a garbage-collected client that never called `aclose`, so that aiohttp does not warn.
 
     Args:
-        connector: the connections.
+        connector: the aiohttp connector that holds the client's connections.
         pid: id of the process that opened the connections. In any other process, this function does nothing.
     """
     if os.getpid() != pid:
@@ -156,13 +156,14 @@ async def request(
     All tries carry the same idempotency key.
 
     Args:
-        judge: decides when the request is sent again; see `judge_service`.
+        judge: the retry `Service` that decides when the request is sent again; see `judge_service`.
         http: the aiohttp session that sends the request.
         method: HTTP method.
         url: full URL of the endpoint.
         body: the request's body as JSON.
         wait_s: time limit in seconds, including all retries.
-        read: converts the body of a successful answer. `read` raises ValueError if the body cannot come from a judge.
+        read: a function that converts the body of a successful answer. `read` raises ValueError if the body cannot come
+            from a judge.
         accepted: one more status that counts as success, in addition to 200 to 299.
 
     Returns:

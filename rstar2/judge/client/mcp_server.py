@@ -108,7 +108,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
 @contextmanager
 def _tool_errors() -> Iterator[None]:
-    """Turns an error of the judge or of the request into a ToolError. The assistant gets its text as the answer."""
+    """Turns an error of the judge or of the request into a ToolError. The assistant gets the error's text."""
     try:
         yield
     except (RStarError, ValidationError) as error:

@@ -52,8 +52,8 @@ def read_heartbeat(text: str) -> dict[str, Any] | None:
 class LivenessMonitor:
     """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
-    A long gap between two checks means that Redis or this process was stopped. After such a gap all workers count as
-    alive, and the monitor starts anew.
+    A long gap between two checks means that Redis or this process was stopped. After a long gap, all workers count as
+    alive, and the monitor starts to observe them anew.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class LivenessMonitor:
 
         Args:
             beats: the number of each worker's last heartbeat, by worker name.
-            now: monotonic seconds at which `beats` were read.
+            now: monotonic time in seconds at which `beats` were read.
         """
         if now - self._checked > 2.5 * CHECK_EVERY_S:
             self._seen.clear()

@@ -23,7 +23,7 @@ Command = tuple[str | int | float, ...]
 Name = TypeVar("Name")
 """Name that a caller chooses for one of the commands that it sends together. The reply gets the same name."""
 REPLY_S = 5.0
-"""Seconds to wait for a reply of Redis. After this time the connection is closed."""
+"""Seconds to wait for a reply of Redis. If no reply arrives in this time, the connection is closed."""
 CONNECT_S = 2.0
 # Typed as Any because hiredis declares it only for commands of one word.
 _pack: Any = hiredis.pack_command
@@ -90,7 +90,7 @@ class RedisConnection(_Connection):
     """A bare asyncio connection that sends commands. Use one `RedisConnection` from one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns their replies by the names of the commands.
+        """Send commands in one exchange. Returns the replies by the names of the commands.
 
         If Redis refuses a command, its reply is a ResponseError, and the other commands are still carried out.
 
@@ -131,7 +131,7 @@ class SyncRedisConnection:
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns their replies by the names of the commands.
+        """Send commands in one exchange. Returns the replies by the names of the commands.
 
         Raises RedisError if the connection or any of the commands fails.
         """
@@ -182,7 +182,7 @@ class Subscription(_Connection):
                 return str(rest[1])
 
     async def check(self) -> None:
-        """Send a PING, or close the connection if the last PING was not answered. Call this every few seconds."""
+        """Send a PING, or close the connection if the last PING was not answered. Call `check` every few seconds."""
         if self.awaits_pong:
             await self.close()
         elif self._connection.is_connected:

@@ -21,7 +21,8 @@ from rstar2.judge.queue.tasks import PREFIX, WORKERS
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 
 REQUIREMENTS = f"{PREFIX}:requirements"
-"""Redis hash: judge → {tier, protocol, till} as JSON. `till` is the expiry in Unix seconds of Redis's clock."""
+"""Redis hash: judge → {tier, protocol, till} as JSON. `till` is the time at which the requirement expires, in Unix
+seconds of Redis's clock."""
 REQUIREMENTS_0_1 = f"{PREFIX}:required_isolation"
 """Redis hash in which judges up to version 0.1.0 store their requirements, which have no `protocol`. Later judges store
 a string under this key instead. Workers and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE,
@@ -75,7 +76,7 @@ return {}
 )
 """Registers a worker, unless the worker conflicts with a judge's requirement.
 
-KEYS: requirements, workers, and the requirements of judges up to version 0.1.0.
+KEYS: the Redis keys REQUIREMENTS, WORKERS and REQUIREMENTS_0_1.
 ARGV: this rstar2's major version, tiers stronger than the worker's, the worker's name, the worker's heartbeat.
 Returns an empty list if there is no conflict. If there is a conflict, returns its kind ('isolation' or 'protocol'), the
 name of the conflicting judge or worker, and the tier or version of that judge or worker.

@@ -103,12 +103,12 @@ return {'stored', #notices, 'unfinished', unfinished, 'workers', redis.call('HLE
 """
 """Stores results, publishes a notice of each result, and acknowledges the tasks that produced the results.
 
-KEYS: outcomes, tasks, workers, then for each result the state's key and the task's stream.
+KEYS: the Redis keys OUTCOMES, TASKS and WORKERS of `tasks`, then for each result the state's key and the task's stream.
 ARGV: the consumer group, seconds after which results expire, maximum length of a result that is published with its
 notice, the channel `done`, NO_FINGERPRINT, then entry, id, result, outcome, queue_s and wall_s of each result.
 Returns names and numbers, alternating. `stored` is the number of results that were stored. A result is dropped instead
 of stored if its task was cancelled or already has a result. `unfinished` is the number of programs in the queue, and
-`workers` the number of workers.
+`workers` is the number of workers of the queue.
 """
 
 STATES = """
@@ -191,7 +191,7 @@ return {{KEYS[1], claimed}}
 """
 """Moves the oldest tasks from one consumer to another.
 
-KEYS: tasks, returned, tries.
+KEYS: the Redis keys TASKS, RETURNED and TRIES of `tasks`.
 ARGV: the consumer group, the consumer that has the tasks, the consumer that gets the tasks, maximum number of tasks,
 then the entries of `returned` to delete.
 Returns the moved tasks in the format of XREADGROUP, with the additional field `tries`.
@@ -221,7 +221,7 @@ return return_task(ARGV[5])
 )
 """Returns a worker's task to the queue.
 
-KEYS: tasks, returned.
+KEYS: the Redis keys TASKS and RETURNED of `tasks`.
 ARGV: the consumer group, the prefix of all states' keys, the consumer of returned tasks, the worker that returns the
 task, the task's entry.
 Returns 1 if the task was returned, or 0 if the task was cancelled or no longer belongs to that worker.
@@ -264,7 +264,8 @@ return moved
 )
 """Removes a dead worker. The worker's tasks return to the queue, and the worker's cells get the outcome `lost`.
 
-KEYS: tasks, returned, workers, the worker's cells, outcomes, tries.
+KEYS: the Redis keys TASKS, RETURNED and WORKERS of `tasks`, the stream of the worker's cells, then the Redis keys
+OUTCOMES and TRIES of `tasks`.
 ARGV: the consumer group, the prefix of all states' keys, the consumer of returned tasks, name of the dead worker, error
 message for the worker's cells, seconds after which results expire, the channel `done`, seconds after which tries
 expire, NO_FINGERPRINT.

@@ -141,7 +141,7 @@ class Task:
 
     @property
     def session(self) -> str:
-        """The id of the session that this task is for. The id is empty if the task is a program."""
+        """The id of the session to which this task belongs. The id is empty if the task is a program."""
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Task:
 
     @property
     def is_cell(self) -> bool:
-        """Whether this task is for a session, so that only one worker can run it."""
+        """Whether this task belongs to a session, so that only one worker can run the task."""
         return self.stream != TASKS
 
 
@@ -344,13 +344,16 @@ def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> C
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Puts a task that this worker has not started back into the queue."""
+    """Puts a task back into the queue. The worker that has the task must not have started it."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 
 
 def remove_worker(worker: str) -> Command:
-    """Removes a dead worker and puts its tasks back into the queue. The reply is the number of these tasks."""
+    """Removes a dead worker and puts its tasks back into the queue.
+
+    The reply is the number of tasks that were put back.
+    """
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES, TRIES)
     settings = (GROUP, state_key(""), NOBODY, worker, WORKER_GONE, RESULT_TTL_S, DONE, QUEUED_TTL_S)
     return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *settings, NO_FINGERPRINT)

@@ -117,7 +117,7 @@ def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
     """Run two test programs and, unless the tier is `none`, a program that makes all escape attempts.
 
     Args:
-        run: runs a program in the jail.
+        run: a function that runs a program in the jail.
         spec: describes how the jail was built.
         root: folder in which the targets of the attempts are created.
 

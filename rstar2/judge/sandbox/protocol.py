@@ -61,7 +61,7 @@ class StartCommand(TypedDict):
     op: str
     """Name of the command, which is always `start`."""
     key: int
-    """Identifies the program in later commands and reports."""
+    """Number that identifies the program in later commands and reports."""
     fds: list[str]
     """What each file descriptor is: stdin, stdout, stderr, report, code (only for a program), control (only for a
     session), group (any number). `code` is a file that contains the nonce and then the source. The worker accepts no
@@ -74,7 +74,7 @@ class StartCommand(TypedDict):
     beside_sessions: bool
     """Whether sessions that run as the same user are open.
 
-    In that case, the sessions' processes and threads are added to this program's limit of processes.
+    If sessions of the same user are open, their processes and threads are added to this program's limit of processes.
     """
     uid: int
     """The user id under which the process runs, or -1 if it keeps the zygote's user id."""

@@ -29,8 +29,8 @@ _MIB = 1 << 20
 _KERNEL_BYTES = 64 * _MIB
 """Bytes that a program may use for page tables and kernel memory, in addition to its memory limit."""
 _PROFILE_RUNS = 4
-"""A profile is made after this many runs of a program. The interpreter replaces repeated code by specialized code, so
-the first runs write to other memory pages than later runs."""
+"""Before a zygote is profiled, a typical program runs this many times. The interpreter replaces repeated code by
+specialized code, so the first runs write to other memory pages than later runs."""
 _PROFILE_TIMEOUT_S = 10.0
 _SLEEP_CODE = "import time\nprint(flush=True)\ntime.sleep(60)\n"
 log = logging.getLogger(__name__)
@@ -235,8 +235,8 @@ class Sandbox:
 
         Args:
             jail: the jail that contains the zygote.
-            kind: the zygote to fork from.
-            streams: the streams of the process.
+            kind: kind of the zygote to fork from.
+            streams: the worker's ends of the streams of the process.
             memory_mb: memory limit in MiB.
             nonce: bytes that the program's report must contain.
             code: the program's source.
@@ -402,6 +402,6 @@ class Sandbox:
 def _looks_itself_up(code: str) -> bool:
     """Returns whether a program may look up its own process in /proc.
 
-    The /proc that all programs of a jail share shows other process ids.
+    The jail's /proc, which all programs share, shows other process ids.
     """
     return "/proc" in code or "psutil" in code

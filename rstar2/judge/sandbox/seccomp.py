@@ -1,10 +1,10 @@
 """Lists the system calls that a program may make, and compiles the lists to seccomp filters (BPF) with libseccomp.
 
 The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
-to older calls. If a call is refused that programs are known to try, the call fails with EPERM. The
-landlock tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not
-control, if the call could affect another process or the attributes of another file. The filters are compiled once,
-outside the jail.
+to older calls. If programs are known to try a call that is refused, the call fails with EPERM instead. The landlock
+tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not control, if
+the call could affect another process or the attributes of another file. The filters are compiled once, outside the
+jail.
 
 A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
 calls could show, evict or write out pages of the host's files in the kernel's cache. Calls of this kind are refused, or
@@ -36,9 +36,9 @@ pread64 preadv pwrite64 pwritev read readlink readlinkat readv rename
 renameat renameat2 rmdir sendfile stat statfs statx symlink symlinkat
 umask unlink unlinkat write writev
 """
-"""System calls on files. fadvise64, readahead and mincore are missing, because they show or change which pages of a
-file are cached. splice, tee and vmsplice are missing, because they can fill a pipe with memory pages that no limit
-counts. Libraries work without the missing calls."""
+"""System calls on files. The calls fadvise64, readahead and mincore are missing, because they show or change which
+pages of a file are cached. The calls splice, tee and vmsplice are missing, because they can fill a pipe with memory
+pages that no limit counts. Libraries work without the missing calls."""
 _EXTENDED_ATTRIBUTES = "fgetxattr flistxattr getxattr lgetxattr listxattr llistxattr"
 """System calls that read extended attributes of files, which Landlock does not control. Programs that copy files make
 these calls."""
@@ -60,8 +60,8 @@ alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait e
 futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select
 setitimer time timerfd_create timerfd_gettime timerfd_settime
 """
-"""System calls that wait or that use clocks and timers. timer_create is missing, because a timer could send SIGCONT to
-a session that is stopped between its cells."""
+"""System calls that wait or that use clocks and timers. The call timer_create is missing, because a timer could send
+SIGCONT to a session that is stopped between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
 """System calls whose first argument is a clock. This clock may be the CPU clock of another process."""
 _PROCESS = """
@@ -89,13 +89,13 @@ sethostname setdomainname reboot swapon swapoff init_module finit_module delete_
 clock_settime acct quotactl personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp
 inotify_init inotify_init1 syncfs
 """
-"""System calls that fail with EPERM. syncfs would write all files of other processes to disk. inotify would show what
-other processes do with visible files, and the host's user has only few inotify instances."""
+"""System calls that fail with EPERM. The call syncfs would write all files of other processes to disk. The calls of
+inotify would show what other processes do with visible files, and the host's user has only few inotify instances."""
 
 _CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
-"""System calls by which zygotes confine programs. If a program makes one of these calls, the call fails with EPERM.
-setsid is in this list because, on a kernel that divides the CPU between sessions, a program that starts a new session
-would get an additional CPU share."""
+"""System calls by which zygotes confine programs. If a program makes one of these calls, the call fails with EPERM. The
+call setsid is in this list because, on a kernel that divides the CPU between sessions, a program that starts a new
+session would get an additional CPU share."""
 _CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
 """Newer system calls that zygotes need. If a program makes one of these calls, the call fails with ENOSYS. The calls
 are given by their numbers, because older versions of libseccomp do not know the names of these calls."""

@@ -164,7 +164,7 @@ class Session:
 
         Args:
             code: Python source.
-            timeout_s: number of seconds for which the cell may run. Time for which it waits for its turn does not
+            timeout_s: number of seconds for which the cell may run. Time for which the cell waits for its turn does not
                 count.
             cell_id: the id that the result gets.
             ends_at: monotonic time at which the cell must end, even if it had to wait.

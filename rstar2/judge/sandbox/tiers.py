@@ -78,7 +78,7 @@ def program_uid(spec: JailSpec, session: int = 0) -> int:
 
 
 def program_host_uid(spec: JailSpec, session: int = 0) -> int:
-    """Returns the id, on the host, of the user whose id inside the jail `program_uid` returns."""
+    """Converts the user id that `program_uid` returns to the user's id on the host."""
     uid = program_uid(spec, session)
     return uid + spec["first_host_uid"] if uid >= 0 and spec["user_namespace"] else uid
 
@@ -89,7 +89,7 @@ def is_one_user(spec: JailSpec) -> bool:
 
 
 def counts_sessions(spec: JailSpec) -> bool:
-    """Returns whether the kernel counts the processes of a program together with those of the worker's sessions."""
+    """Returns whether the kernel counts processes of a program and processes of the worker's sessions together."""
     return spec["tier"] == "strict" and not spec["is_root"]
 
 

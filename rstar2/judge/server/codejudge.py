@@ -1,4 +1,4 @@
-"""Drop-in endpoints for clients of code-judge: /ping, /run, /judge, and below /run and /judge also /batch and
+"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge. Below /run and /judge there are also /batch and
 /long-batch.
 
 The wire format is that of github.com/0xWJ/code-judge, with one difference. If an item of a batch is bad or its type is

@@ -42,8 +42,8 @@ DROP_SHARE = 0.5
 """Results that were delivered to their clients are deleted early if the queue takes more than this share of
 `Dispatcher.allowed_bytes`."""
 DROP_AFTER_S = 1.0
-"""A result is never deleted earlier than this many seconds after its delivery, because a client whose connection broke
-may request it again."""
+"""A delivered result is never deleted earlier than this many seconds after its delivery, because a client whose
+connection broke may request it again."""
 REFUSED_RETRY_S = 1.0
 """Seconds in the header `Retry-After` if Redis refuses to store programs."""
 FIRST_RETRY_S = 0.05
@@ -243,8 +243,8 @@ class Dispatcher:
         Raises:
             QueueFull: the queue is full, and no program was queued.
             QueueRefuses: Redis does not store programs, and none of these programs will run.
-            IdReused: an earlier request with other contents has the same id as one of these programs. All these
-                programs are cancelled.
+            IdReused: an earlier request with other contents has the same id as one of these programs. All programs of
+                the request are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]
@@ -426,7 +426,7 @@ class Dispatcher:
         Args:
             run: the run that was sent.
             earlier_state: the state that Redis already had for this id, or None if Redis did not know the id.
-            cancelled: ids of the programs for which the same exchange should cancel the run.
+            cancelled: ids of the programs that the same exchange should cancel.
         """
         run.sent_at = time.monotonic()
         if queue.is_result(earlier_state):

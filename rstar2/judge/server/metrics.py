@@ -23,7 +23,7 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 
 
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """Returns the last heartbeat of every worker of the queue, unless it is unreadable.
+    """Returns the last heartbeat of every worker of the queue. Leaves out heartbeats that cannot be read.
 
     Adds the keys `name` and `age_s`.
     """

@@ -37,8 +37,8 @@ MAX_UNREAD_CHARS = 64 << 20
 """If a client leaves more than this many characters unread, the judge reads no requests from the client until the
 client has read some responses."""
 FETCHED_PER_MESSAGE = 4
-"""If a client has too much unread, results are left in Redis and fetched later. One message contains at most this many
-fetched results."""
+"""If a client has too many unread responses, later results are left in Redis until they can be sent. One message
+contains at most this many results that were left in Redis."""
 RETRY_AFTER_S = 0.25
 REASON_BYTES = 120
 """Maximum number of bytes of the reason in a close frame. The protocol allows 123 bytes (RFC 6455, section 5.5)."""
@@ -80,8 +80,8 @@ class _Response:
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
-    """The value of the response as JSON, or empty if the result was left in Redis because the client had too much
-    unread."""
+    """The value of the response as JSON, or empty if the result was left in Redis because the client had too many
+    unread responses."""
     run: PendingRun | None = None
     """The run to release when the response has been sent."""
 
@@ -90,7 +90,7 @@ class _Response:
 
 
 def _id_reused_result(run_id: str) -> str:
-    """Returns an `invalid` result, as JSON, for a program whose id an earlier, different request has."""
+    """Returns an `invalid` result, as JSON, for a program with the id of an earlier, different request."""
     return RunResult(id=run_id, outcome="invalid", stderr=str(IdReused())).model_dump_json()
 
 

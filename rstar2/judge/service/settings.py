@@ -29,8 +29,8 @@ class ServiceSettings(SupervisionSettings):
     """The token that clients must send as `Authorization: Bearer`. A blank token is refused. If None, clients need no
     token, except under isolation `none`, for which the supervisor generates a token."""
     preload: bool = True
-    """Whether workers load libraries while they are idle; see `WorkerSettings.preload`. If False, the start takes about
-    four CPU seconds less for each worker."""
+    """Whether workers load libraries while they are idle; see `WorkerSettings.preload`. The value False saves about
+    four CPU seconds for each worker."""
     api: bool = True
     """Whether to start the HTTP process. If False, the supervisor starts only workers, which join the queue at
     `redis_url`."""

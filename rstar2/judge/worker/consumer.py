@@ -40,7 +40,7 @@ of the cells are sent only after this wait."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
-"""While the connection to Redis is lost, the worker logs the loss once in this many seconds."""
+"""While the connection to Redis is lost, the worker logs the loss at most once in this many seconds."""
 STABLE_S = 10.0
 """If a new connection to Redis is lost within this many seconds, the loss belongs to the outage before it. For example,
 a Redis server whose memory is full accepts one command and refuses the next."""

@@ -69,7 +69,7 @@ class OpenSession:
 
         Args:
             now: the present time in monotonic seconds.
-            unused_until: a monotonic time. No new cell of the session was requested before this time.
+            unused_until: a monotonic time. Between the session's last cell and this time, no new cell was requested.
         """
         if now >= self.ends_at:
             return f"the session ended: it was open for its {self.limits.total_s:g} s"

@@ -42,7 +42,7 @@ class Removal:
         """Move a folder away, if it exists, and remove it in the background. Raises OSError if the move fails.
 
         Args:
-            path: the folder.
+            path: the folder to remove.
             wait: the same as the argument `wait` of `sweep`.
         """
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,8 @@
 """Estimates the memory of all processes of a program from /proc, for machines without a memory control group.
 
 The functions read names that programs choose, and these names stay in the memory of the process that reads them.
-Therefore only the cleaner may call the functions. A zygote must not, because later programs inherit its memory.
+Therefore only the cleaner may call the functions. A zygote must not call the functions, because later programs inherit
+the zygote's memory.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
     Returns False in the first process. Returns True in the calling process, after the first process has ended.
 
     Args:
-        spec: how to build the jail.
-        ask_for_mapping: makes the worker write the user mapping of this process.
+        spec: describes how to build the jail.
+        ask_for_mapping: a function that makes the worker write the user mapping of this process.
     """
     uid, gid = os.geteuid(), os.getegid()
     if spec["is_root"]:

@@ -50,7 +50,7 @@ def register(ring: int, pages: set[int]) -> None:
 
     Args:
         ring: file descriptor of an io_uring instance.
-        pages: addresses of the pages.
+        pages: addresses of the memory pages.
 
     Raises:
         OSError: io_uring is not available, or this process may not lock this much memory.

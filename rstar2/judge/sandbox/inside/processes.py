@@ -18,7 +18,7 @@ _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
 _FREE_TASKS = 4
 """A program keeps its normal CPU priority if at most this many of its tasks compute at the same time."""
 _STOPPED_STATES = (b"T", b"t", b"Z", b"X", b"D")
-"""A task in one of these states runs no code of its program if SIGSTOP was sent before. A task that waits in the kernel
+"""After SIGSTOP was sent, a task in one of these states runs no code of its program. A task that waits in the kernel
 (D) stops as soon as it returns from the kernel."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
 """Each increase of the niceness by 1 divides a task's CPU share by about _NICE_STEP. Source: sched(7)."""
@@ -186,7 +186,7 @@ def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
 def _task_states(pid: int) -> list[bytes]:
     """Returns the states of a process's threads.
 
-    If a thread ended meanwhile, the list contains a running state instead.
+    If a thread ended meanwhile, the list contains a running state, because the other threads may still run.
     """
     states = []
     try:

@@ -52,7 +52,7 @@ class Scratch:
         self.take_snapshot()
 
     def take_snapshot(self) -> None:
-        """Record the present contents of the folders. `clean` restores them."""
+        """Record the present contents of the folders. `clean` restores these contents."""
         self._empty = [set(os.listdir(folder)) for folder in self._folders]
         self._usage_when_empty = self._usage()
         self._attributes = [_attributes(folder) for folder in self._changeable]
@@ -84,9 +84,9 @@ class Scratch:
         return zip(self._folders, self._empty, strict=True)
 
     def clean(self) -> bool:
-        """Remove all files that a program left. Returns False if some files could not be removed, or not in time.
+        """Remove all files that a program left. Returns False if some files could not be removed in time.
 
-        Call this only after all processes of the program have ended.
+        Call `clean` only after all processes of the program have ended.
         """
         # On a dedicated file system there is no time limit: it is small, and files that remain would use memory.
         seconds = _NO_LIMIT if self._dedicated else _CLEAN_TIMEOUT_S
@@ -154,7 +154,7 @@ def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
     """Returns whether a program's folder exceeds the quota. The program may write to the folder at the same time.
 
     Args:
-        folder: the folder.
+        folder: the program's folder.
         other_bytes: bytes on disk of the program's files that are not in the folder.
 
     Returns:

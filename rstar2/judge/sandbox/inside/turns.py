@@ -101,9 +101,9 @@ class ProcessTree:
 class Turns:
     """Lets only one session at a time compute.
 
-    A cell joins the queue when it begins. If a check finds that the cell sleeps, it leaves the queue. If a later check
-    finds that it computes, it joins the end of the queue again. Every second turn belongs to the oldest cell in the
-    queue.
+    A cell joins the queue when it begins. If a check finds that the cell sleeps, the cell leaves the queue. If a later
+    check finds that the cell computes, it joins the end of the queue again. Every second turn belongs to the oldest
+    cell in the queue.
     """
 
     def __init__(self) -> None:

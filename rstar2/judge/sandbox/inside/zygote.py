@@ -371,7 +371,7 @@ class Zygote:
                 self._prefault(child)
 
     def _prefault(self, child: _Child) -> None:
-        """Make every later fork copy at once the memory pages to which this zygote or the child has written."""
+        """Make every later fork immediately copy the memory pages to which this zygote or the child has written."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
             # Registered while the child lives. A page that the two processes no longer share is then a small page, and
@@ -418,7 +418,7 @@ class Zygote:
         return 1000 * (check_left_s if turn_left_s is None else min(check_left_s, turn_left_s))
 
     def _check(self, child: _Child) -> None:
-        """Limit a program's CPU share, and kill it if it uses too much disk space or memory."""
+        """Limit a program's CPU share, and kill the program if it uses too much disk space or memory."""
         pids = child.all_processes()
         if child.processes.is_stopped:
             # They are stopped again as a precaution, because that is cheap.
@@ -487,10 +487,10 @@ class Zygote:
             wire.send(self._control, {"key": child.key, "clean": self._cleaner.clean()})
 
     def _is_scratch_clean(self) -> bool:
-        """Returns whether the scratch space is empty. First removes the source file that was written for a traceback.
+        """Returns whether the scratch space is empty. Removes a leftover source file first.
 
-        Removing the source file here is only for speed: most programs that leave files leave only this file, and the
-        cleaner is then not needed.
+        The source file is written for a traceback, for example. Removing this file here is only for speed: most
+        programs that leave files leave only their source file, and the cleaner is then not needed.
         """
         if self._scratch.is_clean():
             return True
@@ -503,7 +503,7 @@ class Zygote:
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
         """Use a new scratch space.
 
-        If `mount` is True, this zygote mounts the space. Exactly one zygote has to mount it.
+        If `mount` is True, this zygote mounts the space. Exactly one zygote has to mount the new space.
         """
         answer: dict[str, Any] = {"key": key}
         try:
