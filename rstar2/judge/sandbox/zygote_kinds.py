@@ -11,8 +11,8 @@ import re
 from typing import Literal
 
 ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
-"""Kinds of zygotes. `bare` has loaded no library, `numeric` has loaded numpy, `symbolic` has loaded numpy and sympy, and
-`full` has loaded numpy, sympy, scipy, pandas and matplotlib."""
+"""Kinds of zygotes. `bare` has loaded no library, `numeric` has loaded numpy, `symbolic` has loaded numpy and sympy,
+and `full` has loaded numpy, sympy, scipy, pandas and matplotlib."""
 PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
 """The parent of each kind of zygote, that is, the zygote from which it is forked. A zygote shares the libraries and the
 memory of its parent."""
