@@ -87,7 +87,7 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
 def generated_files() -> list[tuple[str, str]]:
     """Returns the path and the text of some small files in /etc that libraries read.
 
-    These files reveal nothing about the machine.
+    The generated files reveal nothing about the machine.
     """
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [

@@ -17,8 +17,8 @@ USERS_PER_JAIL = 2048
 _UNASSIGNED = range(1_879_048_192, (1 << 32) - 2 * USERS_PER_JAIL)
 """User ids that no Linux distribution assigns."""
 _RARELY_ASSIGNED = range(32_768, 60_000)
-"""User ids that Linux distributions rarely assign. These ids are used only in containers whose user namespace lacks the
-ids of `_UNASSIGNED`."""
+"""User ids that Linux distributions rarely assign. Rarely assigned ids are used only in containers whose user namespace
+lacks the ids of `_UNASSIGNED`."""
 _ATTEMPTS = 100
 
 
