@@ -367,7 +367,7 @@ def test_a_scratch_space_that_cannot_be_emptied_is_replaced_and_sessions_live_on
     for code in ("open('/tmp/a', 'w').write('x')", "import numpy\nopen('/tmp/b', 'w').write('x')"):
         assert sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a").outcome == "ok"
         assert sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout == empty
-    assert caplog.text.count("scratch space is replaced") == 1
+    assert caplog.text.count("a new scratch space is used") == 1
     assert session.run_cell("import os\nx, os.path.exists('/tmp/mine')", TIMEOUT_S, "c").value == "(5, True)"
     os.close(open_file)
     os.close(folder)

@@ -93,7 +93,7 @@ def logged_at_its_end(process: subprocess.Popen[str]) -> str:
     ("fault", "log_line"),
     [
         ("raises", "ValueError: the sandbox is broken"),
-        ("hangs", "the sandbox hangs in program a: this worker ends"),
+        ("hangs", "the sandbox hangs in program a, so this worker ends"),
     ],
 )
 def test_a_worker_that_fails_with_a_program_ends_and_loses_nothing(
@@ -115,7 +115,7 @@ def test_a_worker_that_fails_with_a_program_ends_and_loses_nothing(
     ("fault", "log_line"),
     [
         ("raises between programs", "ValueError: profiling is broken"),
-        ("hangs between programs", "the sandbox hangs between two programs: this worker ends"),
+        ("hangs between programs", "the sandbox hangs between two programs, so this worker ends"),
     ],
 )
 def test_a_worker_that_fails_between_programs_ends(server: EmbeddedRedis, fault: str, log_line: str) -> None:
