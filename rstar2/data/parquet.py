@@ -59,14 +59,14 @@ def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
     therefore gets an id that is made from its text.
 
     Raises:
-        UserError: the file cannot be read (see `read_rows`), it contains conversations, or a row has no problem, no
-            answer, or the id of another row. The message names the row, from 1.
+        UserError: the file cannot be read (see `read_rows`), it contains conversations, a row has no problem or no
+            answer, or two rows have the same id. The message names the row by its number, from 1.
     """
     file = prepared_file(path)
     rows = read_rows(file)
     if "messages" in rows[0]:
         raise UserError(
-            f"{file} contains conversations, which are for `rstar2 sft`, not problems", HOW_TO_PREPARE
+            f"{file} contains conversations for `rstar2 sft`, but RL needs problems", HOW_TO_PREPARE
         )
     if "problem" not in rows[0] or "answer" not in rows[0]:
         return _verl_rows(file, read_rows(file, "prompt"))

@@ -110,7 +110,8 @@ _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")
 _DIGIT = re.compile(r"\d")
 _MAX_INTEGER_CHARS = 100
-"""Maximum length of an answer that the grader reads as a whole number. Longer answers must be plain digits."""
+"""Maximum length, in characters, of an answer that the grader reads as a whole number. A longer answer counts as a
+whole number only if it is written in plain digits."""
 _WORD = re.compile(r"\w")
 
 
@@ -201,7 +202,8 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
-    """Returns the columns `problem`, `answer` and `pass_rate` of a problem. The rate NaN means not measured.
+    """Returns the columns `problem`, `answer` and `pass_rate` of a problem. A pass rate of NaN means that the pass rate
+    was not measured.
 
     Raises:
         Refused: the problem contains no words, or the rate is not between 0 and 1.

@@ -18,7 +18,8 @@ from rstar2.loop.tool import ToolContext
 from rstar2.loop.trace import CallStatus, ToolCall
 
 MAX_SESSIONS = 256
-"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many sessions."""
+"""Maximum number of judge sessions that one process keeps open. One worker of the judge can keep the same number of
+sessions open."""
 
 
 class Toolbox:
@@ -35,7 +36,8 @@ class Toolbox:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[RolloutTools]:
-        """Open the tools for one rollout. The end of the block closes their resources, even after an exception."""
+        """Open the tools for one rollout. The end of the `async with` block closes the tools' resources, even after an
+        exception."""
         context = ToolContext(self._judge, self._format.limits, self._sessions)
         try:
             yield RolloutTools(context, self._format)

@@ -28,12 +28,13 @@ FORM_COLUMNS = {
     "compliant_turns": "turns that have this form",
     "mixed": "conversations in which only some turns have the format's form",
 }
-"""The columns of the card's table of forms: counts of `FormCounts` and `AnswerForm.card`, and their titles."""
+"""The columns of the table about forms in the card. The keys are names of counts in `AnswerForm.card`, and the values
+are the titles of the columns."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The numbers of rows that a filter dropped."""
+    """How many rows a filter dropped."""
 
     filter: str
     dropped: int
@@ -42,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Taken:
-    """The number of a source's rows that the filters left, and the number of rows that was drawn from these."""
+    """How many rows of a source the filters left, and how many of these rows were drawn."""
 
     left: int
     taken: int

@@ -25,7 +25,7 @@ TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 LIMITS: dict[Kind, int] = {"problems": 2048, "conversations": 16384}
 """The recipe's limits in tokens, for a prompt in RL and for a conversation in SFT."""
 _COUNTED = 20_000
-"""Maximum number of rows that are counted. In a larger set, rows at equal distances are counted."""
+"""Maximum number of rows whose tokens or forms are counted. In a larger set, only every n-th row is counted."""
 _BATCH = 1000
 
 
@@ -99,7 +99,7 @@ def by_source(prepared: Prepared) -> dict[str, int]:
 def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str, int]]:
     """Returns the counts of `FormCounts` in a format, and the number of `marked` rows, by source.
 
-    In a large set only some rows are counted, which are the same rows as in `count_tokens`.
+    In a large set only some rows are counted, namely the same rows as in `count_tokens`.
     """
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
@@ -110,7 +110,7 @@ def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str
 
 
 def _step(prepared: Prepared) -> int:
-    """Returns the distance between counted rows."""
+    """Returns n if every n-th row is counted."""
     return -(-prepared.rows // _COUNTED)
 
 
@@ -132,7 +132,7 @@ class Difference:
 def difference(first: Path, second: Path) -> Difference:
     """Compare two prepared sets.
 
-    Raises UserError if one of the two is not a prepared set, or if the sets are of two kinds.
+    Raises UserError if one of the two is not a prepared set, or if the sets contain different kinds of rows.
     """
     one, other = open_prepared(first), open_prepared(second)
     if one.kind != other.kind:

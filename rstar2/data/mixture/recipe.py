@@ -38,9 +38,9 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     ),
     "conversations": ("length", "duplicates", "grams"),
 }
-"""The filters for sources that are named without a recipe."""
+"""The filters of a mixture whose sources the user names without a recipe."""
 DEFAULT_ANSWER_FORM = 0.5
-"""The share of conversations in the form that RL rewards, for sources that are named without a recipe.
+"""The share of conversations in the form that RL rewards, for sources that the user names without a recipe.
 
 For files of the user the share is 0.
 """
@@ -159,12 +159,12 @@ def plan_mixture(
     Args:
         request: the mixture that the user wants.
         offline: leave out benchmarks on the hub, because the plan is only printed.
-        answer_fault: see `Inputs`. If `answer_fault` is set, problems for which the grader can accept no output are
-            dropped last.
+        answer_fault: see `Inputs`. If `answer_fault` is set, the preparation also drops problems for which the grader
+            can accept no output.
 
     Raises:
-        UserError: a name or key is unknown, a file cannot be read, the sources are of two kinds, or a filter does not
-            apply to the sources.
+        UserError: a name or key is unknown, a file cannot be read, the sources have different kinds of rows, or a
+            filter does not apply to the sources.
     """
     values, name, user_files, folders = _values(request.sources)
     values = merged(values, dict(request.changes))
@@ -259,9 +259,9 @@ def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path],
 
 
 def _name_of(source: str) -> str:
-    """Returns the name in a mixture of a source, which is a name, a file, or `module:object`.
+    """Returns the name that a source has in a mixture. `source` is a name, a file, or `module:object`.
 
-    The name of a file contains no points, because points separate the parts of a setting's key.
+    The name that a file gets contains no points, because points separate the parts of a setting's key.
     """
     if is_reference(source):
         return source_name(source)
@@ -308,7 +308,9 @@ def _origin(
         source = known[name]
         if not files and not source.hub:
             missing = source.missing or f"name its file with --from {name}=FILE"
-            raise UserError(f"{name}: {missing}", "The file is JSON Lines, a JSON list or parquet.")
+            raise UserError(
+                f"{name}: {missing}", "The format of the file is JSON Lines, a JSON list or parquet."
+            )
         return Origin(name, source, files)
     if len(files) == 1:
         # The recipe uses a name of its own for a file of the user.
@@ -320,7 +322,7 @@ def _origin(
 
 
 def _one_kind(names: Mapping[Kind, str]) -> Kind:
-    """Returns the kind of all sources. `names` has the name of one source per kind.
+    """Returns the kind of rows that all sources have. `names` contains the name of one source for each kind.
 
     Raises UserError if there are two kinds.
     """
@@ -419,9 +421,9 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
 
 
 def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
-    """Returns the rates of each run that a filter uses.
+    """Returns the measured pass rates of each evaluation run that a filter uses.
 
-    Raises UserError if a run did not measure the sources to which the filter applies.
+    Raises UserError if an evaluation run did not measure the sources to which the filter applies.
     """
     agreement, run = recipe.agreement, recipe.measured.run
     rates: dict[str, Rates] = {}
@@ -437,7 +439,7 @@ def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
 
 
 def _check_measured(run: str, rates: Rates, sources: list[str]) -> None:
-    """Raise UserError if a run measured no problem of any of these sources."""
+    """Raise UserError if an evaluation run measured none of the problems of these sources."""
     if not any(name.startswith(tuple(f"{source}-" for source in sources)) for name in rates):
         raise UserError(
             f"the evaluation at {run} has no problem of {' or '.join(sources)}",

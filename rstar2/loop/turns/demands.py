@@ -12,7 +12,7 @@ from rstar2.loop.turns import tags
 Message = dict[str, Any]
 
 QUESTION_MARK = "THE QUESTION"
-"""Placeholder for a question, to find the text that a template writes before a question."""
+"""Placeholder for a question. It marks the end of the text that a template writes before a question."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class FormatTexts:
     def learns(self, before_last_question: bool, has_thought: bool) -> bool:
         """Whether SFT learns from a turn.
 
-        SFT skips a turn if later prompts leave out its thought, because the model would learn to answer without one.
+        SFT skips a turn if later prompts leave out its thought, because the model would learn to answer without a
+        thought.
         """
         forgotten = before_last_question and self.forgets_thoughts
         return not (forgotten and (has_thought or self.every_turn_thinks))

@@ -87,7 +87,7 @@ class TextStream:
         ids."""
 
     def add(self, token_ids: list[int]) -> str:
-        """Returns the text that the new ids complete."""
+        """Returns the text that is complete now that the new ids have been added."""
         self._ids += token_ids
         before = self._decode(self._ids[self._start : self._returned])
         now = self._decode(self._ids[self._start :])
@@ -184,7 +184,7 @@ class TagSplitter:
 
 
 def _first_tag(text: str, known: Iterable[str]) -> str | None:
-    """Returns the tag that comes first in `text`, or None if it contains none."""
+    """Returns the first tag in `text`, or None if `text` contains no tag."""
     return min((tag for tag in known if tag in text), key=text.index, default=None)
 
 

@@ -3,8 +3,8 @@
 A call is `<tool_call>…</tool_call>`. A `<tool_call>` without its end tag is also a call if a JSON object begins after
 it, as in a turn that ended too early. In all other cases the model only mentions the tag.
 
-The rule for calls has one exception. If a turn has an answer block, and a JSON object begins in none of its
-`<tool_call>` pairs, all of the pairs are mentions.
+The rule for calls has one exception. If a turn has an answer block, and no `<tool_call>` pair in the turn contains the
+start of a JSON object, all of the pairs are mentions.
 
 A stream shows a turn before its end is known. The stream therefore decides with `begins_object`, and shows text that is
 not a JSON object as text.
@@ -39,7 +39,7 @@ _KINDS: dict[str, PartKind] = {
     ANSWER: "answer",
     ANSWER_END: "text",
 }
-"""The kind of part that begins after a tag."""
+"""The kind of part that begins after each tag."""
 _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
 _CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
@@ -52,7 +52,7 @@ _LOST_START = re.compile(
     rf"</({_THOUGHT_NAMES})>(?=[^\S\n]*\n|\s*(?:{ANSWER}|{OPEN}))"
     rf"|(?<![\s`'\"(])</({_THOUGHT_NAMES})>(?![`'\",.;:)])"
 )
-"""Matches the end tag of a thought without a start tag.
+"""Matches the end tag of a thought that has no start tag.
 
 The pattern does not match a tag between spaces, quotes or punctuation, because prose that mentions a tag looks like
 that.
@@ -87,8 +87,8 @@ def read_turn(text: str, *, closed_only: bool = False, thinking: bool = False) -
     Args:
         text: the text of the turn.
         closed_only: ignore calls without an end tag, see `find_calls`.
-        thinking: the turn begins inside a thought. The parser also assumes a turn that begins inside a thought if the
-            first tag is the end of a thought, because the start tag may be in the prompt.
+        thinking: the turn begins inside a thought. The parser also assumes that the turn begins inside a thought if the
+            first tag is the end tag of a thought, because the start tag may be in the prompt.
     """
     calls = find_calls(text, closed_only)
     parts: list[Part] = []
@@ -166,14 +166,15 @@ def check_storable(value: object, depth: int = 0) -> None:
 
 
 def after_reasoning(text: str) -> str:
-    """Returns the text after the last end tag of a thought, or the whole text if it has no such tag."""
+    """Returns the text after the last end tag of a thought, or the whole text if it contains no end tag of a
+    thought."""
     for end in REASONING_ENDS:
         text = text.rpartition(end)[2]
     return text
 
 
 def after_thought(text: str) -> str:
-    """Returns the text after the last `</think>`, or the whole text if it has none."""
+    """Returns the text after the last `</think>`, or the whole text if it contains no `</think>`."""
     return text.rpartition(THINK_END)[2]
 
 
@@ -209,7 +210,7 @@ def unfinished_thought(text: str) -> tuple[str, str] | None:
 def after_leading_thought(text: str) -> str | None:
     """Returns the text after the thought at the start of a text, see `leading_thought`.
 
-    Returns the text itself if it does not begin with a thought, and None if the thought does not end.
+    Returns the whole text if it does not begin with a thought. Returns None if the thought does not end.
     """
     if _CHANNELS.match(text):
         final = _FINAL_CHANNEL.match(text)
@@ -406,7 +407,8 @@ def end_of_thought(turn_start: str) -> str:
 
 
 def with_thought(turn_start: str, thought: str, text: str) -> str:
-    """Returns a turn of a thought and a text. `turn_start`, from the generation prompt, opens the thought."""
+    """Returns a turn that consists of a thought and a text. The turn begins with `turn_start`, which opens the
+    thought."""
     return f"{turn_start}{thought}{end_of_thought(turn_start)}{text}"
 
 
