@@ -118,7 +118,7 @@ _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
 _ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&", "|": "||"}
-"""The replacement of each LaTeX command that is a single sign."""
+"""The replacement of each LaTeX command whose name is a single sign, such as a comma."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
 _OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
 _DOUBLED = re.compile(
@@ -350,7 +350,7 @@ def words_of(text: str) -> list[str]:
 
 
 def plain_of(text: str) -> bytes:
-    """Returns the words of a normalised text as `words_of` does, joined by spaces."""
+    """Returns the words that `words_of` finds in a normalised text, joined by spaces."""
     return text.encode().translate(_PLAIN) if text.isascii() else " ".join(words_of(text)).encode()
 
 

@@ -1,7 +1,7 @@
 """The row schema of prepared data. All sources of problems for RL, and of conversations for SFT, use the same columns.
 
-Rows do not contain the prompt's instructions, rollouts or token ids. A training stage adds the instructions, rollouts
-and token ids when the stage starts.
+Rows contain no instructions for the prompt, no rollouts and no token ids. A training stage adds the instructions,
+rollouts and token ids when the stage starts.
 
 | column | problems and conversations |
 |---|---|
@@ -102,7 +102,8 @@ TOKENS = pa.field(
 """The column of token ids in conversations from a model's own rollouts. `loss_mask` is 1 for tokens that the model
 wrote.
 
-SFT uses the token ids if its codec has the digest `codec`. If the codec has another digest, SFT encodes the messages.
+SFT uses the token ids if the digest of SFT's codec equals `codec`. If the codec has another digest, SFT encodes the
+messages.
 """
 
 _SPEAKERS = ("user", "assistant")

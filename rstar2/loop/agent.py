@@ -121,8 +121,8 @@ async def rollout(
         limits: limits that end the rollout.
         sampling: sampling parameters of each turn. The rest of the token budget replaces the `max_tokens` of these
             parameters.
-        problem_id: stored in the trace.
-        sample: stored in the trace.
+        problem_id: the id of the problem, which the trace stores.
+        sample: the index of the rollout among the rollouts of its problem, which the trace stores.
         on_tokens: called with new token ids while they are generated.
         on_call: called with each finished tool call.
 

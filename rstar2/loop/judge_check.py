@@ -56,7 +56,7 @@ def check_judge(
 def try_judge(
     url: str, token: str | None, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
-    """Check the judge at `url`, and distinguish mistakes of the user from failures that may pass.
+    """Check the judge at `url`, and distinguish mistakes of the user from failures that may be temporary.
 
     Raises:
         UserError: the judge refuses the token, or the server at `url` is not a judge.
@@ -97,7 +97,7 @@ async def judge_report(
     """Run a program with each tool of the format that takes code, and try to import `packages` with each of these
     tools.
 
-    Without a format, or if none of its tools takes code, one plain program runs and no package is imported.
+    If `fmt` is None, or if no tool of the format takes code, one plain program runs and no package is imported.
 
     Raises:
         UserError: a tool of the format cannot be loaded.

@@ -1,6 +1,6 @@
 """Filters that a recipe defines as regular expressions.
 
-The expressions are searched with RE2, which is part of pyarrow. A search with RE2 takes time proportional to the length
+RE2, which is part of pyarrow, searches for the expressions. A search with RE2 takes time proportional to the length
 of the text, for every expression. In return, RE2 has no look-around and no back-references, and rejects expressions
 that need too much memory.
 """

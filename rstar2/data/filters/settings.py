@@ -44,7 +44,8 @@ class Grams(Strict):
     """The rule by which a text counts as a copy of a benchmark problem.
 
     `literal` is the paper's rule. `distinctive` ignores words that two or more benchmark problems share, such as 'm and
-    n are relatively prime positive integers'. `contained` drops a text that contains the share `share` of a problem.
+    n are relatively prime positive integers'. `contained` drops a text that contains at least the share `share` of a
+    problem.
     """
     share: float = Field(0.8, gt=0, le=1)
     """The rule `contained` drops a text that has at least this share of a benchmark problem's runs of three words."""

@@ -64,7 +64,8 @@ CountTokens = Callable[[Path, Kind], dict[str, Any]]
 
 
 class Progress(Protocol):
-    """Shows the steps of a preparation: the title of each step, and the number of its rows while it runs."""
+    """Shows the progress of a preparation: the title of each step, and the number of processed rows while the step
+    runs."""
 
     def start(self, title: str) -> None: ...
 

@@ -292,7 +292,7 @@ def _files_by_name(
         if name in user_files or (name in recipe.against and name not in BENCHMARKS):
             place = "as the source" if name in user_files else "in --against"
             raise UserError(
-                f"--from {each}: {name} is already a file", f"To use another file, name it {place}."
+                f"--from {each}: {name} already names a file", f"To use another file, name that file {place}."
             )
         files[name] = (*files.get(name, ()), Path(path))
     return files

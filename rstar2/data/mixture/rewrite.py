@@ -44,7 +44,7 @@ from rstar2.retry import RetryPolicy
 What = Literal["answers", "prompts"]
 """The part of a source's conversations that is rewritten."""
 KEY = "OPENAI_API_KEY"
-"""The environment variable with the server's key, if the server needs one."""
+"""The environment variable that contains the API key of the server, if the server needs a key."""
 _ROLES: dict[What, str] = {"answers": "assistant", "prompts": "user"}
 _ASK: dict[What, str] = {
     "answers": "Below is a conversation with an assistant. Rewrite the assistant's last message as a better answer, "

@@ -197,7 +197,8 @@ def default_format() -> Format:
 
 
 def save_format(fmt: Format, folder: Path) -> None:
-    """Write the format with which a model is trained beside its weights, so that all later uses read this format."""
+    """Write a model's format to a file beside the model's weights, so that every later use of the model reads this
+    format."""
     write_json(folder / FORMAT_FILE, fmt.model_dump(exclude=_unused(fmt)))
 
 

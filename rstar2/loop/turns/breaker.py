@@ -1,4 +1,4 @@
-"""Removes tokens that control a conversation from foreign text: problems, tool output and messages of clients."""
+"""Breaks up the tokens that control a conversation if they occur in problems, tool output or messages of clients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def without_turn_tokens(text: str) -> str:
 
 
 class Breaker:
-    """Breaks up given tokens in foreign text, by a space after the first character of each token."""
+    """Breaks up given tokens in text from outside: inserts a space after the first character of each token."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted(tokens, key=len, reverse=True)

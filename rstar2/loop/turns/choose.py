@@ -145,7 +145,8 @@ def load_tokenizer(model: str | Path) -> Any:
 
 
 def check_tokenizer(model: str | Path) -> None:
-    """Raise UserError if a folder has no tokenizer files. transformers would create an empty tokenizer from it."""
+    """Raise UserError if a folder has no tokenizer files. transformers would create an empty tokenizer from such a
+    folder."""
     folder = Path(model)
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
         raise no_tokenizer(model, "it has no tokenizer")

@@ -1,4 +1,4 @@
-"""The interface of codecs, which render a conversation as token ids, continue it, and parse turns."""
+"""The interface of codecs, which render a conversation as token ids, continue the conversation, and parse turns."""
 
 from __future__ import annotations
 
@@ -149,8 +149,9 @@ class ChatCodec(ABC):
         """Encode a conversation for SFT. The prompts and tool replies get the token ids that they would have in a
         rollout.
 
-        Each turn begins where generation begins it. Messages after the last assistant message are left out. If
-        `tools` is None and the conversation has tool calls, the prompt lists the format's tools.
+        Each turn begins at the place where the model would begin the turn in a rollout. Messages after the last
+        assistant message are left out. If `tools` is None and the conversation has tool calls, the prompt lists the
+        format's tools.
         """
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Finds out whether the texts of a prompt ask for a thought, an answer block or a box, and whether a turn has them."""
+"""Finds out whether the texts of a prompt ask for a thought, an answer block or a box, and whether a turn has these
+parts."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ _INCOMPLETE_CHARACTER = "\ufffd"
 _BLANK = "\0"
 """Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
-"""Maximum number of pieces of a content. More pieces mean that the library changed the content."""
+"""Maximum number of pieces in which the text of a turn may contain a content that the library returned. If there are
+more pieces, the library has changed the content."""
 _STREAM_STEPS = 256
 """A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about
 as long as parsing the whole turn 256 times."""

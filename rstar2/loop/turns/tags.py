@@ -274,7 +274,7 @@ def without_answer_tags(text: str) -> str:
 
 
 def ending_answer(text: str) -> tuple[str, str] | None:
-    """Returns the text before and inside the answer block at the end of a text.
+    """Returns the text before the answer block at the end of a text, and the text inside this block.
 
     Returns None unless the text has exactly one answer block, and ends with it.
     """
@@ -306,7 +306,7 @@ def begins_object(text: str) -> bool | None:
 
 
 def code_span(call: str, code: str | None) -> tuple[int, int] | None:
-    """Returns the span of the code in the text of a call, as a JSON string or in plain form.
+    """Returns the span of the code in the text of a call. The span contains a JSON string or the plain code.
 
     Returns None if the call contains no code.
     """
