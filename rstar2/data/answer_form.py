@@ -57,7 +57,7 @@ _NO_ANSWER_AT_ALL = re.compile(
     r"\b(?:sorry|apologi[sz]e|unfortunately|errors?|fail(?:ed|s|ure)?|unable|cannot|invalid)\b|n't\b",
     re.IGNORECASE,
 )
-"""Matches words that show that a reply contains no answer."""
+"""Matches words which show that a reply contains no answer."""
 _NAMES = re.compile(
     r"(?:^|[^a-z])(?:ids?|codes?|status|errors?|isbn|zip|pin|passwords?|phone|serial|account|flight|invoice|booking"
     r"|reservation|confirmation|tracking|orders?|tickets?|tables?|rooms?|seats?|gates?|pages?|rows?|steps?|versions?"
@@ -83,7 +83,7 @@ class Question:
     start: int
     """Index of the user's message in the conversation."""
     end: int
-    """Index after the last message that belongs to the question."""
+    """One more than the index of the last message that belongs to the question."""
     answered: bool
     """Whether the question ends with a reply. If False, the question ends with a call, which is the conversation's last
     turn."""
@@ -92,7 +92,8 @@ class Question:
 
 
 def split_thought(message: Message) -> tuple[str | None, str]:
-    """Returns the thought of a turn, and the rest of the turn's text. Calls that are written in tags stay in this text.
+    """Returns the thought of a turn, and the rest of the turn's text. Calls that are written in tags stay in the rest
+    of the text.
 
     The thought is None if the turn has no thought.
     """

@@ -40,7 +40,7 @@ class Source:
     answer: str = "answer"
     """The name of the column with the gold answer."""
     id: str | None = None
-    """The name of the column with the id. If None, the number of a row is its id."""
+    """The name of the column with the id. If None, the row number is the id."""
     configs: tuple[str | None, ...] = (None,)
     """The configs of the data set, in the order in which they are read."""
     make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
@@ -182,7 +182,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether this is the `fingerprint` of all problems, or of the first n problems for any n."""
+    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for any n."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)

@@ -2,8 +2,8 @@
 a number.
 
 The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. Reading and writing
-such streams takes a third of the time of parquet, and each process can write and read batches independently. The memory
-that the candidates need is one byte per row, and eight more bytes per row while a filter compares keys.
+such streams takes a third of the time of parquet, and each process can write and read batches independently. In memory,
+the candidates need one byte per row, and eight more bytes per row while a filter compares keys.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Place:
     offset: int
     """Offset of the record batch in the file, in bytes."""
     first: int
-    """Number of the first row of the batch."""
+    """Number of the record batch's first row, counted over all files."""
     rows: int
 
     def read(self, columns: Sequence[str]) -> Any:

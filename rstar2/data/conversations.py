@@ -212,7 +212,7 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def text_message(role: str, content: Any) -> Message:
-    """Returns a message of the system, the user or the assistant, which contains only text.
+    """Returns a message that contains only text, from the system, the user or the assistant.
 
     Raises Refused if the content is not text, or is empty.
     """

@@ -1,7 +1,7 @@
 """Finds and opens the files of a data set on the hub. Only files of the required split are used.
 
 From parquet files, only the required columns are read, by range requests over the network. Other files are downloaded
-to the hub's cache. With `HF_HUB_OFFLINE=1` only files in this cache are used.
+to the hub's cache. If `HF_HUB_OFFLINE=1` is set, only files in the hub's cache are used.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
 
 
 def refusal(name: str, hub_id: str, gated: bool, files: str, error: Exception) -> UserError:
-    """Returns the UserError for an error of the hub's libraries. The hint says what the user can do.
+    """Returns the UserError for an error of the hub's libraries. The hint of the error says what the user can do.
 
     Args:
         name: the name of the source, for the message.

@@ -2,7 +2,7 @@
 
 The test compares the scripts of two texts. For texts in Latin script, it also compares the function words. This test is
 simple, and reports only clear cases. The test cannot tell apart languages that share a script other than Latin (Russian
-and Ukrainian, Arabic and Persian). It also misses languages that are not in `_FUNCTION_WORDS`, and texts with few
+and Ukrainian, Arabic and Persian). The test also misses languages that are not in `_FUNCTION_WORDS`, and texts with few
 function words. Code, formulas and web addresses are ignored.
 """
 

@@ -203,7 +203,8 @@ def normalized(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Returns a text without markup that changes only its look, such as HTML, BBCode, bold text and fonts."""
+    """Returns a text without the markup that changes only the text's look, such as HTML, BBCode, bold text and
+    fonts."""
     if not text.isascii():
         # This is the first step, because zero-width characters may be inside commands and tags.
         text = as_commands(text.translate(_SIGNS))

@@ -55,8 +55,8 @@ def prepared_file(path: Path) -> Path:
 def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
     """Returns the rows on which a stage of RL trains, from prepared problems or from a file in VERL's form.
 
-    Verdicts, the draws of Resampling on Correct (RoC) and the seeds of rollouts depend on ids. A row without an id
-    therefore gets an id that is made from its text.
+    Verdicts, the draws of Resampling on Correct (RoC) and the seeds of rollouts depend on the ids of problems. A row
+    without an id therefore gets an id that is made from its text.
 
     Raises:
         UserError: the file cannot be read (see `read_rows`), it contains conversations, a row has no problem or no

@@ -310,7 +310,7 @@ def _from_json(name: str, source: Source, place: _Place) -> _Contents:
 
 
 def _listed_rows(file: Path) -> list[Any] | None:
-    """Returns the JSON texts of the elements of a file's list, as bytes or `msgspec.Raw`.
+    """Returns the elements of a file's JSON list as JSON text, each as bytes or `msgspec.Raw`.
 
     Returns None if the file does not begin with a list.
 
@@ -360,7 +360,7 @@ def _texts_in_list(text: str) -> Iterator[bytes]:
 
 
 def _check_utf8(place: object, start: bytes) -> None:
-    """Raise UserError if the first bytes of JSON show that it is UTF-16 or UTF-32."""
+    """Raise UserError if the first bytes of a JSON text show that the text is UTF-16 or UTF-32."""
     if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:4]:
         raise UserError(
             f"{place} is UTF-16 or UTF-32, not UTF-8",
@@ -491,7 +491,8 @@ def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
 
 
 def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> Iterable[tuple[int, Row]]:
-    """Returns the rows of JSON texts, with their numbers. Texts that contain only white space are skipped."""
+    """Returns the rows that JSON texts contain, each with its number. Texts that contain only white space are
+    skipped."""
     decode = _decoder(source.columns, source.more).decode
     try:
         for text in texts:
@@ -508,7 +509,7 @@ def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> I
 
 
 def _of_batch(batch: Any) -> list[Row]:
-    """Returns the rows of a record batch. Keys of a struct whose value is null are left out.
+    """Returns the rows of a record batch. Keys whose value is null are left out of structs.
 
     Structs in Arrow have the keys of all rows. A tool or a call has null for the keys that only other rows use.
     """

@@ -158,7 +158,7 @@ def strict_json(value: Any, name: str) -> str:
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """Returns the text of a column. A number is converted to text.
+    """Returns the text in a column of a row. A number is converted to text.
 
     Raises:
         Refused: the value is null, empty, neither text nor a number, or not valid Unicode.
@@ -190,7 +190,7 @@ def unicode_text(value: str, name: str) -> str:
 
 
 def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
-    """Returns the list of a column.
+    """Returns the list in a column of a row.
 
     Raises:
         Refused: the value is null, empty or not a list.

@@ -57,12 +57,12 @@ class TokenCount:
     """Token counts of a server that receives and returns only text."""
 
     written: int
-    """Tokens of the turn, its thought included."""
+    """Number of tokens in the turn, its thought included."""
     added: int | None
-    """Tokens of tool output between the last counted turn and this one. The value is None if no earlier turn was
-    counted."""
+    """Number of tokens of tool output between the last counted turn and this turn. The value is None if no earlier turn
+    was counted."""
     prompt: int | None = None
-    """Tokens of everything before the turn. The value is None if the server does not count these tokens."""
+    """Number of tokens before the turn. The value is None if the server does not count these tokens."""
 
 
 @dataclass(frozen=True)

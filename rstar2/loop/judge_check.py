@@ -60,7 +60,8 @@ def try_judge(
 
     Raises:
         UserError: the judge refuses the token, or the server at `url` is not a judge.
-        JudgeError: nothing answers, or no program runs. A later attempt to check the judge may succeed.
+        JudgeError: no server answers at `url`, or the server runs no program. A later attempt to check the judge may
+            succeed.
     """
 
     async def report() -> JudgeReport:
@@ -102,7 +103,7 @@ async def judge_report(
     Raises:
         UserError: a tool of the format cannot be loaded.
         AccessRefused: the judge refuses the token.
-        JudgeError: nothing answers, or the test program does not print the number that it has to print.
+        JudgeError: the judge does not answer, or the test program does not print the number that it has to print.
     """
     if fmt is not None:
         fmt.load_tools()
@@ -147,7 +148,8 @@ async def _missing_packages(
 
 
 def _takes_code(called: str) -> bool:
-    """Whether the tool can be tested with a program: rstar2 ships it, and `code` is its only required argument."""
+    """Whether the tool can be tested with a program: rstar2 ships the tool, and `code` is the tool's only required
+    argument."""
     tool = shipped_tool(called)
     return tool is not None and tool.parameters["required"] == ["code"]
 

@@ -125,7 +125,7 @@ class ArgumentsError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Tool(Generic[P, R]):
-    """A function that a model may call, made by the decorator `tool`. Calling the tool calls the function."""
+    """A function that a model may call. The decorator `tool` creates the tool. Calling the tool calls the function."""
 
     name: str
     schema: dict[str, Any]

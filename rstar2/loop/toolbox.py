@@ -46,7 +46,7 @@ class Toolbox:
 
 
 class RolloutTools:
-    """The tools of one rollout. `Toolbox.opened` creates them and closes their resources."""
+    """The tools of one rollout. `Toolbox.opened` creates the tools and closes their resources."""
 
     def __init__(self, context: ToolContext, fmt: Format) -> None:
         self._context = context
@@ -60,7 +60,7 @@ class RolloutTools:
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         """Run a call whose arguments `rstar2.loop.agent.checked_call` accepted.
 
-        A tool raises an RStarError if the service behind it failed. The status of a call whose tool raised an
+        A tool raises an RStarError if the service behind the tool failed. The status of a call whose tool raised an
         RStarError is `lost`. After any other exception of the tool, the status is `error`, and the output shows the
         exception.
 

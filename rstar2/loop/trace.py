@@ -1,7 +1,7 @@
 """The trace, which is the record of one rollout, and its file format. Training, statistics and reports read traces.
 
-Traces are stored as JSON Lines. Each line is written with one call, so a killed process leaves at most one incomplete
-line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
+Traces are stored as JSON Lines. Each line is written with a single call, so a killed process leaves at most one
+incomplete line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class Turn(BaseModel, extra="forbid"):
     start: int
     """Index of the turn's first token in `Trace.response_ids`."""
     end: int
-    """Index after the turn's last token in `Trace.response_ids`."""
+    """One more than the index of the turn's last token in `Trace.response_ids`."""
     calls: list[ToolCall] = Field(default_factory=list)
     calls_not_run: int = 0
     """Number of valid calls that did not run, because the turn limit leaves no turn in which to read their output."""
     parts: list[Part] | None = None
     """The parts of the turn. The value is None in traces of earlier versions, see `read_parts`."""
     tagged: bool = True
-    """Whether the turn uses rstar2's tags. False means that it uses the syntax of a model family."""
+    """Whether the turn uses rstar2's tags. False means that the turn uses the syntax of a model family."""
     unplaced: dict[PartKind, str] = Field(default_factory=dict)
     """Content that the family's parser returned, but that does not occur in `text`, not even in pieces. The keys are
     the kinds of parts."""
@@ -226,8 +226,9 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def failed_in_a_row(self) -> int:
-        """Number of failed calls in a row at the end of the rollout. Lost calls do not interrupt the row and are not
-        counted.
+        """Number of consecutive failed calls at the end of the rollout.
+
+        The count ignores lost calls.
         """
         judged = [call for call in self.calls if call.status != "lost"]
         return next((i for i, call in enumerate(reversed(judged)) if not call.failed), len(judged))
@@ -275,10 +276,10 @@ class Trace(BaseModel, extra="forbid"):
         )
 
     def beginning(self, turns: int) -> Trace:
-        """Returns a new trace with the first `turns` turns and the output of their calls, to continue from there.
+        """Returns a new trace from which a rollout can continue after the first `turns` turns of this trace.
 
-        The copied tokens are masked and have the log-probability 0, because the new rollout does not generate them.
-        This trace must have more than `turns` turns.
+        The new trace contains these turns and the output of their calls. The copied tokens are masked and have the
+        log-probability 0, because the new rollout does not generate them. This trace must have more than `turns` turns.
         """
         end = self.turns[turns].start
         return Trace(
@@ -311,7 +312,7 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def written_tokens(self) -> int:
-        """Number of tokens that the model wrote, from the same counts as `tokens`."""
+        """Number of tokens that the model wrote. The number comes from the same counts as `tokens`."""
         if self.counted_tokens is None:
             return sum(self.response_mask)
         if self.counted_written_tokens is None:

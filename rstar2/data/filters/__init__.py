@@ -116,7 +116,7 @@ OF_PROBLEMS = frozenset(NAMES) - {"language", "length", "grams", "duplicates", "
 
 
 def row_filter(name: str, inputs: Inputs) -> RowFilter:
-    """Create a filter of `ROW_FILTERS` or of the recipe's patterns."""
+    """Create a filter by its name in `ROW_FILTERS` or in the recipe's patterns."""
     if name in inputs.settings.patterns:
         return PatternFilter.of(inputs.settings.patterns[name])
     return ROW_FILTERS[name](inputs)

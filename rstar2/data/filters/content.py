@@ -49,8 +49,7 @@ _SPOKEN_OF = (
     r"|look(?:ing)? at)"
 )
 _OTHER_FIGURES = r"(?! (?:of|eight|skat\w+)\b)(?!:? ?\$?\d[\d$]{0,9},)"
-"""Excludes a 'figure' that is not a picture by the words after it: 'the figure skating contest', 'the figures 1, 2,
-3'."""
+"""Excludes phrases in which a figure is not a picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
 _REFERS_TO_FIGURE = re.compile(
     rf"\b(?:{_SPOKEN_OF} (?:the|this)(?: (?:\w+ )?{_FIGURE}| (?:following|given|above) pictures?)\b{_OTHER_FIGURES}"
     r"|(?:see|according to|refer(?:ring)? to|based on) (?:the|this) (?:pictures?|images?|photos?)\b(?! of\b)"
@@ -362,8 +361,7 @@ def without_drawings(text: str) -> str:
 def _parts(text: str, expression: re.Pattern[str], labels: Sequence[str]) -> list[str]:
     """Returns the text after each label, up to the next label or the end.
 
-    A label counts only if it is the next one in the order of `labels`. The first label that counts is therefore the
-    first of `labels`.
+    Labels count only in the order of `labels`, beginning with the first of `labels`.
     """
     places: list[re.Match[str]] = []
     for match in expression.finditer(text):

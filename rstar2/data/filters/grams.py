@@ -37,7 +37,7 @@ MAX_WORDS_CHARS = 200
 _ROUNDING = 1e-9
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 20
-"""Number of leading bits of a hash that index the table of prefixes."""
+"""The table of prefixes is indexed by this many leading bits of a hash."""
 _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
 """Bit masks. The mask with the index `count` keeps the first `count` bytes of a little-endian number."""

@@ -1,4 +1,4 @@
-"""Filters that use measurements of a model on the problems: agreement with the label, and pass rate."""
+"""Filters that use the measured results of a model on the problems: agreement with the label, and pass rate."""
 
 from __future__ import annotations
 

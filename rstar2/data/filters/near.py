@@ -127,8 +127,8 @@ def _shingled(text: str, size: int) -> list[str]:
 
 
 def _rows_of_a_band(similarity: float) -> int:
-    """Returns the largest number of rows per band with which a pair of this similarity is missed with a probability of
-    at most `MAX_MISSED`."""
+    """Returns the largest number of rows per band for which the probability of missing a pair of this similarity is at
+    most `MAX_MISSED`."""
     fitting = (rows for rows in range(MAX_ROWS, 1, -1) if (1 - similarity**rows) ** BANDS <= MAX_MISSED)
     return next(fitting, 1)
 

@@ -1,7 +1,7 @@
 """Filters that a recipe defines as regular expressions.
 
-RE2, which is part of pyarrow, searches for the expressions. A search with RE2 takes time proportional to the length
-of the text, for every expression. In return, RE2 has no look-around and no back-references, and rejects expressions
+RE2, which is part of pyarrow, searches for the expressions. For every expression, the time of a search with RE2 is
+proportional to the length of the text. However, RE2 has no look-around and no back-references, and rejects expressions
 that need too much memory.
 """
 

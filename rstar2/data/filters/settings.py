@@ -26,7 +26,7 @@ class Length(Strict):
 
 class Language(Strict):
     foreign: float = Field(0.2, ge=0, le=1)
-    """Maximum share of letters from scripts other than Latin and Greek."""
+    """Maximum share of a text's letters that may be from scripts other than Latin and Greek."""
 
 
 class Near(Strict):
@@ -53,8 +53,8 @@ class Grams(Strict):
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """The column `pass_rate` of the rows, or the folder of an `rstar2 eval` or `rstar2 data agree` run over the
-    rows."""
+    """Where the share of samples that gave the label is read: `pass_rate`, which is a column of the rows, or the folder
+    of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None

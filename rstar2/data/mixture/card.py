@@ -80,7 +80,7 @@ class Card:
     sha256: str
     """SHA-256 of data.parquet."""
     tokens: dict[str, Any] = field(default_factory=dict)
-    """Lengths in tokens. Empty if no tokenizer was chosen.
+    """Lengths of the rows in tokens. Empty if no tokenizer was chosen.
 
     The keys are the tokenizer's `name`, the number of `counted` rows, `mean`, `most`, `limit`, the share `over` of rows
     above the limit, and a `histogram` of [upper bound, rows].
@@ -88,12 +88,12 @@ class Card:
 
     @property
     def checked(self) -> bool:
-        """Whether rows were compared with benchmarks, and dropped if they share words."""
+        """Whether rows were compared with benchmarks, and dropped if they shared words with a benchmark."""
         return bool(self.config["against"]) and "grams" in self.config["recipe"]["filters"]
 
     @classmethod
     def load(cls, folder: Path) -> Card:
-        """Read the card of a prepared folder. Raises UserError if the folder has none."""
+        """Read the card of a prepared folder. Raises UserError if the folder has no card."""
         try:
             return cls(**json.loads((folder / CARD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:

@@ -64,7 +64,8 @@ def open_prepared(path: Path) -> Prepared:
 
 
 def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dict[str, Any]:
-    """Returns the lengths of a set's rows for `Card.tokens`. `name` is the name of the tokenizer."""
+    """Returns the lengths of a set's rows in tokens, in the form of `Card.tokens`. `name` is the name of the
+    tokenizer."""
     prepared = open_prepared(file)
     step = _step(prepared)
     counts: list[int] = []
@@ -123,7 +124,7 @@ class Difference:
     only_second: Counter[str]
     """Number of rows that only the second set has, by source."""
     changed: Counter[str]
-    """Number of rows with the same id and different contents, by source."""
+    """Number of rows with the same id but different contents in the two sets, by source."""
     same: int
     examples: dict[str, list[str]]
     """A few ids of each kind of difference."""
@@ -132,7 +133,7 @@ class Difference:
 def difference(first: Path, second: Path) -> Difference:
     """Compare two prepared sets.
 
-    Raises UserError if one of the two is not a prepared set, or if the sets contain different kinds of rows.
+    Raises UserError if one of the two paths is not a prepared set, or if the sets contain different kinds of rows.
     """
     one, other = open_prepared(first), open_prepared(second)
     if one.kind != other.kind:

@@ -7,9 +7,9 @@ OUTPUT/
   card.md          the data card; card.json has the same facts
   .work/           files of finished steps, until the preparation ends
 ```
-The name of a step's file is a digest of everything that determines its content, and the file is written atomically.
-Therefore a killed preparation continues after its last finished step. If a setting changed, steps that do not depend on
-that setting are reused.
+The name of a step's file is a digest of everything that determines the file's content, and the file is written
+atomically. Therefore a killed preparation continues after its last finished step. If a setting changed, steps that do
+not depend on that setting are reused.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class SourceSettings(Strict):
     If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
-    """The minimum number of rows that the filters must leave, at most `count`. If fewer rows are left, the preparation
-    fails. If None, the source has no minimum."""
+    """The minimum number of rows that the filters must leave. This number must not be greater than `count`. If fewer
+    rows are left, the preparation fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """The share of conversations that SFT teaches in the form that RL rewards. If None, the share of the mixture is
     used."""
@@ -81,8 +81,8 @@ class MixtureRecipe(FilterSettings):
     seed: int = 1
     """Seed for drawing rows from a source with more than `count` rows, and for drawing rows for the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share of conversations that SFT teaches in the form that RL rewards, among those that can be taught in this
-    form. If None, no conversation is taught in this form."""
+    """Of the conversations that can be taught in the form that RL rewards, the share that SFT teaches in this form. If
+    None, no conversation is taught in this form."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites the answers or prompts of some sources."""
 
@@ -100,7 +100,8 @@ class MixtureRecipe(FilterSettings):
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """A recipe together with its sources, benchmarks and measured rates. A plan determines every byte of the output."""
+    """A recipe together with its sources, benchmarks and measured pass rates. A plan determines every byte of the
+    output."""
 
     name: str
     recipe: MixtureRecipe

@@ -63,8 +63,8 @@ _CHECK_S = 10.0
 _THINK_NOT = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
 """Request fields that set the variables with which chat templates switch thinking off.
 
-Qwen3, GLM and others read the first variable. DeepSeek, Granite and others read the second. vLLM, SGLang and llama.cpp
-pass both to the template.
+Qwen3, GLM and others read the first variable. DeepSeek, Granite and others read the second variable. vLLM, SGLang and
+llama.cpp pass both variables to the template.
 """
 _FIRST = 50
 """Number of texts of a source after which the share of accepted texts is compared with `Rewrite.accepted`."""

@@ -99,7 +99,7 @@ class Notebook:
         return await JudgeSession(judge, request).__aenter__()
 
     async def aclose(self) -> None:
-        """End the session, if there is one. If the judge does not answer, it ends the idle session later."""
+        """End the session, if there is one. If the judge does not answer, the judge ends the idle session later."""
         opening, self._opening = self._opening, None
         if opening is not None:
             closing = asyncio.create_task(self._close(opening))

@@ -55,7 +55,7 @@ class FormatChoice:
     named: str | None = None
     """Name or file of a format, see `read_format`. If `named` is None, the model's own format is used."""
     forced: bool = False
-    """Whether to use the format even if the model has a different one."""
+    """Whether to use the format even if the model has a different format."""
 
     def __post_init__(self) -> None:
         if self.forced and self.named is None:

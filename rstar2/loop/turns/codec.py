@@ -25,9 +25,9 @@ class Encoded:
     """A conversation encoded for SFT."""
 
     input_ids: array[int]
-    """Token ids, shape (T,)."""
+    """Token ids of the conversation, shape (T,)."""
     loss_mask: array[int]
-    """1 for tokens that the model has to write and learns, otherwise 0, shape (T,)."""
+    """1 for tokens that SFT teaches the model to write, 0 for all other tokens, shape (T,)."""
 
     def cut(self, tokens: int) -> Encoded:
         return Encoded(self.input_ids[:tokens], self.loss_mask[:tokens])
@@ -45,7 +45,7 @@ class ChatCodec(ABC):
     """
 
     end_id: int
-    """The token that ends a turn."""
+    """The id of the token that ends a turn."""
     turn_start: str = ""
     """The text of the model's turn that the generation prompt already contains, such as `<reason>`."""
     thoughts: str = "stay in the context"
@@ -59,14 +59,14 @@ class ChatCodec(ABC):
 
     @cached_property
     def texts(self) -> FormatTexts:
-        """The texts that the format puts around conversations, and the parts of a turn that they ask for."""
+        """The texts that the format puts around conversations, and the parts of a turn that these texts ask for."""
         prompt = self.prompt([{"role": "user", "content": QUESTION_MARK}], [])
         before = str(self.tokenizer.decode(prompt)).partition(QUESTION_MARK)[0]
         return FormatTexts(self.format, opening_demands(self.format, before), self.turn_start)
 
     @property
     def stop_ids(self) -> list[int]:
-        """All tokens that may end a turn, `end_id` first."""
+        """The ids of all tokens that may end a turn, `end_id` first."""
         return [self.end_id]
 
     @cached_property
@@ -74,7 +74,7 @@ class ChatCodec(ABC):
         """SHA-256 of the vocabulary, the tokenization rules and the format.
 
         Codecs with the same digest write the same token ids. The list of special tokens is not part of the digest,
-        because training changes it when it sets the token that ends a turn.
+        because training changes this list when it sets the token that ends a turn.
         """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = json.loads(backend.to_str()) if backend is not None else {}
@@ -141,7 +141,7 @@ class ChatCodec(ABC):
     ) -> tuple[Message, ParsedTurn]:
         """Returns a turn as a message of OpenAI's API, and as a parsed turn for a trace.
 
-        `tools` are the tools in the prompt. If there are any, valid calls become `tool_calls`.
+        `tools` are the tools in the prompt. If `tools` is not empty, valid calls become `tool_calls`.
         """
 
     @abstractmethod

@@ -41,7 +41,7 @@ def demands_of(text: str) -> Demands:
 
 @dataclass(frozen=True)
 class FormatTexts:
-    """The texts that a format puts around conversations, and the parts of a turn that they ask for."""
+    """The texts that a format puts around conversations, and the parts of a turn that these texts ask for."""
 
     format: Format
     opening: Demands

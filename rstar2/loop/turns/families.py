@@ -31,7 +31,7 @@ _THOUGHTS = {
 names."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
-"""Placeholder for an empty thought, because families write turns without a thought differently."""
+"""Placeholder for an empty thought. It is needed because families write turns without a thought differently."""
 _MARK = "THE THOUGHT"
 """Placeholder for a thought. It marks the place where a family writes a thought."""
 _FAULTS = {
@@ -41,7 +41,7 @@ _FAULTS = {
     "malformed_structure": "The tool call is not in the form that tool calls have.",
     "unknown_tool": "The tool call names an unknown tool.",
 }
-"""Messages to the model about a call that cannot be read, by the library's status."""
+"""Messages to the model about a call that cannot be read. The keys are the status values of the library."""
 _INCOMPLETE_CHARACTER = "\ufffd"
 """The character that a tokenizer returns in place of a character of which only the first bytes were decoded."""
 _BLANK = "\0"
@@ -237,7 +237,7 @@ class FamilyCodec(ChatCodec):
         return tags.opens_thought(self._text(self.prompt([_QUESTION], [])))
 
     def _empty_thought(self, ids: list[int], mask: list[int], start: int) -> None:
-        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The end of the thought stays."""
+        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The markup that ends the thought stays."""
         end = start
         while not (text := self._text(ids[start:end])).startswith(_SOME_THOUGHT):
             end += 1
@@ -337,7 +337,7 @@ class FamilyCodec(ChatCodec):
         return {**message, "content": self._special.broken_up(content)}
 
     def _plain_turn(self, message: Message) -> Message:
-        """Returns a turn whose thought and calls are separated from the text. In the text, rstar2's tags may mark the
+        """Returns a turn whose thought and calls are separated from the text. In `message`, rstar2's tags may mark the
         thought and the calls."""
         text = message.get("content") or ""
         thought = message.get("reasoning_content") or ""
@@ -374,8 +374,8 @@ class FamilyCodec(ChatCodec):
 class _FamilyStream:
     """Splits a turn of a family into pieces while it is generated.
 
-    The stream repeatedly parses the whole text so far, and returns the new pieces. Code is returned only with
-    its whole call.
+    The stream repeatedly parses the whole text so far, and returns the new pieces. The stream returns the code of a
+    call only together with the whole call.
     """
 
     def __init__(self, codec: FamilyCodec) -> None:
@@ -560,7 +560,7 @@ def _call(name: str, arguments: Any) -> Message:
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Returns arguments as an object. Arguments of another type are put under the key `arguments`."""
+    """Returns the arguments of a call as an object. Arguments of another type are put under the key `arguments`."""
     try:
         value = tags.loaded(arguments)
     except ValueError:

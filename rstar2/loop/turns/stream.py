@@ -120,7 +120,7 @@ class TagSplitter:
     of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). The splitter therefore shows such
     text as text, with its tags.
 
-    If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens one.
+    If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens a thought.
     """
 
     def __init__(self, thinking: bool = True) -> None:

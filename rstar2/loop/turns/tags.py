@@ -61,7 +61,7 @@ _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
     r"\b(?:in|inside|within|between|into|use|using|with)\b[^.<>\n]{0,40}\Z", re.IGNORECASE
 )
-"""Matches words before a tag that ask the model to write inside the tag."""
+"""Matches words that stand before a tag and ask the model to write inside the tag."""
 _LAST_ANSWER = re.compile(rf"{ANSWER}(.*){ANSWER_END}\s*\Z", re.DOTALL)
 _CHANNELS = re.compile(
     r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
@@ -179,8 +179,8 @@ def after_thought(text: str) -> str:
 
 
 def leading_thought(text: str) -> tuple[str, str] | None:
-    """Returns the thought at the start of a text, and the text after it. Returns None if the text starts with no
-    complete thought.
+    """Returns the thought at the start of a text, and the text after the thought. Returns None if the text starts with
+    no complete thought.
 
     The thought may be in the tags of any model. The start tag of the thought may be missing, because a template that
     opens the thought keeps the tag in the prompt. A tag that prose only mentions does not count.
@@ -318,7 +318,7 @@ def code_span(call: str, code: str | None) -> tuple[int, int] | None:
 
 
 def inside_call(call: str) -> tuple[int, int]:
-    """Returns the span of a call's text without the tags around it."""
+    """Returns the span of a call's text without the tags around the call."""
     return len(OPEN) * call.startswith(OPEN), len(call) - len(CLOSE) * call.endswith(CLOSE)
 
 
