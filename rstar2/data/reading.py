@@ -251,7 +251,9 @@ def columns_of(file: Path) -> list[str]:
 
 
 def _unknown_suffix(place: _Place) -> UserError:
-    return UserError(f"{place} is neither .json, .jsonl nor .parquet", "Convert it to one of these.")
+    return UserError(
+        f"{place} is neither .json, .jsonl nor .parquet", "Convert the file to one of these formats."
+    )
 
 
 def _line(error: Exception) -> str:
@@ -332,7 +334,8 @@ def _listed_rows(file: Path) -> list[Any] | None:
         return list(_texts_in_list(content.decode()))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{file} is not JSON: {error}", "It must be one list of objects. Check that the file is complete."
+            f"{file} is not JSON: {error}",
+            "The file must contain one list of objects. Check that the file is complete.",
         ) from error
 
 
@@ -364,7 +367,7 @@ def _check_utf8(place: object, start: bytes) -> None:
     if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:4]:
         raise UserError(
             f"{place} is UTF-16 or UTF-32, not UTF-8",
-            "Convert it, for example with: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE",
+            "Convert the file, for example with: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE",
         )
 
 

@@ -52,7 +52,7 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
     except BrokenProcessPool as error:
         raise Failure(
             "a process that reads rows died",
-            "It may have run out of memory. Run the same command again.",
+            "The process may have run out of memory. Run the same command again.",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -81,7 +81,8 @@ def require(report: JudgeReport, url: str, isolation: Isolation | None) -> None:
     if report.missing:
         raise UserError(
             f"programs on the judge at {url} cannot import {report.missing_text}",
-            "Install them where the judge runs and start it again, or remove them from the recipe's judge.packages.",
+            "Install these packages where the judge runs and restart the judge, or remove the packages from the "
+            "recipe's judge.packages.",
         )
     tiers = ISOLATION_ORDER
     if isolation and (report.isolation is None or tiers.index(report.isolation) < tiers.index(isolation)):

@@ -180,7 +180,8 @@ def plan_mixture(
     }
     if taken := next((each for each in users if each in sources()), None):
         raise UserError(
-            f"the recipe's source {taken} has the name of a source of rstar2", "Rename it in the recipe."
+            f"the recipe's source {taken} has the name of a source of rstar2",
+            "Rename the source in the recipe.",
         )
     origins = [_origin(each, files.get(each, ()), user_files, users) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
@@ -330,7 +331,7 @@ def _one_kind(names: Mapping[Kind, str]) -> Kind:
     if len(names) > 1:
         one, other = names.values()
         raise UserError(
-            f"{one} and {other} have rows of two kinds, {' and '.join(names)}",
+            f"{one} and {other} have different kinds of rows, {' and '.join(names)}",
             "Prepare each kind separately.",
         )
     return next(iter(names))
@@ -352,7 +353,10 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
         if recipe.filters.count(name) > 1:
             raise UserError(f"the filter {name} is listed twice", "List it once.")
         if name in ("pass-rate", "solved") and not recipe.measured.run:
-            raise UserError(f"the filter {name} needs an evaluation", "Name its folder with --measured RUN.")
+            raise UserError(
+                f"the filter {name} needs an evaluation",
+                "Name the folder of an evaluation with --measured RUN.",
+            )
     if recipe.measured.run and not {"pass-rate", "solved"} & set(recipe.filters):
         raise UserError(
             f"no filter uses the evaluation {recipe.measured.run}",
@@ -418,7 +422,7 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
         return
     if not any(origin.source.rewritten for origin in origins):
         known = ", ".join(name for name, source in sources().items() if source.rewritten)
-        raise UserError("--rewrite does not apply to any of these sources", f"It applies to {known}.")
+        raise UserError("--rewrite does not apply to any of these sources", f"--rewrite applies to {known}.")
 
 
 def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:

@@ -327,7 +327,9 @@ class Rewriter:
             raise
         except Refused as refused:
             if refused.status == 404:
-                raise UserError(refused.message, "Choose one of its models with --model.") from refused
+                raise UserError(
+                    refused.message, "Choose one of the server's models with --model."
+                ) from refused
             return _Answer(refused.message, fault=_REFUSED)
         except MalformedAnswer:
             return _Answer("", fault="not a completion")

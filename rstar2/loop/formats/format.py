@@ -239,7 +239,9 @@ def _read(path: Path) -> dict[str, Any]:
             ) from error
     values = _json(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path} does not contain a JSON object", "Copy it again from the trained model.")
+        raise UserError(
+            f"{path} does not contain a JSON object", "Copy the file again from the trained model."
+        )
     return values
 
 

@@ -113,7 +113,7 @@ class Notebook:
                 await (await opening).__aexit__()
         except (RStarError, TimeoutError) as error:
             log.warning(
-                "a notebook was not closed: %s. The judge ends its session after %.0f s without a cell.",
+                "a notebook was not closed: %s. The judge ends the notebook's session after %.0f s without a cell.",
                 error,
                 IDLE_S,
             )

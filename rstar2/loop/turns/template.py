@@ -69,7 +69,7 @@ class TemplateCodec(ChatCodec):
             if name not in known:
                 raise UserError(
                     f"{name} is not supported: the model's chat template has no such variable",
-                    f"Its variables: {', '.join(sorted(known)) or 'none'}.",
+                    f"The variables of the template: {', '.join(sorted(known)) or 'none'}.",
                 )
         return TemplateCodec(self.tokenizer, self.format, self.source, {**self._variables, **variables})
 

@@ -415,7 +415,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
         (["toolac"], {}, "did you mean toolace?"),
-        (["dapo", "toolace"], {}, "have rows of two kinds, problems and conversations"),
+        (["dapo", "toolace"], {}, "have different kinds of rows, problems and conversations"),
         (["dapo", "dapo"], {}, "two sources have the name dapo"),
         (["it.jsonl"], {"filters": ["intger"]}, "unknown filter: intger; did you mean integer?"),
         (["it.jsonl"], {"filters": ["length", "length"]}, "listed twice"),
