@@ -146,7 +146,7 @@ def test_prepared_conversations_are_for_sft_and_not_for_rl(tmp_path: Path) -> No
     pq.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["conversations"]), tmp_path / PREPARED)
     (conversation,) = list(read_conversations(tmp_path / PREPARED))
     assert conversation["messages"][1]["tool_calls"] == [call]
-    with pytest.raises(UserError, match="contains conversations, which are for `rstar2 sft`"):
+    with pytest.raises(UserError, match="contains conversations for `rstar2 sft`"):
         stage_rows(tmp_path, rollouts=16)
 
 

@@ -420,7 +420,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
         (["toolac"], {}, "did you mean toolace?"),
-        (["dapo", "toolace"], {}, "have rows of two kinds, problems and conversations"),
+        (["dapo", "toolace"], {}, "have different kinds of rows, problems and conversations"),
         (["dapo", "dapo"], {}, "two sources have the name dapo"),
         (["it.jsonl"], {"filters": ["intger"]}, "unknown filter: intger; did you mean integer?"),
         (["it.jsonl"], {"filters": ["length", "length"]}, "listed twice"),
@@ -431,7 +431,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is unknown"),
         (["it.jsonl"], {"given": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
         (["it.jsonl"], {"given": ("dapo",)}, "not of the form NAME=FILE"),
-        (["it.jsonl"], {"given": ("it=x.jsonl",)}, "it is already a file"),
+        (["it.jsonl"], {"given": ("it=x.jsonl",)}, "it already names a file"),
         (["it.jsonl", "paper-rl"], {}, "paper-rl is a mixture, which cannot be combined"),
         (["it.jsonl"], {"measured": {"run": "run"}}, "no filter uses the evaluation run"),
         (

@@ -249,7 +249,7 @@ def test_a_variable_that_the_template_knows_is_set_in_prompts_and_bridges_and_an
     assert glad.with_variables({}).prompt(question) == glad.prompt(question)
     with pytest.raises(UserError, match=r"weather is not supported: .* has no such variable") as excinfo:
         codec.with_variables({"weather": "fair"})
-    assert excinfo.value.hint == "Its variables: mood."
+    assert excinfo.value.hint == "The variables of the template: mood."
     with pytest.raises(UserError, match="messages is not supported"):
         codec.with_variables({"messages": []})
 
