@@ -541,7 +541,7 @@ def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Pa
     shown = " ".join(run("compare", a, b)[1].split())
     said = "aime24: B is incomplete, 1 of 20 samples is missing; failed: 1 × the server died."
     assert said in shown
-    assert "may come from what is missing" in shown
+    assert "may come from the missing samples" in shown
     assert shown.index(said) < shown.index("B - A")
     missing = {"run": "B", "samples": 19, "missing": 1, "failed": {"the server died": 1}}
     assert json.loads(run("compare", a, b, "--json")[1])[0]["incomplete"] == [missing]

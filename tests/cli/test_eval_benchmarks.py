@@ -271,10 +271,10 @@ def test_the_key_of_openai_goes_to_no_other_server(harness: Path, model: ChatSta
     assert ran.code == 0, printed(ran)
     assert set(model.keys) == {None}
     assert (
-        "own defaults decide these"
+        "own defaults apply to them"
         in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
     )
-    assert "own defaults decide these" in printed(ran)
+    assert "own defaults apply to them" in printed(ran)
 
 
 def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(

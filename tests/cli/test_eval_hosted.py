@@ -56,7 +56,7 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
         ran = _eval(*words)
     assert ran.exit_code == 0, ran.output
-    said = "not exact: requests to the model no longer send `temperature`, so its server's default applies."
+    said = "results are not exact: requests to the model no longer send `temperature`, so its server's default applies."
     assert said in ran.output
     assert "accepts it. Reason: the server at" in ran.output
     results = _results(run)

@@ -215,7 +215,7 @@ def test_a_run_that_does_not_sample_yet_is_told_from_one_that_is_not_running(tmp
     with open_run(tmp_path / "r", "eval", {}):
         with pytest.raises(Failure, match="is still starting") as starting:
             ask(tmp_path / "r", "pause")
-        assert starting.value.hint == "Try again once it has begun to sample."
+        assert starting.value.hint == "Try again when it has begun to sample."
     with open_run(tmp_path / "t", "train", {}), pytest.raises(UserError, match="it is a run of `train`"):
         ask(tmp_path / "t", "pause")
 

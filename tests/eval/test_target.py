@@ -59,9 +59,9 @@ def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() 
         opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
     assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
     assert "four bytes of text count as a token" in opened.identity["inexact"][0]
-    assert "and a top_k of 0 are not sent: the server's own defaults decide these" in opened.left_to_server
+    assert "and a top_k of 0 are not sent: the server's own defaults apply to them" in opened.left_to_server
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
-        with pytest.raises(UserError, match="--api chat measures the model of an endpoint"):
+        with pytest.raises(UserError, match="--api chat measures a model on a server"):
             Target(**{"url": "http://x", "api": "chat", **wrong})
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 import redis
 from support.judge.judge_faults import done_by, parts, run_during, run_through, status_when
-from support.process_table import descendants, running
+from support.process_table import parents_first, running
 from support.small_disk import small_disk
 from support.waiting import wait_until
 
+from rstar2.judge.queue import tasks
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings
 from rstar2.judge.service.start import start_service, stop_service
 
@@ -48,8 +49,8 @@ def workers(judge: JudgeHandle) -> list[int]:
 
 
 def zygotes(judge: JudgeHandle) -> list[int]:
-    """Returns all processes that the workers have started."""
-    return [pid for worker in workers(judge) for pid in descendants(worker)]
+    """Returns all processes that the workers have started. Each zygote comes before its programs (`kill_jails`)."""
+    return [pid for worker in workers(judge) for pid in parents_first(worker)]
 
 
 def server(judge: JudgeHandle) -> list[int]:
@@ -78,6 +79,14 @@ def all_gone(pids: Iterable[int]) -> bool:
     return not running(pids)
 
 
+def returned_have_run(judge: JudgeHandle) -> bool:
+    """Returns whether all programs have run that a dead worker had. Returns False if the queue does not answer."""
+    with contextlib.suppress(redis.RedisError), redis.Redis.from_url(judge.redis_url) as client:
+        unfinished = {entry for entry, _ in client.xrange(tasks.TASKS)}
+        return unfinished.isdisjoint(client.hkeys(tasks.TRIES))
+    return False
+
+
 def when_whole(judge: JudgeHandle) -> None:
     status_when(judge, lambda state: state["num_workers"] == 2 == len(state["workers"]))
 
@@ -90,8 +99,9 @@ def killed(which: Callable[[JudgeHandle], list[int]], times: int = 1) -> Callabl
             send(signal.SIGKILL, victims)
             wait_until(partial(all_gone, victims))
             when_whole(judge)
-            # What the victims held runs first. A program is lost on purpose if three workers died that held it.
             status_when(judge, lambda state: min(done_by(state)) > 0)
+            # A program is lost on purpose if three workers died while they had it.
+            wait_until(partial(returned_have_run, judge))
 
     return fault
 

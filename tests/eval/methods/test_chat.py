@@ -107,7 +107,7 @@ async def test_functions_that_the_models_template_drops_are_no_wrong_answer() ->
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
     chat = EngineChat(_retrying(Writes(knows_none, "hm")), knows_none)
-    with pytest.raises(EngineError, match="chat template drops the function add") as dropped:
+    with pytest.raises(EngineError, match="chat template leaves out the function add") as dropped:
         await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert "--native-calls" in dropped.value.hint
     assert (await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)).text == "hm"
