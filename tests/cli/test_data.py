@@ -281,50 +281,30 @@ def test_the_list_holds_every_benchmark_and_says_what_needs_the_hub() -> None:
     assert "49.6" in table.stdout
 
 
-def test_real_benchmarks_are_dropped_from_training_when_they_are_measured(
-    tmp_path: Path, shared: Path
-) -> None:
-    aime = shared / "data" / "aime24.jsonl"
-    lines = [json.loads(line) for line in aime.read_text().splitlines()]
-    measured = [{"problem": row["problem"], "answer": row["answer"]} for row in lines]
-    own = [{**row, "id": f"own-{row['id']}"} for row in ROWS]
-    mixed = _jsonl(tmp_path / "mixed.jsonl", [*measured, *own])
-    ran = _prepare(str(mixed), "--against", str(aime), "--output", str(tmp_path / "out"))
-    assert ran.exit_code == 0, ran.output
-    kept = [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")]
-    assert kept == ["mixed-own-one", "mixed-own-three"]
-
-
-WITHOUT_HMMT = {"aime24": "aime24", "aime25": "aime25", "math500": "math500"}
-BENCHMARKS = {**WITHOUT_HMMT, "hmmt25": "hmmt_feb_2025"}
-
-
 @pytest.mark.parametrize(
-    ("rule", "files", "dropped"),
+    ("rule", "dropped"),
     [
-        ("literal", WITHOUT_HMMT, 352),
-        ("literal", BENCHMARKS, 362),
-        ("distinctive", WITHOUT_HMMT, 180),
-        ("distinctive", BENCHMARKS, 194),
-        ("contained", WITHOUT_HMMT, 9),
-        ("contained", BENCHMARKS, 9),
+        ("literal", ["mixed-near", "mixed-copy"]),
+        ("distinctive", ["mixed-copy"]),
+        ("contained", ["mixed-copy"]),
     ],
 )
-def test_the_contest_problems_near_the_benchmarks_are_as_many_as_were_counted(
-    tmp_path: Path, shared: Path, rule: str, files: dict[str, str], dropped: int
+def test_a_setting_says_which_problems_are_too_near_a_benchmark(
+    tmp_path: Path, rule: str, dropped: list[str]
 ) -> None:
-    data = shared / "data"
-    against = [
-        word
-        for name, file in files.items()
-        for word in ("--against", name, "--from", f"{name}={data / file}.jsonl")
-    ]
+    phrase = "where m and n are relatively prime positive integers"
+    area = f"The area of the hexagon is m over n, {phrase}. Find m+n."
+    coin = f"A coin is thrown until heads. Its chance is m divided by n {phrase}."
+    against = _jsonl(tmp_path / "measured.jsonl", [{"problem": text, "answer": 1} for text in (area, coin)])
+    problems = {"near": f"Quite another question has the value m upon n, {phrase}.", "copy": f"Again: {area}"}
+    rows = [{"id": name, "problem": text, "answer": 1} for name, text in problems.items()]
+    mixed = _jsonl(tmp_path / "mixed.jsonl", [*rows, *ROWS])
     words = ["--filters", "grams", "--set", f"grams.rule={rule}", "--output", str(tmp_path / "out")]
-    ran = _prepare(str(data / "aime_1983_2023_train.jsonl"), *against, *words)
+    ran = _prepare(str(mixed), "--against", str(against), *words)
     assert ran.exit_code == 0, ran.output
-    lines = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
-    assert len(lines) == dropped
-    assert all({"words", "benchmark", "benchmark_id"} <= set(json.loads(line)) for line in lines)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == dropped
+    assert all({"words", "benchmark", "benchmark_id"} <= set(line) for line in lines)
 
 
 def test_problems_whose_answer_the_grader_cannot_read_are_dropped_counted_and_named(tmp_path: Path) -> None:

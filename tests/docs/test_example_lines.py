@@ -240,7 +240,9 @@ def standin(folder: Path) -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[ChatEndpoint]:
-    with serving(ChatEndpoint(solves)) as endpoint:
+    endpoint = ChatEndpoint(solves)
+    endpoint.name = "gpt-oss-120b"
+    with serving(endpoint):
         yield endpoint
 
 

@@ -173,9 +173,9 @@ def test_training_requires_what_any_of_its_stages_needs(token_judge: JudgeHandle
 @pytest.mark.parametrize("url", ["http://localhost:8088", "http://127.0.0.1:8088", "http://[::1]:8088"])
 def test_several_nodes_are_given_no_judge_that_each_takes_for_its_own(url: str) -> None:
     several = stage_recipes([1], "64xh100", [])
-    with pytest.raises(UserError, match=f"{url.replace('[', '.').replace(']', '.')} is that node itself"):
+    with pytest.raises(UserError, match=f"{url.replace('[', '.').replace(']', '.')} means the node itself"):
         check_judge_place(several, JudgeChoice(url))
-    with pytest.raises(UserError, match="a judge that all of them can reach"):
+    with pytest.raises(UserError, match="a judge that all nodes can reach"):
         check_judge_place(several, JudgeChoice())
     check_judge_place(several, JudgeChoice("http://10.0.0.7:8088"))
     check_judge_place(stage_recipes([1], "8xh100", []), JudgeChoice(url))

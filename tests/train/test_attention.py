@@ -105,7 +105,7 @@ def test_padded_rows_on_a_gpu_are_refused() -> None:
 
 def test_sequence_parallelism_needs_flash_attn() -> None:
     split = "hardware.sequence_parallel=2"
-    with pytest.raises(UserError, match=r'set it to "flash_attn"'):
+    with pytest.raises(UserError, match=r'set hardware.attention to "flash_attn"'):
         stage_recipe(1, "8xh100", [split])
     assert stage_recipe(1, "8xh100", [split, "hardware.attention=flash_attn"])
 

@@ -108,7 +108,7 @@ def test_the_loss_is_that_of_all_held_out_conversations_and_the_model_that_of_th
     assert choice.step == best
     assert len(np.load(whole / "validation.npy")) == 19, "more than a batch, and no whole number of them"
     assert validation_loss(whole / "model", whole) == pytest.approx(losses[best], rel=2e-3)
-    assert "the model is that of step" in (whole / "attempts" / "1" / "sft.log").read_text()
+    assert "the model comes from step" in (whole / "attempts" / "1" / "sft.log").read_text()
 
 
 def test_a_run_that_was_killed_between_two_epochs_resumes_exactly(root: Path, whole: Path) -> None:

@@ -146,7 +146,7 @@ def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left
     }
     with pytest.raises(
         UserError,
-        match="3 problems without the 2 that no output can be graded correct against, but a step needs 4",
+        match=r"3 problems \(not counting 2 that are left out, .* their answers\), but a step needs 4",
     ):
         plan_training(
             stage_recipes([1], None, ["rollout.prompts=4"]), model, data, None, JudgeChoice("http://judge")

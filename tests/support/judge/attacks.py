@@ -1,13 +1,7 @@
-"""Reads attack programs, runs them, and checks their outcome from outside the sandbox.
-
-A case is one JSON line: `id`, `attack_class`, `code` or `code_gen` (a Python expression that yields the
-source), `stdin` or `stdin_gen`, and `expect` with `status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`,
-`wall_max_s` and host-side `checks`.
-"""
+"""Runs attack programs, and checks their outcome from outside the sandbox."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -29,12 +23,8 @@ SECRET_MODE = 0o666
 LEFTOVER = "rstar2_leftover"
 _SURVIVOR_S = TIMEOUT_S
 """Seconds that killed processes may take to disappear on a busy machine."""
-_ENDLESS_S, _AMPLE_S = 1.0, 120.0
-"""Time limits in seconds: of programs that may reach theirs, and of programs that must not, even on a busy machine."""
 _LONGER = (1, 4, 16, 64)
 """Factors of the time limit. A program that reaches its limit before it prints its text is retried with the next."""
-_WALL_S = 50.0
-"""Limit in seconds for cases with a `wall_max_s`, whose own value is for an idle machine. Failures take a minute."""
 _STARTS_PROCESSES = re.compile(r"\b(fork|subprocess|multiprocessing|ProcessPoolExecutor|popen|system)\b")
 
 
@@ -45,22 +35,9 @@ class Case:
     code: str
     stdin: str
     expect: dict[str, Any]
+    """`status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`, `wall_max_s` and the host-side `checks`."""
     timeout_s: float = 30.0
     memory_mb: int = 512
-
-
-def read_cases(path: Path) -> list[Case]:
-    cases = []
-    for line in path.read_text().splitlines():
-        raw = json.loads(line)
-        code = raw["code"] if raw.get("code") is not None else eval(raw["code_gen"], {})
-        stdin = eval(raw["stdin_gen"], {}) if raw.get("stdin_gen") else raw.get("stdin") or ""
-        expect = raw["expect"]
-        limit = _ENDLESS_S if "timeout" in expect["status_any"] else _AMPLE_S
-        if expect.get("wall_max_s") is not None:
-            expect["wall_max_s"] = _WALL_S
-        cases.append(Case(raw["id"], raw["attack_class"], code, stdin, expect, limit))
-    return cases
 
 
 @dataclass
@@ -230,7 +207,7 @@ print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in na
 
 def _next(sandbox: Sandbox | OrdinaryUser, code: str) -> RunResult:
     """Run another program after that of the case."""
-    return sandbox.run(RunRequest(code=code, timeout_s=_AMPLE_S), "next")
+    return sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "next")
 
 
 def _unlike(result: RunResult, pattern: str) -> str:
