@@ -80,7 +80,9 @@ def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, di
         traces = list(training_traces(run / stage))
         assert [trace.step for trace in traces] == [1] * 10
         assert all(trace.problem and trace.gold and trace.turns for trace in traces)
-    assert [adam_steps(run / stage) for stage in STAGES] == [2, 4, 2], "two updates per step; only stage 2 continues"
+    assert [adam_steps(run / stage) for stage in STAGES] == [2, 4, 2], (
+        "two updates per step; only stage 2 continues"
+    )
 
 
 def test_every_model_ends_its_text_at_the_end_of_a_turn_unlike_the_one_it_was_made_of(
