@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 _MAX_NAMES = 5
-"""The most names in a list in a message. A hosted service may have a hundred models."""
+"""Maximum number of names in a list in a message. A hosted service may have a hundred models."""
 
 
 class RStarError(Exception):

@@ -94,15 +94,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The data that lies beside a developer's checkout; tests that need it are skipped without it."""
-    path = Path(os.environ.get("RSTAR2_SHARED", REPOSITORY.parent / "shared"))
-    if not path.is_dir():
-        pytest.skip(f"no shared data at {path} (RSTAR2_SHARED names another place)")
-    return path
-
-
-@pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """A small byte-level BPE tokenizer that can encode every text. It is trained in each session."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -49,7 +49,6 @@ ROC, PLAIN = "grpo-roc", "grpo-g"
 PLAIN_G = ("rl.select=random", f"rl.rollout.rollouts={G}")
 POSTERIOR = ("rl.curriculum=posterior",)
 ROUNDS = (f"rl.groups.round={G}", "rl.algorithm.loss_weights=problems")
-HIGH_RATE = ("rl.optim.lr=6e-4",)
 
 
 def epochs(count: int) -> tuple[str, ...]:
@@ -74,37 +73,11 @@ ARMS = {
     "posterior-rounds": Arm("RoC, posterior, rounds", (*POSTERIOR, *ROUNDS), 10, 2, "#4d7c0f"),
     "roc-e2": Arm("RoC, 2 epochs", epochs(2), 6, 2, "#0369a1"),
     "roc-m8": Arm("RoC, 2 updates", mini_batches(8), 6, 2, "#4338ca"),
-    "roc-p8": Arm("RoC, 8 problems", ("rl.rollout.prompts=8",), 12, 2, "#a16207"),
-    "roc-lr2": Arm("RoC, learning rate × 2", HIGH_RATE, 6, 2, "#9f1239"),
-    "roc-keep6": Arm("RoC, 8 → 6, 2 updates", ("rl.groups.keep=6", *mini_batches(8)), 6, 2, "#166534"),
     "rounds": Arm("RoC, rounds", ROUNDS, 8, 4, "#be185d"),
     "rounds-e2": Arm("RoC, rounds, 2 epochs", (*ROUNDS, *epochs(2)), 8, 4, "#0e7490"),
-    "rounds-e3": Arm("RoC, rounds, 3 epochs", (*ROUNDS, *epochs(3)), 8, 4, "#155e75"),
     "rounds-e4": Arm("RoC, rounds, 4 epochs", (*ROUNDS, *epochs(4)), 8, 4, "#164e63"),
     "rounds-m8": Arm("RoC, rounds, 2 updates", (*ROUNDS, *mini_batches(8)), 8, 4, "#6d28d9"),
-    "rounds-m4": Arm("RoC, rounds, 4 updates", (*ROUNDS, *mini_batches(4)), 8, 4, "#854d0e"),
-    "rounds-m8e2": Arm(
-        "RoC, rounds, 2 updates, 2 epochs", (*ROUNDS, *mini_batches(8), *epochs(2)), 8, 4, "#881337"
-    ),
-    "rounds-p8": Arm("RoC, rounds, 8 problems", (*ROUNDS, "rl.rollout.prompts=8"), 16, 2, "#14532d"),
-    "rounds-lr2": Arm("RoC, rounds, learning rate × 2", (*ROUNDS, *HIGH_RATE), 8, 4, "#7f1d1d"),
-    "rounds-lr2-e2": Arm(
-        "RoC, rounds, learning rate × 2, 2 epochs", (*ROUNDS, *HIGH_RATE, *epochs(2)), 8, 4, "#713f12"
-    ),
-    "rounds-e2-post": Arm(
-        "RoC, rounds, posterior, 2 epochs", (*ROUNDS, *POSTERIOR, *epochs(2)), 8, 4, "#3f6212"
-    ),
-    "rounds-keep6-e2": Arm(
-        "RoC, rounds, 8 → 6, 2 epochs", (*ROUNDS, "rl.groups.keep=6", *epochs(2)), 8, 4, "#134e4a"
-    ),
-    "rounds-keep8-e2": Arm(
-        "RoC, rounds, 8 → 8, 2 epochs", (*ROUNDS, "rl.groups.keep=8", *epochs(2)), 8, 4, "#312e81"
-    ),
-    "rounds-maxrl": Arm("RoC, rounds, MaxRL", (ROUNDS[0], "rl.algorithm.objective=maxrl"), 8, 4, "#1e3a8a"),
     "grpo-g-e2": Arm("GRPO, G, 2 epochs", (*PLAIN_G, *epochs(2)), 10, 2, "#ea580c"),
-    "grpo-g-e4": Arm("GRPO, G, 4 epochs", (*PLAIN_G, *epochs(4)), 10, 2, "#c2410c"),
-    "grpo-g-m8": Arm("GRPO, G, 2 updates", (*PLAIN_G, *mini_batches(8)), 10, 2, "#dc2626"),
-    "grpo-g-lr2": Arm("GRPO, G, learning rate × 2", (*PLAIN_G, *HIGH_RATE), 10, 2, "#f59e0b"),
 }
 """Variants that shall get by with half of the rollout tokens train for the steps that take about that many."""
 SELECTIONS = tuple(ARMS)[:5]

@@ -134,7 +134,9 @@ def outcome_table(rounds: Rounds, keep: int) -> str:
         wrong = rounds.size - right
         decision = rounds.decision([1.0] * right + [0.0] * wrong)
         n_right, n_wrong = trained(right, wrong, rounds.kept(rounds.size, keep))
-        chosen = f"{n_right} + {n_wrong}" if n_right and n_wrong else "no rollout: the group gives no gradient"
+        chosen = (
+            f"{n_right} + {n_wrong}" if n_right and n_wrong else "no rollout: the group gives no gradient"
+        )
         selected = chosen if decision else "–"
         lines.append(f"| {right} | {decision or 'no: another round'} | {selected} |")
     return "\n".join(lines)

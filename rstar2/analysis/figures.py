@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,14 @@ _SIZE = (6.4, 3.4)
 """Width and height of a chart, in inches."""
 _AXES = (0.12, 0.15, 0.85, 0.75)
 """Left, bottom, width and height of the axes, as shares of the figure's size."""
+_NAME_CHARS = 200
+"""Maximum number of characters of a title in a file name. File systems allow names of 255 bytes."""
+_TITLE_CHARS = 68
+"""Maximum number of characters in a line of a title. Longer lines would be cut off at the edges of the chart."""
+_TITLE_POINTS = 10.0
+"""Font size of a title with one or two lines. A longer title has a smaller font, so that it fits above the axes."""
+_TITLE_HEIGHT = 20.0
+"""Height of a title in points. A line is 1.2 times its font size high, the letters of the first line 0.8 times."""
 
 
 def file_names(charts: Sequence[Chart]) -> list[str]:
@@ -31,7 +40,7 @@ def file_names(charts: Sequence[Chart]) -> list[str]:
     """
     names: list[str] = []
     for chart in charts:
-        stem = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
+        stem = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")[:_NAME_CHARS]
         numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         names.append(next(name for each in numbered if (name := f"{each}.svg") not in names))
     return names
@@ -63,8 +72,10 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
                 if spread:
                     places, _, lows, highs = zip(*spread, strict=True)
                     axes.fill_between(places, lows, highs, color=colour, alpha=0.2, linewidth=0)
+            lines = _title_lines(chart["title"])
+            size = min(_TITLE_POINTS, _TITLE_HEIGHT / (1.2 * len(lines) - 0.4))
             # With a fixed `y`, matplotlib does not measure the axes to place the title above them.
-            axes.set_title(chart["title"], y=1.0)
+            axes.set_title("\n".join(lines), y=1.0, pad=4.0, fontsize=size)
             axes.set(xlabel=chart["x"], ylabel=chart["y"])
             axes.set_ylim(bottom=0)
             is_share = chart["unit"] == "share"
@@ -74,6 +85,16 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
             svg = io.StringIO()
             figure.savefig(svg, format="svg", metadata={"Date": None})
             write_text(folder / name, svg.getvalue())
+
+
+def _title_lines(title: str) -> list[str]:
+    """Returns a title as lines of about the same length, each with at most `_TITLE_CHARS` characters."""
+    count = len(textwrap.wrap(title, _TITLE_CHARS, break_on_hyphens=False))
+    return next(
+        lines
+        for width in range(len(title) // count, _TITLE_CHARS + 1)
+        if len(lines := textwrap.wrap(title, width, break_on_hyphens=False)) <= count
+    )
 
 
 def _clear(axes: Axes) -> None:

@@ -41,6 +41,8 @@ _RARE = 5
 """Fewest uncertain tokens of a word in the lists of words."""
 _CLASSES = ("forking word", "reflection word")
 _DRAWN_KINDS = (*_CLASSES, "code", "number")
+_SPAN = ("mean", "low", "high")
+"""Columns of a mean and its 95 % interval."""
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
@@ -380,12 +382,16 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
     """All tables of entropy. `sources` has the text for the column "source" of each set, by the set's label."""
-    span = ("mean", "low", "high")
+    return [*_printed_tables(sets, sources), *_page_tables(sets), *_file_tables(sets)]
+
+
+def _printed_tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
+    """Tables that are printed on the terminal, and that the report page and the CSV files have too."""
     return [
         Table(
             "entropy",
             "Entropy per token, in nats",
-            ("traces of", "source", "traces", "tokens", *span, "gap", "k after ok", "k after failed"),
+            ("traces of", "source", "traces", "tokens", *_SPAN, "gap", "k after ok", "k after failed"),
             [(each.label, sources[each.label], *each.summary()) for each in sets],
         ),
         Table(
@@ -401,6 +407,12 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
             ("traces of", *(f"{kind} share" for kind in (*_CLASSES, *KINDS[1:]))),
             [each.summary_of_uncertain() for each in sets],
         ),
+    ]
+
+
+def _page_tables(sets: list[Uncertainty]) -> list[Table]:
+    """Tables that the report page and the CSV files have."""
+    return [
         Table(
             "entropy_contrasts",
             "Entropy after tool replies: words minus words elsewhere, and all tokens minus prose elsewhere, in nats",
@@ -418,14 +430,14 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         Table(
             "entropy_kinds",
             "Entropy by kind of token, in nats",
-            ("traces of", "kind", "tokens", *span),
+            ("traces of", "kind", "tokens", *_SPAN),
             [row for each in sets for row in each.kinds()],
             output="page",
         ),
         Table(
             "entropy_verdicts",
             "Entropy of traces with correct and other answers, in nats",
-            ("traces of", "what", "verdict", "tokens", *span),
+            ("traces of", "what", "verdict", "tokens", *_SPAN),
             [row for each in sets for row in each.verdicts()],
             output="page",
         ),
@@ -443,6 +455,12 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
             [row for each in sets for row in each.words(prose=False)],
             output="page",
         ),
+    ]
+
+
+def _file_tables(sets: list[Uncertainty]) -> list[Table]:
+    """Tables that only the CSV files have."""
+    return [
         Table(
             "entropy_uncertain_steps",
             "What the most uncertain 20 % of the tokens are, by training step",
@@ -453,7 +471,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         Table(
             "entropy_around",
             "Entropy around calls and replies, in nats",
-            ("traces of", "around", "call", "offset", "tokens", *span),
+            ("traces of", "around", "call", "offset", "tokens", *_SPAN),
             [row for each in sets for row in each.curves()],
             output="file",
         ),

@@ -14,7 +14,7 @@ them."""
 FORMULA_START, FORMULA_END = "\ue002", "\ue003"
 """Marks around a formula, so that nothing in it is taken for Markdown."""
 _LONGEST = 2000
-"""The most characters of a formula that is converted. A longer formula is shown as the model wrote it."""
+"""Maximum number of characters of a formula that is converted. A longer formula is shown as the model wrote it."""
 _OPENER = re.compile(r"\$(?=\S|\Z)|\\[\[(]|\\boxed\s*\{|\\[a-z]*\Z")
 _INLINE_END = re.compile(r"\n\s*\n")
 _SUPERSCRIPTS = str.maketrans("0123456789+-=()nixyabcdkmt", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱˣʸᵃᵇᶜᵈᵏᵐᵗ")

@@ -62,7 +62,7 @@ _SPECIAL_NAMES = frozenset(
 """Names of Python such as `__init__`, whose underscores do not mean bold text."""
 _IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
-"""The most characters of a span. A mark without its closing mark within this many characters is shown as text."""
+"""Maximum number of characters of a span. A mark whose closing mark is further away is shown as text."""
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
 """The second line of a table."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 8
 """A table with more columns is printed transposed, with its rows as columns."""
 MAX_TRANSPOSED_ROWS = 5
-"""The most rows that a transposed table shows side by side."""
+"""Maximum number of rows that a transposed table shows side by side."""
 
 EPILOG = examples(
     ("a training run: its own models compute the entropies", "rstar2 analyze runs/demo"),

@@ -32,7 +32,7 @@ EPILOG = examples(
     ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
     (
         "any OpenAI-compatible endpoint; the key is in RSTAR2_API_KEY",
-        "rstar2 chat --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
+        "rstar2 chat --url http://127.0.0.1:8000/v1 --api chat --model-name gpt-oss-120b",
     ),
     ("save the chat, and continue it next time", "rstar2 chat --run runs/demo --transcript chats/lamps"),
     (
@@ -99,9 +99,9 @@ def command(
     temperature: common.Temperature = 0.6,
     top_p: common.TopP = 1.0,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens in one answer, tool output included.")
+        int, typer.Option(min=1, help="Maximum number of tokens in one answer, tool output included.")
     ] = 8192,
-    max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in one answer.")] = 10,
+    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of model turns in one answer.")] = 10,
     max_seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Time limit of one answer, in seconds.")
     ] = None,

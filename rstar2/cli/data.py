@@ -492,10 +492,11 @@ def from_traces(
         int,
         typer.Option(
             min=1,
-            help="Most traces of a problem; those with the lowest penalty of Resampling on Correct (RoC) come first.",
+            help="Maximum number of traces of a problem; those with the lowest penalty of Resampling on Correct "
+            "(RoC) come first.",
         ),
     ] = 4,
-    failed_calls: Annotated[int, typer.Option(min=0, help="Most failed calls in a trace.")] = 0,
+    failed_calls: Annotated[int, typer.Option(min=0, help="Maximum number of failed calls in a trace.")] = 0,
     model: Annotated[
         str | None,
         typer.Option(

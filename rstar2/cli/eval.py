@@ -62,7 +62,8 @@ _OWN = "; by default the benchmark's own number"
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        min=1, help=f"Most tokens after the prompt, tool output included{_OWN}, 30000 for mathematics."
+        min=1,
+        help=f"Maximum number of tokens after the prompt, tool output included{_OWN}, 30000 for mathematics.",
     ),
 ]
 Samples = Annotated[
@@ -158,11 +159,11 @@ RunFolder = Annotated[
         ),
         (
             "a model behind any OpenAI-compatible endpoint",
-            "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
+            "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name gpt-oss-120b",
         ),
         (
             "a hosted model with low reasoning effort, without tools",
-            "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted --no-tools "
+            "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name gpt-oss-120b --no-tools "
             "--request-body reasoning.effort=low",
         ),
         (
@@ -200,7 +201,7 @@ def run(
     top_p: common.TopP = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 is off.")] = 0,
     max_tokens: MaxTokens = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in a rollout.")] = 30,
+    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of model turns in a rollout.")] = 30,
     seed: Annotated[int, typer.Option(min=0, help="Sampling seed.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     data: common.Data = None,

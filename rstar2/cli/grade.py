@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Rule = Literal["paper", "boxed", "release", "lenient"]
 
 MAX_FAULTS = 5
-"""The most faults, and the most unconfirmed verdicts, that are printed."""
+"""Maximum number of faults that are printed, and of unconfirmed verdicts."""
 
 EPILOG = examples(
     ("grade a file, and write the verdicts to another", "rstar2 grade outputs.jsonl --output graded.jsonl"),

@@ -102,7 +102,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Most tokens of prompt and answer together; by default the model's context, or as "
+            help="Maximum number of tokens of prompt and answer together; by default the model's context, or as "
             "much as the memory allows.",
         ),
     ] = None,
@@ -124,9 +124,14 @@ def run(
         ),
     ] = None,
     judge_token: common.JudgeToken = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="With --with-tools: most turns of an answer.")] = 10,
+    max_turns: Annotated[
+        int, typer.Option(min=1, help="With --with-tools: maximum number of turns of an answer.")
+    ] = 10,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="With --with-tools: most tokens of an answer, tool output included.")
+        int,
+        typer.Option(
+            min=1, help="With --with-tools: maximum number of tokens of an answer, tool output included."
+        ),
     ] = 8192,
     ready_s: Annotated[float, typer.Option(min=1, help="Seconds the model may take to load.")] = 900.0,
     restarts: Annotated[

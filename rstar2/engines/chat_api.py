@@ -196,13 +196,12 @@ class ChatEngine(VLLMEngine):
             body["tools"] = self._tools
         written: list[int] = []
 
-        def give(text: str) -> None:
-            ids = plain_ids(text)
+        def add(ids: list[int]) -> None:
             written.extend(ids)
             if ids and on_tokens is not None:
                 on_tokens(ids)
 
-        turn = _TurnText(give)
+        turn = _TurnText(lambda text: add(plain_ids(text)))
         try:
             completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
         except FieldRefused as refused:
@@ -214,7 +213,7 @@ class ChatEngine(VLLMEngine):
         counted = self._counted(prompt_ids, completed.usage, len(written))
         if completed.finish == "length":
             return Generation(written, None, "length", counted)
-        written.append(END_ID)
+        add([END_ID])
         self._count([*prompt_ids, *written], completed.usage, turn)
         return Generation(written, None, completed.finish, counted)
 

@@ -30,6 +30,8 @@ START_ID = 1
 END_ID = 2
 _SPECIAL = {START: START_ID, END_OF_TURN: END_ID}
 _OFFSET = 3
+NO_OUTPUT = "There is no output, because the call did not finish."
+"""The reply to a call that was stopped or that a limit left out. A chat API accepts no call without a reply."""
 TEMPLATE = (
     "{% for message in messages %}" + START + "{{ message.role }}\n{{ message.content }}" + END_OF_TURN + "\n"
     "{% endfor %}{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
@@ -119,22 +121,35 @@ def messages_of(token_ids: Sequence[int], tools_in: ToolsIn = "request") -> list
     tokenizer = TextTokenizer()
     messages: list[Message] = []
     waiting: list[str] = []
-    """Ids of the calls whose replies follow."""
+    """Ids of the calls that have no reply yet."""
     for number, ids in enumerate(_split(token_ids)[1:-1]):
         role, _, content = tokenizer.decode(ids).partition("\n")
         content = without_turn_tokens(content)
+        if role != "tool":
+            messages += _no_output(waiting)
+            waiting = []
         if role == "assistant" and tools_in == "request":
             message, waiting = _assistant(content, number)
             messages.append(message)
         elif role == "assistant":
-            messages.append({"role": role, "content": tags.after_thought(content).strip()})
+            messages.append({"role": role, "content": _without_thought(content).strip()})
         elif role == "tool" and waiting:
             messages.append({"role": "tool", "tool_call_id": waiting.pop(0), "content": content})
         elif role == "tool":
             _add_reply(messages, content)
         else:
             messages.append({"role": role, "content": content})
-    return messages
+    return messages + _no_output(waiting)
+
+
+def _no_output(call_ids: Sequence[str]) -> list[Message]:
+    return [{"role": "tool", "tool_call_id": call_id, "content": NO_OUTPUT} for call_id in call_ids]
+
+
+def _without_thought(turn: str) -> str:
+    """Returns the text of a turn after its thought. A thought that was stopped has no end tag."""
+    rest = tags.after_thought(turn)
+    return "" if tags.unfinished_thought(rest) else rest
 
 
 def _split(token_ids: Sequence[int]) -> list[list[int]]:
@@ -170,7 +185,7 @@ def plain_messages(messages: Sequence[Message]) -> list[Message]:
 
 def _assistant(content: str, number: int) -> tuple[dict[str, Any], list[str]]:
     """Returns a turn of the model without its thought, and the ids of its calls."""
-    read = tags.read_turn(tags.after_thought(content))
+    read = tags.read_turn(_without_thought(content))
     calls: list[dict[str, Any]] = []
     for call in read.calls:
         if call.fault:

@@ -90,7 +90,11 @@ class Generation:
 
 
 OnTokens = Callable[[list[int]], None]
-"""Called with new token ids while they are generated, to show them to a person."""
+"""Called with new token ids while they are generated.
+
+All calls of a turn together pass exactly the `token_ids` of its `Generation`, in order, the end-of-turn token included.
+The part of a turn that was stopped is known only from these calls.
+"""
 
 
 class Engine(Protocol):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from support.judge.attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
+from support.judge.attack_programs import PROGRAMS
+from support.judge.attacks import Case, Surroundings, not_in_landlock, run_case
 from support.judge.judge_faults import parts
 from support.waiting import TIMEOUT_S
 
@@ -17,7 +17,6 @@ from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle, running_judge
 
 pytestmark = pytest.mark.long
-SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "attacks"
 
 
 class OverHttp:
@@ -32,14 +31,6 @@ class OverHttp:
         assert answer.status_code == 200, answer.text
         [result] = answer.json()["results"]
         return RunResult(**result)
-
-
-def cases() -> list[object]:
-    files = sorted(SHARED.glob("*.jsonl"))
-    if not files:
-        reason = f"no attack programs in {SHARED}; set RSTAR2_SHARED"
-        return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]
-    return [pytest.param(case, id=case.id) for path in files for case in read_cases(path)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +58,7 @@ def over_http(judge: JudgeHandle) -> OverHttp:
     return OverHttp(judge.url)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", PROGRAMS, ids=lambda case: case.id)
 def test_a_case_comes_out_as_it_says_and_the_worker_survives_it(
     over_http: OverHttp, surroundings: Surroundings, judge: JudgeHandle, case: Case
 ) -> None:

@@ -21,6 +21,7 @@ import redis
 from support.judge.judge_faults import (
     RECOVERS_S,
     done_by,
+    kill_jails,
     parts,
     run_during,
     run_through,
@@ -29,7 +30,6 @@ from support.judge.judge_faults import (
     unfinished,
     wait_heartbeats,
 )
-from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure
@@ -98,13 +98,7 @@ def test_a_frozen_worker_is_taken_for_dead_and_its_late_results_do_not_count(jud
 def test_zygotes_are_killed(judge: JudgeHandle) -> None:
     before = status_when(judge, living)["restarts"]
     [victim, _] = parts(judge, "rstar2.judge.worker.main")
-
-    def kill() -> None:
-        for pid in descendants(victim):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    run_through(judge, kill)
+    run_through(judge, lambda: kill_jails([victim]))
     assert status(judge)["restarts"] == before
 
 
@@ -114,10 +108,9 @@ def test_the_work_folder_is_removed_and_zygotes_are_killed(judge: JudgeHandle) -
     workers = parts(judge, "rstar2.judge.worker.main")
 
     def remove() -> None:
-        shutil.rmtree(Path(judge.folder) / "work")
-        for pid in [pid for worker in workers for pid in descendants(worker)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # Moved first: a worker that is restarted while the folder is emptied needs the same path.
+        shutil.rmtree((Path(judge.folder) / "work").rename(Path(judge.folder) / "removed"))
+        kill_jails(workers)
         status_when(judge, lambda found: found["restarts"].get("worker", 0) >= before + 2)
 
     run_through(judge, remove)

@@ -27,14 +27,17 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> set[int]:
     """Return the descendants of a process, including zombies."""
+    return set(parents_first(pid))
+
+
+def parents_first(pid: int) -> list[int]:
+    """Return the descendants of a process, including zombies. Each process comes before its children."""
     by_parent = _by_parent()
-    found: set[int] = set()
-    ahead = [pid]
-    while ahead:
-        below = by_parent.get(ahead.pop(), [])
-        found.update(below)
-        ahead += below
-    return found
+    ordered = list(by_parent.get(pid, []))
+    for parent in ordered:
+        # The loop visits the processes that are appended here, too.
+        ordered += by_parent.get(parent, [])
+    return ordered
 
 
 def running(pids: Iterable[int]) -> list[int]:

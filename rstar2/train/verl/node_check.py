@@ -7,8 +7,14 @@ compares the reports with each other.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import importlib.util
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,8 +36,10 @@ def examine(
     try_gpus: str = "",
     gpus_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Examines the node on which the function runs. `examine` imports all modules itself, because the node may lack
-    rstar2.
+    """Examines the node on which the function runs.
+
+    Ray sends this function and its helpers as code, so a node may lack rstar2. The functions import rstar2 only if the
+    node has it.
 
     Args:
         name: the node's name.
@@ -45,64 +53,81 @@ def examine(
         A report with the keys `node`, `versions` (of packages), `sources` (a digest of rstar2's code), `faults`
         (messages about permanent faults) and `away` (messages about faults that may go away).
     """
-    import hashlib
-    import importlib.metadata
-    import importlib.util
-    import os
-    import pathlib
-    import subprocess
-    import sys
-
-    report: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": [], "away": []}
-    for package in PACKAGES:
-        try:
-            report["versions"][package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            report["versions"][package] = None
-    spec = importlib.util.find_spec("rstar2")
-    if spec is None or spec.origin is None:
-        report["faults"].append("cannot import rstar2")
-    else:
-        digest = hashlib.sha256()
-        root = pathlib.Path(spec.origin).parent
-        for file in sorted(root.rglob("*.py")):
-            digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-        report["sources"] = digest.hexdigest()
-    if marker is not None:
-        path = pathlib.Path(marker)
-        try:
-            if path.read_text(encoding="utf-8") != path.name:
-                raise OSError("another file is there")
-            path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}").write_text(
-                "x", encoding="utf-8"
-            )
-        except OSError as error:
-            report["faults"].append(f"cannot read and write {path.parent}: {error.strerror or error}")
-    if gpus:
-        try:
-            tried = subprocess.run(
-                [sys.executable, "-c", try_gpus], capture_output=True, text=True, timeout=gpus_s, check=False
-            )
-            usable, lines = len(tried.stdout.split()), tried.stderr.split("\n")
-            why = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-        except subprocess.TimeoutExpired as error:
-            usable, why = len((error.stdout or b"").split()), f"they did not finish within {gpus_s:.0f} s"
-        if usable < gpus:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
-            report["faults"].append(
-                f"has {gpus} GPUs by Ray, but PyTorch can use {usable} of them{limited}"
-                + (f": {why}" if why else "")
-            )
-    if judge is not None and spec is not None:
+    sources = _digest_of_rstar2()
+    faults = [
+        "cannot import rstar2" if sources is None else "",
+        "" if marker is None else _folder_fault(Path(marker)),
+        _gpu_fault(gpus, try_gpus, gpus_s) if gpus else "",
+    ]
+    away = ""
+    if judge is not None and sources is not None:
         from rstar2.errors import RStarError
         from rstar2.loop.judge_check import try_judge
 
         try:
             try_judge(str(judge[0]), judge[1])
         except RStarError as error:
-            report["faults" if error.exit_code == 2 else "away"].append(error.message)
-    return report
+            if error.exit_code == 2:
+                faults.append(error.message)
+            else:
+                away = error.message
+    return {
+        "node": name,
+        "versions": {package: _version(package) for package in PACKAGES},
+        "sources": sources,
+        "faults": [fault for fault in faults if fault],
+        "away": [away] if away else [],
+    }
+
+
+def _version(package: str) -> str | None:
+    """Returns the version of an installed package, or None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _digest_of_rstar2() -> str | None:
+    """Returns SHA-256 of rstar2's Python files and their names, or None if rstar2 cannot be imported."""
+    spec = importlib.util.find_spec("rstar2")
+    if spec is None or spec.origin is None:
+        return None
+    digest = hashlib.sha256()
+    root = Path(spec.origin).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _folder_fault(marker: Path) -> str:
+    """Returns why the run's folder cannot be read and written, or "" if it can."""
+    try:
+        if marker.read_text(encoding="utf-8") != marker.name:
+            raise OSError("another file is there")
+        written = marker.with_name(f"{marker.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        written.write_text("x", encoding="utf-8")
+    except OSError as error:
+        return f"cannot read and write {marker.parent}: {error.strerror or error}"
+    return ""
+
+
+def _gpu_fault(gpus: int, try_gpus: str, gpus_s: float) -> str:
+    """Returns why fewer than `gpus` GPUs work, or "" if they all work. For the arguments, see `examine`."""
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", try_gpus], capture_output=True, text=True, timeout=gpus_s, check=False
+        )
+        usable, lines = len(tried.stdout.split()), tried.stderr.split("\n")
+        why = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    except subprocess.TimeoutExpired as error:
+        usable, why = len((error.stdout or b"").split()), f"they did not finish within {gpus_s:.0f} s"
+    if usable >= gpus:
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
+    fault = f"has {gpus} GPUs by Ray, but PyTorch can use {usable} of them{limited}"
+    return f"{fault}: {why}" if why else fault
 
 
 def examine_all(request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,11 +1,9 @@
-"""A gold answer that no output can be graded correct against is known before anything is sampled for it."""
+"""A gold answer that cannot be graded is detected before the problem is sampled."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
+from support.eval.grader_cases import KINDS
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.grading import gold_fault
@@ -42,7 +40,7 @@ def test_an_answer_that_nothing_equals_has_a_reason(gold: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "why"),
+    ("gold", "reason"),
     [
         ("}{", "it has no letters, digits or mathematical signs"),
         (
@@ -51,15 +49,10 @@ def test_an_answer_that_nothing_equals_has_a_reason(gold: str | None) -> None:
         ),
     ],
 )
-def test_the_reason_names_the_text_that_was_read(gold: str, why: str) -> None:
-    assert gold_fault(gold) == why
+def test_the_reason_names_the_text_that_was_read(gold: str, reason: str) -> None:
+    assert gold_fault(gold) == reason
 
 
-def test_the_answers_of_published_benchmarks_are_readable(shared: Path) -> None:
-    golds = [
-        json.loads(line)["answer"]
-        for file in sorted((shared / "data").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-    assert len(golds) > 2000
-    assert [gold for gold in golds if gold_fault(gold)] == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answers_of_the_graders_cases_are_readable(kind: str) -> None:
+    assert [gold for gold, _, _ in KINDS[kind] if gold_fault(gold)] == []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import sandbox_own_exhaust
@@ -14,7 +12,8 @@ import sandbox_own_honest
 import sandbox_own_reach
 from sandbox_own import ANY, CASES, NOT_IN_LANDLOCK, PROCESSES
 from support.judge import attacks
-from support.judge.attacks import Case, Surroundings, read_cases, run_case
+from support.judge.attack_programs import PROGRAMS
+from support.judge.attacks import Case, Surroundings, run_case
 from support.judge.ordinary_user import OrdinaryUser
 from support.waiting import TIMEOUT_S
 
@@ -29,16 +28,6 @@ _REACHING = {
 }
 """Classes of attacks that a sandbox must prevent even if the worker is not root."""
 pytestmark = pytest.mark.slow
-_REPOSITORY = Path(__file__).resolve().parents[3]
-_SHARED = Path(os.environ.get("RSTAR2_SHARED", _REPOSITORY.parent / "shared")) / "attacks"
-
-
-def _shared_cases() -> list[object]:
-    files = sorted(_SHARED.glob("*.jsonl"))
-    if not files:
-        reason = f"no attack programs in {_SHARED}; set RSTAR2_SHARED"
-        return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]
-    return [pytest.param(case, id=case.id) for path in files for case in read_cases(path)]
 
 
 def _with_all_zygotes(sandbox: Sandbox) -> Sandbox:
@@ -91,8 +80,8 @@ def test_a_process_that_stays_behind_fails_its_case(
             process.wait()
 
 
-@pytest.mark.parametrize("case", _shared_cases())
-def test_shared_case_in_strict(strict: Sandbox, surroundings: Surroundings, case: Case) -> None:
+@pytest.mark.parametrize("case", PROGRAMS, ids=lambda case: case.id)
+def test_program_in_strict(strict: Sandbox, surroundings: Surroundings, case: Case) -> None:
     assert run_case(strict, case, surroundings) == []
 
 

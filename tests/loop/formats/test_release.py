@@ -1,10 +1,9 @@
-"""The authors' released template and tools render byte for byte; a server renders ours as rollouts do."""
+"""A template built like the authors' released one renders byte for byte; a server renders ours as rollouts do."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,57 @@ from rstar2.loop.turns.codec import ChatCodec
 
 Message = dict[str, Any]
 
+TEMPLATE = """
+{%- set default = 'Think inside <reason> </reason>, and answer inside <answer> </answer>.' %}
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else default %}
+{{- '<|im_start|>system\\n' + system }}
+{%- if tools %}
+    {{- "\\n\\nFunctions:\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools>\\n\\nWrite a call as JSON inside <tool_call></tool_call>." }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\nUse \\\\boxed{}. The problem:\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\\n' + message.content }}
+        {%- endif %}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<reason>' }}
+{%- endif %}
+"""
+"""Has the structure of the released template, with short texts of ours.
 
-def rendered(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
-    """What a server renders: Jinja with the settings that chat templates are written for."""
+The template adds its instruction to each user message, and to each assistant message without calls. Consecutive replies
+share one user turn. Generation begins after `<reason>`.
+"""
+
+
+def render(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
+    """Renders messages as a server does: with Jinja and the settings that chat templates are written for."""
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return jinja.from_string(template).render(
@@ -52,13 +99,8 @@ TURNS: list[tuple[str, list[tuple[str, dict[str, str]]], list[str]]] = [
 
 
 @pytest.fixture(scope="module")
-def release(shared: Path) -> Format:
-    values = {
-        "template": (shared / "formats" / "release_chat_template.jinja").read_text(),
-        "tools": json.loads((shared / "formats" / "release_tools.json").read_text()),
-        "layout": "labelled",
-    }
-    return Format.model_validate(values)
+def release() -> Format:
+    return read_format("rstar2-agent-14b", TEMPLATE).model_copy(update={"newline_before_reply": True})
 
 
 def call_text(name: str, arguments: dict[str, str]) -> str:
@@ -79,7 +121,7 @@ def test_prompts(release: Format, tokenizer: Any, problem: str, system: str | No
     codec = codec_for(tokenizer, fmt)
     messages = opening(problem, system)
     tools = list(release.tools) if with_tools else None
-    assert text_of(codec, codec.prompt(messages)) == rendered(release.template, messages, tools)
+    assert text_of(codec, codec.prompt(messages)) == render(release.template, messages, tools)
     assert codec.turn_start == "<reason>"
 
 
@@ -88,11 +130,11 @@ def test_replies_are_rendered_alone_with_the_system_text_cut_off(
     release: Format, tokenizer: Any, outputs: list[str]
 ) -> None:
     codec = codec_for(tokenizer, release.model_copy(update={"newline_before_reply": False}))
-    alone = rendered(release.template, [{"role": "tool", "content": output} for output in outputs])
+    alone = render(release.template, [{"role": "tool", "content": output} for output in outputs])
     _, end, after_system = alone.partition("<|im_end|>\n")
     assert end
     assert text_of(codec, codec.tool_turn(outputs)) == after_system
-    assert text_of(codec, user_turn(codec, "And π?")) == rendered(
+    assert text_of(codec, user_turn(codec, "And π?")) == render(
         release.template, [{"role": "user", "content": "And π?"}]
     ).removeprefix(alone[: alone.index("<|im_end|>\n")] + "<|im_end|>\n")
 
@@ -101,30 +143,30 @@ def conversation(turns: int, json_arguments: bool) -> list[Message]:
     """Messages as an OpenAI client sends them."""
     messages = []
     for thought, calls, outputs in TURNS[:turns]:
-        made = [
+        tool_calls = [
             {
                 "id": f"call-{place}",
                 "type": "function",
                 "function": {
                     "name": name,
-                    "arguments": json.dumps(given, ensure_ascii=False) if json_arguments else given,
+                    "arguments": json.dumps(arguments, ensure_ascii=False) if json_arguments else arguments,
                 },
             }
-            for place, (name, given) in enumerate(calls)
+            for place, (name, arguments) in enumerate(calls)
         ]
         content = f"<reason>{thought}</reason>"
-        messages.append({"role": "assistant", "content": content, "tool_calls": made})
+        messages.append({"role": "assistant", "content": content, "tool_calls": tool_calls})
         for place, output in enumerate(outputs):
             messages.append({"role": "tool", "tool_call_id": f"call-{place}", "content": output})
     return messages
 
 
 def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
-    """The same conversation as a rollout makes it, piece by piece."""
+    """Returns the same conversation as a rollout builds it, piece by piece."""
     pieces = [codec.prompt(messages)]
     for thought, calls, outputs in TURNS[:turns]:
-        said = "\n".join([f"{thought}</reason>", *(call_text(*call) for call in calls)])
-        pieces += [codec.turn(said), codec.tool_turn(outputs)]
+        text = "\n".join([f"{thought}</reason>", *(call_text(*call) for call in calls)])
+        pieces += [codec.turn(text), codec.tool_turn(outputs)]
     return text_of(codec, *pieces)
 
 
@@ -132,7 +174,7 @@ def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
 def test_whole_conversations_of_the_release(release: Format, tokenizer: Any, turns: int) -> None:
     codec, start = codec_for(tokenizer, release), opening(PROBLEMS[1], None)
     whole = [*start, *conversation(turns, json_arguments=False)]
-    assert joined(codec, start, turns) == rendered(release.template, whole, list(release.tools))
+    assert joined(codec, start, turns) == render(release.template, whole, list(release.tools))
 
 
 @pytest.mark.parametrize("turns", range(len(TURNS) + 1))
@@ -144,36 +186,26 @@ def test_our_template_on_a_server_renders_what_rollouts_see(
     fmt = read_format(name)
     codec, start = codec_for(tokenizer, fmt), fmt.messages(PROBLEMS[1])
     whole = [*start, *conversation(turns, json_arguments)]
-    assert joined(codec, start, turns) == rendered(fmt.template, whole, list(fmt.tools))
+    assert joined(codec, start, turns) == render(fmt.template, whole, list(fmt.tools))
 
 
-def test_the_shipped_format_of_the_published_model_is_the_releases(shared: Path, tmp_path: Path) -> None:
-    """But for the descriptions of tools, which are ours; the page about formats has the rest as a file."""
+def test_the_shipped_format_of_the_published_model_is_that_of_the_page(tmp_path: Path) -> None:
+    """The page about formats writes the format as a file, with the template and the tools in files beside it."""
     page = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text("utf-8")
     [toml] = re.findall(r'^```toml\n(template = "release.*?)^```', page, re.DOTALL | re.MULTILINE)
     (tmp_path / "release.toml").write_text(toml)
-    for name in ("release_chat_template.jinja", "release_tools.json"):
-        shutil.copy(shared / "formats" / name, tmp_path)
-    theirs = read_format(str(tmp_path / "release.toml"))
-    shipped = read_format("rstar2-agent-14b", theirs.template)
-    assert shipped.model_dump(exclude={"tools"}) == theirs.model_dump(exclude={"tools"})
-    assert [_without_descriptions(tool) for tool in shipped.tools] == [
-        _without_descriptions(tool) for tool in theirs.tools
-    ]
+    shipped = read_format("rstar2-agent-14b", TEMPLATE)
+    (tmp_path / "release_chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "release_tools.json").write_text(json.dumps([*shipped.tools]))
+    assert read_format(str(tmp_path / "release.toml")).model_dump() == shipped.model_dump()
 
 
-def _without_descriptions(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
-    return schema
-
-
-def test_the_published_models_calls_and_replies_are_the_releases(tokenizer: Any, shared: Path) -> None:
-    template = (shared / "formats" / "release_chat_template.jinja").read_text()
-    fmt = read_format("rstar2-agent-14b", template)
-    codec = codec_for(tokenizer, fmt)
-    prompt = text_of(codec, codec.prompt(fmt.messages(PROBLEMS[0])))
-    assert prompt == rendered(template, opening(PROBLEMS[0], None), list(fmt.tools))
+def test_the_template_of_the_published_model_adds_the_instruction_once(
+    tokenizer: Any, release: Format
+) -> None:
+    codec = codec_for(tokenizer, release)
+    prompt = text_of(codec, codec.prompt(release.messages(PROBLEMS[0])))
+    assert prompt == render(TEMPLATE, opening(PROBLEMS[0], None), list(release.tools))
     assert prompt.count(PROBLEMS[0]) == 1
 
 
@@ -184,12 +216,12 @@ def test_our_template_takes_what_clients_send_besides(tokenizer: Any) -> None:
         {"role": "user", "content": "?"},
         {"role": "user", "content": [{"type": "text", "text": "?"}]},
     )
-    assert rendered(template, [parts], tools) == rendered(template, [user], tools)
-    silent = rendered(template, [user, {"role": "assistant", "content": None, "tool_calls": calls}], tools)
+    assert render(template, [parts], tools) == render(template, [user], tools)
+    silent = render(template, [user, {"role": "assistant", "content": None, "tool_calls": calls}], tools)
     assert f"assistant\n{call_text(PYTHON, {'code': '1'})}<|im_end|>" in silent
-    # What a server returns begins after the generation prompt, and its client sends that back.
-    returned = {"role": "assistant", "content": "so</reason>\n", "tool_calls": calls}
-    assert "assistant\n<reason>so</reason>\n<tool_call>" in rendered(template, [user, returned], tools)
-    plain = rendered(template, [user, {"role": "assistant", "content": "Hi.", "tool_calls": []}], None)
+    # A server's reply begins after the generation prompt. Its client sends this text back.
+    message = {"role": "assistant", "content": "so</reason>\n", "tool_calls": calls}
+    assert "assistant\n<reason>so</reason>\n<tool_call>" in render(template, [user, message], tools)
+    plain = render(template, [user, {"role": "assistant", "content": "Hi.", "tool_calls": []}], None)
     assert plain.endswith("assistant\nHi.<|im_end|>\n<|im_start|>assistant\n<reason>")
     assert "<tools>" not in plain

@@ -14,34 +14,44 @@ Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 class ChatEndpoint:
-    """The replies of the endpoint, and the requests that it got. `vllm_standin.serving` serves it."""
+    """The endpoint's replies and received requests. `vllm_standin.serving` serves the endpoint."""
 
     def __init__(self, model: Model, key: str | None = None) -> None:
         self.model = model
         self.key = key
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.usage: dict[str, int] = {}
-        """The token counts that end each reply; empty for an endpoint that counts none."""
+        """The token counts at the end of each reply. Empty if the endpoint reports none."""
         self.refuses_tools = ""
-        """The error message for a request with `tools`; empty if they are taken."""
+        """The error message for a request with `tools`. Empty if the endpoint accepts tools."""
+        self.name = "scripted"
+        """The name of the model."""
         self.owned_by = "someone"
-        """The `owned_by` of its model; that of vLLM is `vllm`."""
+        """The `owned_by` of the model. vLLM's is `vllm`."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
 
     async def _models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "scripted", "owned_by": self.owned_by}]}
+        return {"object": "list", "data": [{"id": self.name, "owned_by": self.owned_by}]}
 
     async def _completions(self, request: Request) -> Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             error = {"message": "Incorrect API key provided", "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=401)
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         if self.refuses_tools and "tools" in body:
             error = {"message": self.refuses_tools, "type": "invalid_request_error"}
+            return JSONResponse({"error": error}, status_code=400)
+        if calls := _unanswered(body["messages"]):
+            # OpenAI's own message.
+            message = (
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(calls)}"
+            )
+            error = {"message": message, "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=400)
         return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
 
@@ -63,6 +73,19 @@ class ChatEndpoint:
         if self.usage:
             yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [], 'usage': self.usage})}\n\n"
         yield "data: [DONE]\n\n"
+
+
+def _unanswered(messages: list[dict[str, Any]]) -> list[str]:
+    """Returns the ids of tool calls that no tool message answers before the next message of another role."""
+    unanswered: list[str] = []
+    waiting: list[str] = []
+    for message in [*messages, {"role": "end"}]:
+        if message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+        else:
+            unanswered += waiting
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+    return unanswered
 
 
 def _parts(text: str) -> list[str]:
