@@ -36,8 +36,8 @@ REGISTERED: dict[str, str] = {
     GPG: "gpg",
     GMPO: "geo_mean",
 }
-"""Names of advantages and losses that rstar2 registers with VERL. The value is the name of VERL's own version, or empty
-if VERL has no version of its own."""
+"""For each advantage or loss that rstar2 registers with VERL, the name of VERL's own version; empty if VERL has no
+version of its own."""
 NOT_OFFERED: dict[str, str] = {
     "gae": "it needs a value model, which the recipe does not train",
     "remax": "it needs a greedy rollout of each problem, which VERL's V1 trainer does not make",
@@ -63,8 +63,8 @@ class Objective:
     keys: dict[str, Any] = field(default_factory=dict)
     """VERL's keys that are set in addition to the keys of GRPO."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """The default clip range below 1 and above 1. For some objectives, the two values have another meaning, see
-    `optim.clip_low`."""
+    """By default, ratios are clipped at 1 minus the first value and at 1 plus the second value. For some objectives,
+    the two values have another meaning, see `optim.clip_low`."""
     batch_baseline: bool = False
     """Whether the baseline comes from the whole batch, so that training on a group with equal rewards is useful."""
     budget_norm: bool = False
@@ -124,27 +124,28 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         {"algorithm.adv_estimator": "opo"},
     ),
     "reinforce++": Objective(
-        "Use it with few rollouts per problem and many problems. Baseline and scale are those of the whole step, so "
-        "groups with equal rewards are trained on too.",
+        "Use it with few rollouts per problem and many problems. The baseline and the scale are computed over the "
+        "whole step, so groups with equal rewards are trained on too.",
         "arXiv 2501.03262",
         {"algorithm.adv_estimator": "reinforce_plus_plus"},
         batch_baseline=True,
     ),
     "reinforce++-baseline": Objective(
-        "Use it when the standard deviation of small groups is too noisy. The baseline is that of the group, and the "
-        "scale is that of the whole step.",
+        "Use it when the standard deviation of small groups is too noisy. The baseline is computed over the group, and "
+        "the scale over the whole step.",
         "arXiv 2501.03262",
         {"algorithm.adv_estimator": "reinforce_plus_plus_baseline"},
     ),
     "pass-k": Objective(
-        "Use it when only the best of several samples matters. Only the best rollout of a group is trained on; its "
-        "advantage is the distance to the second best. With rewards of 0 and 1, only groups with exactly one correct "
-        "rollout are trained on.",
+        "Use it when only the best of several samples matters. Only the best rollout of a group is trained on. Its "
+        "advantage comes from the difference between the best and the second-best reward of the group. With rewards of "
+        "0 and 1, only groups with exactly one correct rollout are trained on.",
         "arXiv 2503.19595",
         {"algorithm.adv_estimator": PASS_K},
     ),
     "gpg": Objective(
-        "Use it to measure the effect of ratios and clipping. It is a plain policy gradient without either.",
+        "Use it to measure the effect of ratios and clipping. It is a plain policy gradient, which has neither ratios "
+        "nor clipping.",
         "arXiv 2504.02546",
         {"algorithm.adv_estimator": GPG, f"{_LOSS}.loss_mode": "gpg"},
     ),
@@ -183,16 +184,16 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         budget_norm=True,
     ),
     "dppo-kl": Objective(
-        "Use it like dppo-tv. The change of a token's probability is measured as KL divergence, which limits rare "
-        "tokens more strictly.",
+        "Use it in the same cases as dppo-tv. The change of a token's probability is measured as KL "
+        "divergence, which limits rare tokens more strictly.",
         "arXiv 2602.04879",
         _dppo("kl"),
         clip=(0.05, 0.05),
         budget_norm=True,
     ),
     "clip-cov": Objective(
-        "Use it when entropy collapses. The tokens that lower entropy most are those with the highest covariance of "
-        "log-probability and advantage. A few of them, drawn at random, lose their gradient.",
+        "Use it when entropy collapses. The tokens that lower entropy most are the tokens with the highest covariance "
+        "of log-probability and advantage. A few of these tokens, drawn at random, lose their gradient.",
         "arXiv 2505.22617",
         {f"{_LOSS}.loss_mode": "clip_cov"},
         clip=(1.0, 1.0),
@@ -209,8 +210,8 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         },
     ),
     "dro": Objective(
-        "Use it with several updates per step, or with rollouts of older weights. It replaces the clip by a quadratic "
-        "penalty on the log-ratio. The strength of 0.1 is rstar2's choice, because VERL has no default.",
+        "Use it with several updates per step, or with rollouts of older weights. It replaces the clip with a "
+        "quadratic penalty on the log-ratio. The strength of 0.1 is rstar2's choice, because VERL has no default.",
         "arXiv 2405.19107",
         {f"{_LOSS}.loss_mode": "dro", f"{_LOSS}.dro_beta": 0.1},
     ),
@@ -249,7 +250,7 @@ CORRECTIONS: dict[CorrectionName, Correction] = {
     ),
     "sequence-tis": Correction(
         "Use it for short rollouts. The loss of a rollout is weighted by the product of its ratios, which is capped. "
-        "This has no bias up to the cap, but it is noisy.",
+        "A weight below the cap adds no bias, but the weights are noisy.",
         _COLLAPSE,
         weights="sequence",
     ),
@@ -263,15 +264,15 @@ CORRECTIONS: dict[CorrectionName, Correction] = {
     ),
     "sequence-rejection": Correction(
         "Use it for short rollouts, when a few of them disturb training. Rollouts whose product of ratios is outside "
-        "the bounds are left out, and the others are weighted by their product. In long rollouts the product is "
-        "nearly always outside.",
+        "the bounds are left out, and the loss of every other rollout is weighted by its product. In long rollouts the "
+        "product is nearly always outside the bounds.",
         _COLLAPSE,
         weights="sequence",
         rejects="seq_sum_k1",
     ),
     "geometric-rejection": Correction(
         "Use it for long rollouts, when a few of them disturb training. Rollouts whose geometric mean of ratios is "
-        "outside the bounds are left out. The others have no weights.",
+        "outside the bounds are left out. The other rollouts have no weights.",
         _COLLAPSE,
         limit=1.001,
         lower=0.999,
@@ -289,7 +290,7 @@ class AlgorithmSettings(Strict):
     loss_weights: Literal["tokens", "problems"] = "tokens"
     """What has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem with
     longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem share
-    its weight. The value problems works only with `objective` = "grpo"."""
+    its weight. `loss_weights` = "problems" works only with `objective` = "grpo"."""
     correction: CorrectionName = "none"
     """Correction for the difference between the engine's probabilities and the trainer's probabilities. The table of
     corrections says when to use which correction."""

@@ -1,5 +1,5 @@
-"""Leaves out problems with an answer against which no output can be graded correct, because no rollout of these
-problems could earn a reward."""
+"""Leaves out problems whose answers cannot be graded. If no output can be graded correct against an answer, no rollout
+of the problem could earn a reward."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> di
 
     Args:
         recipe: a recipe, or a part of one, as JSON.
-        model: the model of a whole recipe, or None for a part. If a model is given, keys that were added to rstar2
-            after the run began get their defaults. The default of an added key always stands for the earlier behaviour.
+        model: the pydantic model of the recipe, or None if `recipe` is only a part of a recipe. If a pydantic model is
+            given, keys that were added to rstar2 after the run began get their defaults. The default of an added key
+            always stands for the earlier behaviour.
 
     Raises:
         UserError: the recipe has keys of an earlier version, which this version does not read.

@@ -139,15 +139,15 @@ def _numbers(summary: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
-    """Returns the steps whose models are evaluated on the held-out problems, in order."""
+    """Returns, in ascending order, the steps whose models are evaluated on the held-out problems."""
     if not recipe.held_out.data:
         return []
     return [*range(recipe.held_out.every, steps, recipe.held_out.every), steps]
 
 
 def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
-    """Returns the steps whose models may be returned, in order. The steps are the same if the run was killed and
-    resumed."""
+    """Returns, in ascending order, the steps whose models SFT may return. The steps are the same if the run was killed
+    and resumed."""
     match recipe.chosen_by:
         case "held_out":
             return held_out_steps(recipe, steps)

@@ -140,8 +140,8 @@ def stage_command(
         folder: the stage's folder, see `rstar2.train.stages`.
         model: a model's folder, or the id of a model on the Hugging Face hub.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
-        first_step: the number of steps that earlier stages have made. In trackers, the steps of the stage are counted
-            on from this number.
+        first_step: the number of steps that earlier stages have made. In trackers, the numbers of the stage's steps
+            continue from this number.
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment((*recipe.trackers, *recipe.trace_trackers), folder, os.environ, first_step)
@@ -504,10 +504,11 @@ def _hydra_value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quotes a text for Hydra, so that it stays a text. Without quotes, Hydra would read 1 as a number, and false as a
+    """Quotes a text, so that Hydra reads it as a text. Without quotes, Hydra would read 1 as a number, and false as a
     boolean.
 
-    Source: the grammar of Hydra 1.3's overrides. `${` is escaped, because OmegaConf would resolve it.
+    Source: the grammar of Hydra 1.3's overrides. `${` is escaped, because OmegaConf would otherwise replace it with
+    another value.
     """
     text = re.sub(r"(\\*)'", r"\1\1\\'", text.replace("${", r"\${"))
     return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"

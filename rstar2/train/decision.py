@@ -22,7 +22,7 @@ class Decision:
 
     step: int
     """The step whose measurement led to the decision. The stage ends after this step, or after the step that was in
-    progress at that time."""
+    progress when the rule decided."""
     action: Action
     reason: str
     """The measured values and the keys of the rule, as a sentence."""

@@ -13,8 +13,8 @@ encodes the same file uses the result of the other process. The folder's name co
 decides the token ids, including the code.
 
 A process holds a shared lock on the `record.json` of each encoding that it uses. When a process looks for an encoding,
-the process removes old encodings that no process holds: encodings by another version of the code, and encodings of a
-file that has changed or no longer exists.
+the process removes old encodings that no process holds: encodings made by another version of the code, and encodings of
+a file that has changed or no longer exists.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _remove_unusable(store: Path, data: Path, content: str) -> None:
     lock.
 
     Args:
-        store: the folder for the encodings of all files beside `data`.
+        store: the folder that contains the encodings of `data`, and of other files in the same folder as `data`.
         content: the SHA-256 of `data`.
     """
     code = _code_digest()
@@ -243,8 +243,8 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
     """Groups conversations that ask nearly the same question.
 
     Questions are compared by the stricter rule of the filter `near-duplicates` (`rstar2.data.filters.near`), which
-    compares sets of words. The rule may join conversations that differ. Joining too many conversations is less harmful
-    than a validation set with questions that are also trained on.
+    compares sets of words. The rule may put different conversations into one group. Groups that are too large are less
+    harmful than a validation set with questions that are also trained on.
 
     Args:
         parts: the encodings of one or more files. The conversations of all files are numbered consecutively.
@@ -307,18 +307,18 @@ def _code_digest() -> str:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some consecutive conversations of a file, which one process encodes."""
+    """A piece of a file: consecutive conversations, which one process encodes."""
 
     file: Path
     first: int
     """The number of the first row in the file, from 1."""
     rows: Any
-    """A record batch, or a list of rows that are already checked."""
+    """The piece's rows: a record batch, or a list of rows that have already been checked."""
 
 
 @dataclass(frozen=True)
 class _EncodedPiece:
-    """The encoding of a piece. `rstar2.data.candidates.encoded` makes the bytes of the encoding."""
+    """The encoding of one piece of a file. `rstar2.data.candidates.encoded` makes the bytes of the encoding."""
 
     conversations: bytes
     questions: bytes
@@ -327,7 +327,7 @@ class _EncodedPiece:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Encodes a piece. Raises UserError if a row is not a conversation. The message names the row."""
+    """Encodes one piece of a file. Raises UserError if a row is not a conversation. The message names the row."""
 
     codec: CodecOf
     content: str

@@ -37,19 +37,21 @@ class FormCheck:
         return cls(FormCounts(**stored["counts"]), stored["first_fault"], Demands(**stored["rewarded"]))
 
     def warnings(self) -> Iterator[str]:
-        """Yields a warning for each way in which SFT would teach against the system text or the reward."""
+        """Yields a warning for each of these faults: turns do not keep the form that their system text or question asks
+        for; SFT would leave out parts of conversations; no conversation ends in the form that RL rewards."""
         counts = self.counts
         if ignoring := counts.demanded_turns - counts.compliant_turns:
             yield (
                 f"{ignoring:,} of {counts.demanded_turns:,} turns {_verb(ignoring, 'do')} not keep the form that their "
                 f"own system text or question asks for, the first in conversation {self.first_fault}: the model would "
-                "learn to ignore such text. Remove the text from these conversations, or write their turns as it asks."
+                "learn to ignore such text. Remove the text from these conversations, or write the turns in the form "
+                "that the text asks for."
             )
         if mixed := counts.mixed:
             yield (
                 f"{mixed:,} of {counts.conversations:,} conversations {_verb(mixed, 'have')} some turns in the "
-                "format's form and some not: they are taught without the format's system text. Write all turns in the "
-                "form, or set answer_form to true in these rows."
+                "format's form and some turns in another form: SFT teaches these conversations without the format's "
+                "system text. Write all turns in the format's form, or set answer_form to true in these rows."
             )
         if lost := counts.lost_thoughts:
             yield (
@@ -60,18 +62,18 @@ class FormCheck:
             yield (
                 f"{unlearnt:,} of {unlearnt + counts.turns:,} turns {_verb(unlearnt, 'be')} not trained on: another "
                 "question follows, and the format removes thoughts before a new question. To train on every turn, make "
-                "a separate conversation that ends with each of them."
+                "a separate conversation that ends with each turn."
             )
         if self.rewarded and not counts.rewarded_endings:
             yield (
                 f"none of the {counts.conversations:,} conversations ends in the form that RL rewards, "
-                f"{_described(self.rewarded)}: the model would have to discover it in RL. Prepare the data with a "
-                "share of conversations in this form (rstar2 data prepare … --set answer_form=0.5), or add your own."
+                f"{_described(self.rewarded)}: the model would have to discover this form in RL. Prepare the data with "
+                "a share of conversations in this form (rstar2 data prepare … --set answer_form=0.5), or add your own."
             )
 
 
 def check_form(rows: Iterable[Mapping[str, Any]], texts: FormatTexts, first: int = 1) -> FormCheck:
-    """Checks conversations that SFT would teach with a format's texts.
+    """Checks conversations in the form in which SFT would teach them, with the texts of a format.
 
     Args:
         first: the number of the first conversation.

@@ -31,8 +31,8 @@ class Rollout:
     error_replies: int = 0
     """Number of tool outputs that contain the word "error". Only the selection `release` uses this number."""
     later_turns_ended: int = 0
-    """Number of turns after the first that did not end at the token budget. Only the selection `release` uses this
-    number."""
+    """Number of turns after the first turn, not counting a turn that was cut off at the token budget. Only the
+    selection `release` uses this number."""
     closed_blocks: int = 1
     """Number of closed `<answer>` blocks in the text, including tool output; 0 if an opening or closing tag has no
     partner. Only the selection `release` uses this number."""
@@ -48,7 +48,7 @@ class Rollout:
     """Number of turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
     lost_calls: int = 0
     lost_because: str = ""
-    """The judge's message for the first lost call."""
+    """The judge's message about the first call that the judge lost."""
     tokens: int = 0
     truncated: bool = False
     """Whether the rollout ended at the token budget."""
@@ -69,7 +69,8 @@ class Rollout:
     failed_turns: int = 0
     """Number of turns with a failed call."""
     repaired_turns: int = 0
-    """Number of turns with a failed call after which all calls of some later turn succeeded."""
+    """Number of turns that have a failed call and are followed, later in the rollout, by a turn in which all calls
+    succeeded."""
     opening: list[int] = field(default_factory=list)
     """The first `OPENING_TOKENS` tokens that the model wrote, for `rstar2.train.information`."""
 
@@ -80,12 +81,12 @@ class Rollout:
 
     @property
     def undecided(self) -> bool:
-        """Whether the grader could not decide if the answer is correct."""
+        """Whether the grader could not decide whether the answer is correct."""
         return not self.correct and self.missed in UNDECIDED
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
-        """Returns the rollout for a trace. The trace must contain the reward."""
+        """Converts a trace, which must contain its reward, to a rollout."""
         assert trace.reward is not None, "the trace must have its reward"
         # If the last turn has calls, the rollout ended before the model could read their outputs.
         read_outputs = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]

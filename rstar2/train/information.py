@@ -47,7 +47,8 @@ class Information:
     """The estimate of I(X; Z) in nats per token. The largest possible estimate is the logarithm of the number of
     problems."""
     retrieved: float
-    """The share of rollouts that are most similar to the other rollouts of their own problem."""
+    """The share of rollouts that are more similar to the other rollouts of their own problem than to the rollouts of
+    any other problem."""
 
 
 def prompt_information(problems: Sequence[Sequence[Sequence[int]]]) -> Information | None:

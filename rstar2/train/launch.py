@@ -1,4 +1,5 @@
-"""Runs a trainer process: writes its log, limits every wait, leaves no orphans, and finds the cause of a failure."""
+"""Runs a trainer process: writes its log, limits the time of every wait, leaves no child processes behind, and finds
+the cause of a failure."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
 SAVING_POLL_S = 10.0
-"""Number of seconds between two checks of the size of a checkpoint that is being written. A checkpoint can have
-hundreds of files."""
+"""Number of seconds between two checks of the size of a checkpoint that is being written. The checks are rare, because
+a checkpoint can have hundreds of files."""
 STOP_S = 20.0
 """Maximum number of seconds that a trainer may take to end after it was asked to end."""
 RAY_STARTS = 10

@@ -2,7 +2,7 @@
 
 A check briefly uses the GPU, folder or server that it tests, because a GPU or folder that exists may still not work. A
 check raises UserError if something is missing, wrong or refused. A check raises Unavailable if something does not
-answer, because the fault may go away, so that a script can start the same command again later.
+answer. Such a fault may go away, so a script can start the same command again later.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _LOGIN = "import wandb\nwandb.login(verify=True)"
 _WANDB_AWAY = re.compile(
     r"did not respond in time|process is not running|An error occurred while|time[d ]*out|onnect|HTTP (429|5\d\d)"
 )
-"""Texts in messages of W&B's client if the server did not answer. If the server refuses the key, the client's message
-is the server's message."""
+"""Texts that the messages of W&B's client contain if the server did not answer. If the server refuses the key, the
+client's message is the server's message."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 

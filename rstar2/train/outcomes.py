@@ -1,8 +1,8 @@
 """Outcomes of a stage's problems, from which a curriculum (`rstar2.train.curriculum`) chooses the next problems.
 
 An outcome belongs to one problem in one step. The outcome is the number of rollouts with a verdict, and the number of
-correct rollouts among them. Rollouts that failed, that lost a tool call or that the grader could not decide do not
-count for an outcome.
+correct rollouts among them. A rollout does not count for an outcome if it failed, if it lost a tool call, or if the
+grader could not decide whether it is correct.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Outcomes:
     problem: Ints
     """For each outcome, the index of its problem."""
     step: Ints
-    """For each outcome, its step in the stage, counted from 1. Outcomes of the stage before have steps of 0 and
-    below."""
+    """For each outcome, its step in the stage, counted from 1. Outcomes of the previous stage have step numbers of 0
+    and below."""
     correct: Ints
     """For each outcome, the number of correct rollouts."""
     rollouts: Ints
@@ -63,12 +63,13 @@ class Belief:
         return self.alpha / (self.alpha + self.beta)
 
     def all_correct(self, rollouts: int) -> Floats:
-        """For each problem, the probability that the next `rollouts` rollouts are all correct: the mean of p^n."""
+        """For each problem, the probability that the next n = `rollouts` rollouts are all correct. This probability is
+        the mean of p^n over the distribution of the pass rate p."""
         return np.asarray(np.exp(betaln(self.alpha + rollouts, self.beta) - betaln(self.alpha, self.beta)))
 
     def none_correct(self, rollouts: int) -> Floats:
-        """For each problem, the probability that none of the next `rollouts` rollouts is correct: the mean of (1 -
-        p)^n."""
+        """For each problem, the probability that none of the next n = `rollouts` rollouts is correct. This probability
+        is the mean of (1 - p)^n over the distribution of the pass rate p."""
         return np.asarray(np.exp(betaln(self.alpha, self.beta + rollouts) - betaln(self.alpha, self.beta)))
 
     def solved(self, rollouts: int) -> Bools:

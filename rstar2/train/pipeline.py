@@ -98,13 +98,13 @@ class Pipeline:
     timer: PhaseTimer
     """Measures the time of the whole run."""
     solved: Path | None = None
-    """A folder that counts how often each problem was solved, for the filter of solved problems. If None, the filter
-    samples the problems."""
+    """A folder with counts of how often each problem was solved, for the filter that leaves out solved problems. If
+    None, the filter samples the problems."""
 
     def train_stages(
         self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""
     ) -> Iterator[tuple[str, Path]]:
-        """Runs the stages in folders below `root`, each from the model of the stage before.
+        """Runs the stages in folders below `root`. Each stage starts from the model of the stage before.
 
         A rule of a recipe (`rstar2.train.rules`) may end a stage early, or end the sequence of stages.
 

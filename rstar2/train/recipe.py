@@ -123,7 +123,7 @@ class Hardware(Strict):
             # Ray places all GPUs of an engine on one node.
             raise ValueError(
                 f"the hardware.gpus_per_node = {self.gpus_per_node} GPUs of a node cannot be split into engines of "
-                f"hardware.tensor_parallel = {self.tensor_parallel}: choose a number that divides the GPUs evenly"
+                f"hardware.tensor_parallel = {self.tensor_parallel}: choose an engine size that divides the GPUs evenly"
             )
         if self.ranks % self.sequence_parallel:
             raise ValueError(
@@ -224,8 +224,8 @@ class GroupSettings(Strict):
     batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
     """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this number times
-    `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes the place of the
-    missing groups."""
+    `rollout.prompts` problems. If groups are still missing after that, or if the value is 0, padding takes the place of
+    the missing groups."""
 
 
 class OptimSettings(Strict):
@@ -628,7 +628,7 @@ class StageRecipe(Strict):
         if self.curriculum.reads_outcomes and workers:
             raise ValueError(
                 f'curriculum = "{self.curriculum.name}" needs verl.{LOADING_PROCESSES} = 0, not {workers}: processes '
-                "that load problems in advance would deliver problems that were chosen by outcomes of many steps ago"
+                "that load problems in advance would deliver problems that were chosen many steps before"
             )
         return self
 
@@ -780,11 +780,13 @@ class SftRecipe(Strict):
     @model_validator(mode="after")
     def _can_be_chosen(self) -> SftRecipe:
         if self.choose == "held_out" and not self.held_out.data:
-            raise ValueError('choose = "held_out" needs problems to sample: set held_out.data to their file')
+            raise ValueError(
+                'choose = "held_out" needs held-out problems: set held_out.data to the file of the problems'
+            )
         if self.choose == "validation" and not (self.validation.data or self.validation.share):
             raise ValueError(
-                'choose = "validation" needs conversations to measure on: set validation.share above 0, or '
-                "validation.data"
+                'choose = "validation" needs conversations to measure the validation loss on: set '
+                "validation.share above 0, or validation.data"
             )
         return self
 

@@ -62,8 +62,8 @@ class Beginning:
     trace: Trace
     """The trace of the whole rollout that has the failed call."""
     turns: int
-    """Number of the rollout's turns with which the extra rollouts begin. The last of the turns with which they begin
-    has the failed call."""
+    """Number of the rollout's turns with which the extra rollouts begin. The failed call is in the last of the turns
+    with which the extra rollouts begin."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Recovery:
     begun_with: int
     """Number of tokens after the prompt that were copied from the first rollout."""
     repaired: bool
-    """Whether all calls of some later turn succeeded."""
+    """Whether the extra rollout has a turn, after the failed call, in which all calls succeeded."""
 
 
 def may_recover(trace: Trace) -> bool:
@@ -102,7 +102,8 @@ def recovery_of(trace: Trace, turns: int) -> Recovery:
 
 
 def _beginnings(trace: Trace) -> list[Beginning]:
-    """Returns a beginning for each failed call after which the rollout continued."""
+    """Returns, for each turn with a failed call after which the rollout continued, the turns up to and including this
+    turn."""
     return [
         Beginning(trace, failed.place + 1)
         for failed in trace.failed_turns

@@ -1,9 +1,9 @@
 """Rejection sampling: makes SFT conversations from the correct and clean traces of a run.
 
 Traces are read like the rows of any other data source (`rstar2.data.source`). The resulting conversations are filtered,
-compared with benchmarks and written like the conversations of other sources. For each reason to leave a trace out, the
-data card says how many traces were left out. A first pass over all traces chooses the best traces of each problem: the
-traces with the lowest penalty p_total of Resampling on Correct (RoC).
+compared with benchmarks and written like the conversations of other sources. For each reason to leave out a trace, the
+data card says how many traces were left out for this reason. A first pass over all traces chooses the best traces of
+each problem: the traces with the lowest penalty p_total of Resampling on Correct (RoC).
 
 Only traces that a model may learn from are used: rollouts of a training run, and traces of an evaluation on the user's
 own problems. Traces of held-out problems and of benchmarks are left out, unless the user names their folder or file.
@@ -74,7 +74,10 @@ class RunTraces:
         for problems in dict.fromkeys(self.measured.values()):
             files = [file for file, name in self.measured.items() if name == problems]
             if set(self.files) & set(files):
-                yield f"these are traces of {problems}: a model that learns from them cannot be measured on it"
+                yield (
+                    f"these are traces of {problems}: a model that learns from these traces cannot be measured on "
+                    "these problems"
+                )
             else:
                 yield f"traces of {problems} are left out: {first_few([str(file.parent) for file in files])}"
 
@@ -114,7 +117,8 @@ def _measured_by(file: Path, below: Path | None = None) -> str:
     otherwise.
 
     Args:
-        below: if given, the run of the file is searched for only in this folder, including the folder itself.
+        below: the topmost folder in which the run of the file is searched for; if None, all parent folders of the file
+            are searched.
     """
     absolute = file.resolve()
     for folder in absolute.parents:
@@ -247,7 +251,7 @@ def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
     if trace.paper_correct is False:
         return "answer not in the format", f"read by {trace.read_by or 'another rule'}"
     if not trace.response_ids:
-        return "no token ids", "the server that wrote it gave none"
+        return "no token ids", "the server that wrote the trace gave no token ids"
     return None
 
 

@@ -34,9 +34,10 @@ class PenaltySettings(Strict):
     """Penalties that lower the reward of a correct rollout because of the rollout's length. There are no penalties by
     default, and none in the paper.
 
-    A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The sum of
-    `length` and `turns` must be below 1, so a correct rollout is always worth more than a wrong rollout. To find groups
-    with equal rewards (`groups.drop_equal_rewards`), rewards are compared without penalties.
+    A wrong rollout has no penalty. Otherwise, a wrong rollout that gives up early would be worth more than a wrong
+    rollout that tries longer. The sum of `length` and `turns` must be below 1, so a correct rollout is always worth
+    more than a wrong rollout. To find groups with equal rewards (`groups.drop_equal_rewards`), rewards are compared
+    without penalties.
     """
 
     length: float = Field(0.0, ge=0, lt=1)
@@ -52,8 +53,8 @@ class PenaltySettings(Strict):
     def _leaves_something(self) -> PenaltySettings:
         if self.length + self.turns >= 1:
             raise ValueError(
-                f"penalty.length + penalty.turns = {self.length + self.turns:g} is not below 1: a correct rollout "
-                "could be worth no more than a wrong one"
+                f"penalty.length + penalty.turns = {self.length + self.turns:g} is not below 1: the reward of a "
+                "correct rollout could then be no higher than the reward of a wrong rollout"
             )
         return self
 
@@ -131,7 +132,7 @@ def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
         return ""
     return (
         f"penalty.length = {penalty.length:g} and penalty.turns = {penalty.turns:g} need a reward of 1 for a correct "
-        f"answer and 0 for a wrong one ({', '.join(get_args(ReadingRule))}), not reward = {reward!r}; a function of "
+        f"answer and 0 for a wrong answer ({', '.join(get_args(ReadingRule))}), not reward = {reward!r}; a function of "
         "your own can subtract the penalty itself"
     )
 

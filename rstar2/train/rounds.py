@@ -9,11 +9,11 @@ A rollout counts as correct if its reward is above 0, as in Resampling on Correc
 if it has no verdict, or if the selection never trains on it. In a group that stops early, the same share of the
 rollouts is trained on as in a full group, so that a selection such as RoC is equally strict.
 
-Sources: Reinforce-Ada (arXiv 2510.04996, algorithm 1) samples in rounds and stops a prompt when it has enough rollouts
-of both kinds. Pilot-Commit (arXiv 2605.26606, abstract) stops a prompt whose first rollouts all have the same reward.
-Knapsack RL (arXiv 2509.25849, abstract) and AR3PO (arXiv 2509.25808, abstract) give hard prompts more rollouts, which
-is why a group without correct rollouts gets more rounds here. `benchmarks/train/rounds.py` measures how rounds change
-what is learned.
+Sources: Reinforce-Ada (arXiv 2510.04996, algorithm 1) samples in rounds and stops a prompt when it has enough correct
+and enough wrong rollouts. Pilot-Commit (arXiv 2605.26606, abstract) stops a prompt whose first rollouts all have the
+same reward. Knapsack RL (arXiv 2509.25849, abstract) and AR3PO (arXiv 2509.25808, abstract) give hard prompts more
+rollouts, which is why a group without correct rollouts gets more rounds here. `benchmarks/train/rounds.py` measures how
+rounds change what is learned.
 """
 
 from __future__ import annotations

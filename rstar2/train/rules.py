@@ -33,9 +33,10 @@ class RuleSettings(Strict):
     """
 
     measure: Measure = "pass_rate"
-    """The measure that the rules watch. pass_rate: the share of correct rollouts among those with a verdict, averaged
-    over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is measured. Use
-    held_out if a curriculum chooses problems by their difficulty, because the pass rate then does not show progress."""
+    """The measure that the rules watch. pass_rate: the share of correct rollouts among the rollouts with a verdict,
+    averaged over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is
+    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate then does not
+    show progress."""
     window: int = Field(5, ge=1)
     """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
@@ -68,11 +69,11 @@ def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpo
     """
     acts = bool(rules.flat_steps or rules.fall)
     if acts and rules.measure == "held_out" and not held_out:
-        return 'rules.measure = "held_out" needs problems to measure on: set held_out.data to their file'
+        return 'rules.measure = "held_out" needs held-out problems: set held_out.data to the file of the problems'
     if rules.may_go_back and not held_out:
         return (
             'going back (rules.when_flat or rules.when_fallen = "back") needs problems to find the best checkpoint '
-            "with: set held_out.data to their file"
+            "with: set held_out.data to the file of the problems"
         )
     if rules.may_go_back and held_out_every % checkpoint_every:
         return (
@@ -105,8 +106,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
     Args:
         steps: the metrics of all steps of the stage, by step number.
-        saved: the steps to whose checkpoints a rule can go back. A rule that goes back does nothing as long as the
-            held-out accuracy was measured at none of the steps in `saved`.
+        saved: the steps to whose checkpoints a rule can go back. A rule with the action `back` does nothing as long as
+            the held-out accuracy was measured at none of the steps in `saved`.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)

@@ -50,7 +50,7 @@ def sample(
 ) -> EvalResult:
     """Samples every problem `settings.samples` times.
 
-    If the function was killed, it can be called again: it then continues with the samples in `out`.
+    If the process was killed, the function can be called again, and then continues with the samples in `out`.
 
     Args:
         engines: engines of one model. The engines are closed at the end.
@@ -119,7 +119,8 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
 
 
 def leave_out(rows: Rows, solved: Iterable[bool], fill: int) -> Rows:
-    """Leaves out the rows that are solved. If fewer than `fill` rows remain, the first solved rows are added again."""
+    """Leaves out the rows whose problems are solved. If fewer than `fill` rows remain, the first rows with solved
+    problems are added again."""
     unsolved: Rows = []
     others: Rows = []
     for row, is_solved in zip(rows, solved, strict=True):

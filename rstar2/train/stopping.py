@@ -115,7 +115,7 @@ class StopAfterStep:
     def _text(self, number: int) -> str:
         again = "Press Ctrl-C again" if number == signal.SIGINT else "Send another signal"
         began = f"it began {_duration(time.monotonic() - self._step_began_at)} ago"
-        last = f", the one before took {_duration(self._step_s)}" if self._step_s is not None else ""
+        last = f", the step before took {_duration(self._step_s)}" if self._step_s is not None else ""
         return (
             f"{_name(number)}: training saves at the end of the current step ({began}{last}) and then ends; the same "
             f"command continues. {again} to end at once and lose this step."

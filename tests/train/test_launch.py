@@ -196,7 +196,7 @@ def test_a_signal_has_the_present_step_saved_before_the_end(
     assert not (tmp_path / STOP_FILE).exists(), "the next start would stop after its first step"
     [text] = warnings
     assert re.search(again, text)
-    assert "the one before took" in text
+    assert "the step before took" in text
 
 
 DISCARDED = """

@@ -132,7 +132,10 @@ def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_a
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["rules.measure=held_out", "rules.flat_steps=9"], 'rules.measure = "held_out" needs problems'),
+        (
+            ["rules.measure=held_out", "rules.flat_steps=9"],
+            'rules.measure = "held_out" needs held-out problems',
+        ),
         (["rules.fall=0.1"], "needs problems to find the best checkpoint with"),
         (["rules.flat_steps=9", "rules.when_flat=back"], "needs problems to find the best checkpoint with"),
         (

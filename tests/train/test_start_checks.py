@@ -236,7 +236,9 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
     )
     assert "the first in conversation 3" in both
     (mixed,) = warnings_for({"messages": [GOOD[0], form, *GOOD]}, {"messages": [GOOD[0], form]})
-    assert mixed.startswith("1 of 2 conversations has some turns in the format's form and some not")
+    assert mixed.startswith(
+        "1 of 2 conversations has some turns in the format's form and some turns in another"
+    )
     (never,) = warnings_for({"messages": GOOD})
     assert never.startswith(
         "none of the 1 conversations ends in the form that RL rewards, \\boxed{} inside <answer>"

@@ -63,7 +63,7 @@ class CurriculumSettings(Strict, extra="allow"):
 
     @property
     def discount(self) -> float:
-        """The discount for older outcomes, which the metrics `rstar2/problems/…` use.
+        """The discount that the metrics `rstar2/problems/…` apply to older outcomes.
 
         The discount is the curriculum's own setting if a shipped curriculum has this setting, and otherwise the
         default.

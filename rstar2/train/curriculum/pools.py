@@ -28,7 +28,7 @@ def choose(
 ) -> list[int]:
     """Among the problems that do not rest, chooses the problems that were used least often.
 
-    If fewer than `count` problems remain, the problems that have rested longest are added.
+    If fewer than `count` problems do not rest, the problems that have rested longest are added.
 
     Args:
         problems: the problems to choose from.
@@ -51,10 +51,9 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Counts, for each problem, the outcomes after its last outcome with a wrong rollout. All rollouts of the counted
-    outcomes are correct.
+    """Returns, for each problem, how many of its latest groups in a row had only correct rollouts.
 
-    Returns an array of shape (problems,).
+    The array has shape (problems,).
     """
     row = np.zeros(len(problems), dtype=np.int64)
     outcomes = problems.outcomes

@@ -3,9 +3,9 @@ posterior of each problem's pass rate.
 
 The source is MoPPS, arXiv 2507.04632. MoPPS draws each problem's pass rate from a posterior with temporal discounting
 (`rstar2.train.outcomes.Problems.belief`), and takes the problems whose drawn pass rate is nearest to a target. MoPPS
-calls this Thompson sampling with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n.
-The farther the pass rate p is from 1/2, the lower the probability of both outcomes is, so the same problems are best
-for every n.
+calls this Thompson sampling with Top-B. If p is the pass rate, a group of n rollouts has both correct and wrong
+rollouts with probability 1 - p^n - (1 - p)^n. For every n, this probability falls as p moves away from 1/2, so the same
+problems are best for every n.
 
 Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
 random. In a similar way, GRESO (arXiv 2506.02177) explores problems that give no gradient.
@@ -40,9 +40,10 @@ def choose(
         problems: the problems to choose from.
         count: number of problems to choose.
         rng: the source of randomness.
-        target: The target pass rate. With a target of 0.5, a group most likely has both correct and wrong rollouts.
-        unseen: The share of a step's problems that were never used before, until all problems have been used. With a
-            share of 1, no problem is used twice before every problem has been used once.
+        target: The target pass rate. A group is most likely to have both correct and wrong rollouts if the target is
+            0.5.
+        unseen: As long as some problems have never been used, this share of a step's problems is chosen from them. With
+            a share of 1, no problem is used twice before every problem has been used once.
         explore: The expected share of the remaining problems that is drawn at random, whatever their pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 

@@ -12,8 +12,8 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""An engine may get this many times as many rollouts as fit into its KV cache at full length, because rollouts that are
-still growing have a quarter of their full length on average."""
+"""The user is warned if an engine gets more than this many times the number of full-length rollouts that fit into its
+KV cache. The limit is above 1, because a growing rollout has a quarter of its full length on average."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -49,9 +49,9 @@ def _kl_warnings(recipe: StageRecipe, memory: Memory) -> Iterator[str]:
     if keys.get(f"{actor}.use_kl_loss"):
         # VERL shards the reference model over all ranks in fp32, like the trained weights.
         yield (
-            f"with use_kl_loss=true, VERL also holds a reference model, {_gib(memory.weights)} per GPU. The estimate "
-            "does not include it. Set verl.actor_rollout_ref.ref.fsdp_config.param_offload=true to move it to the "
-            "machine's memory"
+            f"with use_kl_loss=true, VERL also holds a reference model, {_gib(memory.weights)} per GPU, which the "
+            "estimate does not include. Set verl.actor_rollout_ref.ref.fsdp_config.param_offload=true to move the "
+            "reference model to the machine's memory"
         )
     elif f"{actor}.kl_loss_coef" in keys:
         yield f"kl_loss_coef has no effect without a KL term in the loss: set verl.{actor}.use_kl_loss=true as well"
@@ -61,8 +61,8 @@ def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
     """Yields warnings about an RL stage's settings for asynchronous modes."""
     if recipe.mode != "sync" and recipe.algorithm.correction == "none":
         yield (
-            f"with mode={recipe.mode}, older weights write part of the training tokens, and no correction is set: set "
-            "algorithm.correction=token-tis"
+            f"with mode={recipe.mode}, some of the training tokens are sampled with older weights, but no correction "
+            "for this is set: set algorithm.correction=token-tis"
         )
     if recipe.mode == "separate_async":
         gpus = recipe.asynchronous.rollout_nodes * recipe.hardware.gpus_per_node
@@ -95,8 +95,8 @@ def judge_warnings(judge: Judge) -> Iterator[str]:
     if judge.workers < judge.cores:
         yield (
             f"the judge has {judge.workers} workers, but the {judge.tool_calls:,} tool calls of a step need about "
-            f"{judge.cores}, so rollouts will wait for the judge: start a larger one (rstar2 judge up --workers "
-            f"{judge.cores}, then --judge URL), or set --judge-workers {judge.cores}"
+            f"{judge.cores} workers, so rollouts will wait for the judge: start a larger judge (rstar2 judge up "
+            f"--workers {judge.cores}, then --judge URL), or set --judge-workers {judge.cores}"
         )
 
 
@@ -108,7 +108,7 @@ def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
         if shape.heads % parts:
             yield (
                 f"the model's {shape.heads} attention heads cannot be divided by hardware.{key} = {parts}: choose a "
-                "number that divides them evenly"
+                "number that divides the attention heads evenly"
             )
 
 
@@ -173,7 +173,8 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (
             f"groups without a gradient are replaced, so a step may have up to {1 + refills:g} times its problems, "
-            f"{most:,} rollouts. The estimate uses the share of such groups in the run of --like, or else 0"
+            f"{most:,} rollouts. The estimate uses the share of groups without a gradient in the run of --like; "
+            "without --like it uses 0"
         )
 
 
@@ -182,9 +183,9 @@ def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
     recover, prompts = recipe.recover, recipe.rollout.prompts
     if recover.failures:
         yield (
-            f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, up to "
-            f"{prompts * recover.most:,} in a step, after its other rollouts. The estimate uses the number of failed "
-            "calls in the run of --like; without --like it uses the maximum"
+            f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, so a step "
+            f"ends with up to {prompts * recover.most:,} extra rollouts. The estimate uses the number of failed calls "
+            "in the run of --like; without --like it uses the maximum"
         )
 
 

@@ -27,11 +27,12 @@ _MOST_SAVING_SHARE = 0.25
 
 @dataclass(frozen=True)
 class SilentParts:
-    """The longest times in a stage without a sign of life, in seconds (see `rstar2.train.launch.SignsOfLife`)."""
+    """The longest periods, in seconds, in which a stage gives no sign of life (see
+    `rstar2.train.launch.SignsOfLife`)."""
 
     start: float
-    """Seconds from the start of the trainer until it has its weights. This time is Ray's limit for starting a process,
-    plus the time for reading a model or checkpoint."""
+    """Seconds from the start of the trainer until its weights are loaded. This time is Ray's limit for starting a
+    process, plus the time for reading a model or checkpoint."""
     rollout: float
     """Seconds that one rollout of full length takes if one of its calls waits `judge.wait_s` for the judge."""
     micro_batch: float
@@ -104,8 +105,8 @@ def _saving_warnings(recipe: StageRecipe, saving: Saving) -> Iterator[str]:
     share = saving.save_s / (saving.save_s + saving.steps_between * saving.step_s)
     if share > _MOST_SAVING_SHARE:
         yield (
-            f"saving checkpoints takes {percent(share, 0)} of the time ({saving.save_s:,.0f} s each): raise "
-            f"checkpoint.every_minutes = {recipe.checkpoint.every_minutes:g} or checkpoint.every = "
+            f"saving checkpoints takes {percent(share, 0)} of the run's time ({saving.save_s:,.0f} s per checkpoint): "
+            f"raise checkpoint.every_minutes = {recipe.checkpoint.every_minutes:g} or checkpoint.every = "
             f"{recipe.checkpoint.every}"
         )
 
@@ -114,7 +115,7 @@ def _judge_limit_warnings(recipe: StageRecipe) -> Iterator[str]:
     if recipe.judge.wait_s > MAX_WAIT_S:
         yield (
             f"judge.wait_s = {recipe.judge.wait_s:,.0f} has no effect beyond {MAX_WAIT_S:,.0f} s, because the judge "
-            f"itself gives up a program after that: set judge.wait_s={MAX_WAIT_S:.0f}"
+            f"itself gives up a program after this time: set judge.wait_s={MAX_WAIT_S:.0f}"
         )
 
 
@@ -127,8 +128,8 @@ def queue_warnings(recipe: StageRecipe, judge: Judge) -> Iterator[str]:
     if wait_s > recipe.judge.wait_s:
         workers = math.ceil(judge.in_flight * judge.program_s / recipe.judge.wait_s)
         yield (
-            f"{judge.in_flight:,} rollouts are in flight. If all call a tool at once, the last waits "
-            f"{wait_s:,.0f} s for one of {judge.workers} workers, but its call is lost after judge.wait_s = "
+            f"{judge.in_flight:,} rollouts are in flight. If all rollouts call a tool at once, the last call waits "
+            f"{wait_s:,.0f} s for one of the {judge.workers} workers, but a call is lost after judge.wait_s = "
             f"{recipe.judge.wait_s:,.0f}: give the judge at least {workers} workers, or raise judge.wait_s"
         )
 
@@ -143,9 +144,9 @@ def _count_warnings(shape: ModelShape, recipe: StageRecipe) -> Iterator[str]:
     rollouts = rollout.prompts * rollout.rollouts
     if hardware.router == "verl" and hardware.engines > 1 and rollouts > STICKY_REQUESTS:
         yield (
-            f"a step has {rollouts:,} rollouts, but VERL's router remembers the engines of only the last "
-            f"{STICKY_REQUESTS:,}, so the KV caches of the others are computed again in each turn: set "
-            "hardware.router=sessions"
+            f"a step has {rollouts:,} rollouts, but VERL's router remembers the engine of only the last "
+            f"{STICKY_REQUESTS:,} rollouts, so the KV caches of the other rollouts are computed again in each turn: "
+            "set hardware.router=sessions"
         )
     if optim.state == "fresh" and optim.warmup_steps > recipe.steps:
         yield (

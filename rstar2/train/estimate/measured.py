@@ -39,7 +39,7 @@ def measured_assumptions(run: Path) -> Assumptions:
 
 
 def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
-    """Returns the assumptions from a stage's steps. Assumptions that no step has measured get their defaults."""
+    """Returns the assumptions from a stage's steps. An assumption gets its default if no step has measured it."""
 
     def measured(*metrics: str) -> list[tuple[float, ...]]:
         """Returns the values of the named metrics for each step that has all of the named metrics."""

@@ -35,12 +35,13 @@ PREFILL_TOKENS = 8192
 """Number of tokens that an engine prefills at a time, by VERL's default."""
 CPU_LOGITS = 6
 """Maximum number of copies of the logits on a CPU: the model's logits, the logits without padding, and the copies for
-the loss and its gradients. A GPU needs fewer, because there is no padding, and the gradient overwrites the logits."""
+the loss and its gradients. A GPU needs fewer copies, because there is no padding, and the gradient overwrites the
+logits."""
 CPU_LIBRARIES = GIB // 2
-"""Number of bytes of Python and its imports in a trainer's process on a CPU."""
+"""Number of bytes that Python and the imported modules take in a trainer's process on a CPU."""
 CPU_FRAGMENTED = 0.27
-"""On a CPU, the free blocks that glibc keeps during the backward pass, as a share of the activations. The share was
-fitted to the models of 11 and 73 million parameters in `benchmarks/train/plan_memory.py`."""
+"""On a CPU, the memory of the free blocks that glibc keeps during the backward pass, as a share of the activations'
+memory. The share was fitted to the models of 11 and 73 million parameters in `benchmarks/train/plan_memory.py`."""
 KV_BLOCK = 16
 """Number of tokens per block of vLLM's KV cache."""
 

@@ -55,7 +55,8 @@ class StageEstimate:
     disk: Disk
     checkpoint: Saving
     longest_silence: SilentParts
-    """The stage's longest times without a sign of life, in seconds, which are compared with `hardware.hung_after_s`."""
+    """The longest periods, in seconds, in which the stage gives no sign of life. These periods are compared with
+    `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
     """Number of hours that sampling the training problems before the stage takes; 0 if the stage uses all problems."""
@@ -71,7 +72,7 @@ class RunEstimate:
     gpus: int
     assumptions: Assumptions
     stages: dict[int, StageEstimate]
-    """The estimates of the stages, by number."""
+    """The estimate of each stage, by the stage's number."""
     run_warnings: list[str]
     """Warnings about the run as a whole."""
 
@@ -116,8 +117,8 @@ class RunEstimate:
     def record(self) -> dict[str, Any]:
         """Returns the estimate for JSON, in bytes and seconds.
 
-        In the record, memory, step and judge have the values of the largest stage. `stages` has the values of every
-        stage.
+        The record's keys `memory_per_gpu`, `step` and `judge` describe the largest stage. The key `stages` describes
+        every stage.
         """
         largest = self.stages[self.largest]
         stages = {f"stage{number}": asdict(stage) for number, stage in self.stages.items()}
@@ -218,8 +219,8 @@ def duration_warnings(
         return total
 
     def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
-        """Returns the first change that makes the run short enough, as KEY=VALUE. If no change makes the run short
-        enough, returns only the key."""
+        """Returns, as KEY=VALUE, the first value of a recipe key that makes the run short enough. If no value makes the
+        run short enough, returns only the key."""
         enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
         value = next(enough, None)
         return key if value is None else f"{key}={value}"
@@ -273,8 +274,8 @@ def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[
     if hours > LONG_FILTER_HOURS:
         yield (
             f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, which takes "
-            f"about {hours:.0f} hours on all engines: name a run that has sampled them already (--solved), or set "
-            'solved_by="outcomes" or drop_solved=0'
+            f"about {hours:.0f} hours on all engines: name a run that has already sampled these problems (--solved), "
+            'or set solved_by="outcomes" or drop_solved=0'
         )
 
 

@@ -1,8 +1,9 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-The seconds follow from tokens per second, if the user states them. Otherwise, the seconds follow from the GPU's
-published speed, multiplied by the share of this speed that is assumed to be reached. The shares were chosen so that the
-estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run took.
+If the user states rates in tokens per second, the seconds are calculated from these rates. Otherwise, the seconds are
+calculated from the GPU's published speed, multiplied by the share of this speed that is assumed to be reached. The
+shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run
+took.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Assumptions:
     """Mean number of tokens of a rollout after its prompt. If None, the number is calculated with
     `mean_token_share`."""
     tokens_of_largest_step: float | None = None
-    """Mean number of tokens of a rollout in the step that trains on the most tokens, which needs the most memory. If
-    None, the mean is the same as in other steps."""
+    """Mean number of tokens of a rollout in the step that trains on the most tokens. This step needs the most memory.
+    If None, the mean is the same as in other steps."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
     """The share of groups that give a gradient, and are therefore trained on. If the recipe replaces groups without a
@@ -72,8 +73,8 @@ class Assumptions:
     disk_bytes_per_s: float = 1e9
     """Number of bytes per second that all ranks together write to or read from the run's folder."""
     between_steps_s: float = 20.0
-    """Number of seconds of a step for other work: sending weights to the engines, the queue, and advantages. On a CPU,
-    other work always takes 3 s."""
+    """Number of seconds that a step spends on other work: sending weights to the engines, the queue, and advantages. On
+    a CPU, other work always takes 3 s."""
 
     def rollout_tokens(self, rollout: RolloutSettings) -> float:
         """Returns the mean number of tokens of a rollout after its prompt."""
@@ -104,8 +105,8 @@ class Assumptions:
     def _recoveries_per_problem(self, recipe: StageRecipe) -> float:
         """Returns the expected number of recoveries per group.
 
-        Many groups have fewer failed calls than the recipe would draw. The number of failed calls per group is assumed
-        to have a Poisson distribution.
+        The expected number is below the maximum, because many groups have fewer failed calls than `recover.failures`.
+        The number of failed calls per group is assumed to have a Poisson distribution.
         """
         most, per_rollout = recipe.recover.failures, self.failed_calls_per_rollout
         if per_rollout is None:
@@ -406,7 +407,7 @@ def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, assumpt
 
 def queue_disk(recipe: StageRecipe, step: Step, assumptions: Assumptions) -> int:
     """Returns the number of bytes of the rollouts in a checkpoint: the rollouts of the checkpoint's step, and the
-    rollouts that have started before their step."""
+    rollouts that were started early for later steps."""
     if recipe.mode == "sync":
         return 0
     prompt, mean = assumptions.prompt_tokens(recipe.rollout), assumptions.rollout_tokens(recipe.rollout)

@@ -27,7 +27,7 @@ def write_card(
         tally: the verdicts of all samples.
         remaining: ids of the problems that remain, in the order of training.
         samples: number of samples of each problem.
-        settings: all settings that the verdicts depend on, with the digests of model and problems.
+        settings: all settings that the verdicts depend on, with the digests of the model and the problems.
     """
     correct = {
         problem: sum(verdict == "correct" for verdict in seen.values())

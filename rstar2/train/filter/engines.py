@@ -38,7 +38,8 @@ _STOP_S = 30.0
 
 @contextmanager
 def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[list[Engine], ChatCodec]]:
-    """A context with engines of a model on all of the hardware, and the model's codec.
+    """A context in which engines run a model on all of the hardware. The value of the context is a pair: the engines,
+    and the model's codec.
 
     Raises:
         UserError: vLLM is not installed.

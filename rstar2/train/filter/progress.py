@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SETTINGS, VERDICTS, CARD = "settings.json", "verdicts.jsonl", "card.json"
-"""Files of a filter, in the order in which they are written. A filter with a card has finished."""
+"""Files of a filter, in the order in which they are written. A filter has finished if its folder contains the card."""
 
 
 @dataclass(frozen=True)

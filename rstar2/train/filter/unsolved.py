@@ -1,7 +1,7 @@
 """Leaves out the problems that a policy solves every time.
 
 Whether a problem is always solved is decided by new samples, by verdicts or traces of an earlier run, or by the
-outcomes of the stage before.
+outcomes of the previous stage.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class StageFilter:
 def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Rows:
     """Samples every problem `recipe.drop_solved` times, and returns the problems that were not solved every time. The
     samples are made with the policy from which the stage starts. `rstar2.train.sampling.drop_solved` has the exact
-    rule. The verdicts, the remaining problems and the card are written to `stage.out`. If the function was killed, a
-    new call continues with the verdicts in `stage.out`.
+    rule. The verdicts, the remaining problems and the card are written to `stage.out`. If the process was killed, a new
+    call continues with the verdicts in `stage.out`.
 
     Raises:
         UserError: vLLM is not installed, or the folder has verdicts that were made with other settings.
@@ -173,7 +173,7 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
         recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves out solved problems.
 
     Raises:
-        UserError: the folder has no file of verdicts or traces or has several, the verdicts were made with another
+        UserError: the folder does not have exactly one file of verdicts or traces, the verdicts were made with another
             reward than the recipe's reward, or `recipe` is None.
     """
     if recipe is None:
@@ -216,7 +216,8 @@ def sampling_of(recipe: StageRecipe) -> EvalSettings:
 
 
 class PolicyMethod(AgentMethod):
-    """The agent loop of an evaluation, with the verdicts of training."""
+    """An evaluation's agent loop that grades answers in the same way as training: by the rule of the recipe's
+    reward."""
 
     def __init__(self, agent: Agent, settings: EvalSettings, reward: str) -> None:
         super().__init__(agent, settings)
@@ -272,8 +273,8 @@ def _check_errors(tally: Tally) -> None:
     errors, samples = tally.counts["error"], tally.counts.total()
     if errors > MAX_ERROR_SHARE * samples:
         raise Failure(
-            f"{errors} of the {samples} samples that decide which problems are solved failed with an error of the "
-            "engines, the judge or the grader",
+            f"{errors} of {samples} samples of the training problems failed with an error of the engines, the judge "
+            "or the grader: these are too many to decide which problems are solved",
             "Find the cause in the logs of this start. The same command then repeats these samples.",
         )
 

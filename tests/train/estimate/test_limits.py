@@ -62,7 +62,7 @@ def test_an_update_of_hours_is_no_silence() -> None:
         (["hardware.nccl_timeout_s=60"], "ranks may wait 177 s for one another"),
         (["hardware.nccl_timeout_s=3600"], "hardware.nccl_timeout_s = 3,600 is not below hardware.hung_after_s"),
         (["hardware.export_timeout_s=100"], "the conversion of a checkpoint to a model takes about 118 s"),
-        (["hardware.router=verl"], "VERL's router remembers the engines of only the last 10,000"),
+        (["hardware.router=verl"], "VERL's router remembers the engine of only the last 10,000"),
     ],
 )  # fmt: skip
 def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[str], message: str) -> None:
@@ -99,7 +99,7 @@ def test_a_judge_that_cannot_run_all_calls_in_time_is_told() -> None:
     """The mean number of calls keeps few workers busy, but all rollouts in flight may call at once."""
     [warning] = warnings_of("64xh100", "judge.wait_s=20", judge_workers=26)
     assert "4,096 rollouts are in flight" in warning
-    assert "the last waits 47 s for one of 26 workers" in warning
+    assert "the last call waits 47 s for one of the 26 workers" in warning
     assert "at least 62 workers" in warning
     assert warnings_of("64xh100", "judge.wait_s=20", judge_workers=62) == []
 

@@ -267,7 +267,10 @@ def test_recoveries_are_planned_at_most_or_with_the_failed_calls_that_a_run_had(
     assert most.hours > few.hours > plain.hours
     assert most.memory_per_gpu.expected_update_total >= plain.memory_per_gpu.expected_update_total
     [warning] = set(most.warnings) - set(plain.warnings)
-    assert "up to 2 failed calls of each problem get 4 extra rollouts, up to 4,096 in a step" in warning
+    assert (
+        "up to 2 failed calls of each problem get 4 extra rollouts, so a step ends with up to 4,096"
+        in warning
+    )
 
 
 def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_another() -> None:

@@ -333,7 +333,7 @@ def test_a_filter_that_lost_many_samples_fails_and_samples_them_again(
         return [row["extra_info"]["id"] for row in unsolved_rows]
 
     monkeypatch.setattr("rstar2.train.filter.unsolved._sample", sample)
-    with pytest.raises(Failure, match=r"1 of the 12 samples .* failed with an error"):
+    with pytest.raises(Failure, match=r"1 of 12 samples .* failed with an error"):
         run()
     assert not (solved_in / "card.json").exists()
     verdicts.pop(0)
