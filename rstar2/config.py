@@ -37,13 +37,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class KeysOf:
-    """Annotates a table with keys of another model, so that messages can suggest a similar key."""
+    """Annotates a table whose keys are the fields of another model, so that error messages can suggest a similar
+    key.
+    """
 
     model: type[BaseModel]
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` with its values replaced by those of `over`, table by table."""
+    """Returns `base` after each value that `over` also has is replaced by the value in `over`. Nested tables are merged
+    too.
+    """
     result = dict(base)
     for key, value in over.items():
         current = result.get(key)
@@ -54,7 +58,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested tables as one table with dotted keys, so that both notations can be compared."""
+    """Returns nested tables as one table with dotted keys. Then tables and dotted keys can be compared."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -73,8 +77,8 @@ def resolve(
 
     Args:
         overrides: the user's changes, each as `a.b=c`.
-        where: the source of the values in messages, such as a file.
-        within: the tables of a larger model that has the values, if the overrides were already applied to that model.
+        where: names the source of the values in error messages, such as a file.
+        within: the path of the values in a larger model, if the overrides were already applied to that larger model.
             With `within`, the overrides are only used to find the source of a wrong value.
         before: an optional prefix of the overrides' keys, such as `stage2.`.
 

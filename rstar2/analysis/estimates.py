@@ -32,8 +32,8 @@ class Estimate:
         without variance.
 
         The interval uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques,
-        3rd edition, section 6.3). The degrees of freedom of a difference are the degrees of freedom of the side with
-        fewer problems, because three replies say little, whatever the number of replies on the other side.
+        3rd edition, section 6.3). A difference has the degrees of freedom of the side with fewer problems: if one side
+        has only three replies, many replies on the other side do not make the difference certain.
         """
         if self.problems < 2 or not self.influence.any():
             return float("nan")
@@ -89,7 +89,8 @@ class Sums:
             group: the problem of the trace.
             cell: name of the cell.
             values: shape (K,), or a single value.
-            counts: number of values that each sum has, of the same shape or one number for all.
+            counts: number of values that were added up for each sum: an array of the same shape, or one number for all
+                sums.
         """
         number = self._groups.setdefault(group, len(self._groups))
         rows = self._cells.setdefault(cell, {})
@@ -102,7 +103,7 @@ class Sums:
         return list(self._cells)
 
     def estimate(self, cell: str, part: slice = slice(None)) -> Estimate:
-        """The mean of a cell over a part of its columns. NaN if the cell is empty."""
+        """The mean of a cell over some of its columns. NaN if the cell is empty."""
         table = np.zeros((2, len(self._groups)))
         for number, added in self._cells.get(cell, {}).items():
             table[:, number] = added[:, part].sum(-1)

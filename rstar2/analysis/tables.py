@@ -54,7 +54,7 @@ def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
 
 
 def number(value: float) -> float | None:
-    """A value with six digits. The result is None if the value is NaN."""
+    """A value rounded to six significant digits. The result is None if the value is NaN."""
     return None if math.isnan(value) else float(f"{value:.6g}")
 
 
@@ -63,7 +63,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def text_of(column: str, value: Value) -> str:
-    """The text of a cell for people."""
+    """Returns a cell as it is printed for people."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -75,7 +75,9 @@ class ModelChoice:
 
     @property
     def named(self) -> str | None:
-        """The folder or hub id of the model; with a server, that of its tokenizer."""
+        """The folder or hub id of the model. If a server has the model, the folder or hub id of the model's
+        tokenizer.
+        """
         return self.model if self.run is None else str(self.run)
 
     def _check_tool(self) -> None:
@@ -112,7 +114,7 @@ class OpenModel:
     checkpoint: str
     """The model's name and place, for the user."""
     inexact: tuple[str, ...] = ()
-    """The parts of its traces that are estimates, in words."""
+    """Words for the parts of the model's traces that are only estimates."""
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
@@ -140,7 +142,7 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         )
         endpoint.engine.when_capped(
             lambda most, reason: notice(
-                f"replies end after {most:,} tokens, the most that the server allows. Reason: {reason}"
+                f"replies end after {most:,} tokens, the maximum that the server allows. Reason: {reason}"
             )
         )
         engine = ContinuingEngine(endpoint.engine, (), notice, retries)
@@ -154,13 +156,13 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of opening a server. A failure becomes a UserError, because a URL or a name is wrong."""
+    """Returns the result of opening a server. A failure becomes a UserError, because the URL or the name is wrong."""
     with as_user_error():
         return await opening
 
 
 def _tool_name(tool: str) -> str:
-    """Returns the name of a tool in formats."""
+    """Returns the name that formats use for a tool."""
     return TOOLS.get(tool, tool)
 
 

@@ -74,7 +74,9 @@ def find_model(name: str) -> Path | None:
 
 
 def model_name(folder: Path) -> str:
-    """Returns a short name for a model's folder. In a run it consists of the names of run and stage: demo-stage3."""
+    """Returns a short name for a model's folder. For a folder in a run, the name consists of the names of run and
+    stage, such as demo-stage3.
+    """
     folder = folder.resolve()
     for run in folder.parents:
         with contextlib.suppress(UserError):
@@ -125,8 +127,8 @@ def folder_with_config(named: str) -> Path | None:
 def named_shape(named: str, *, download: bool) -> ModelShape:
     """Returns the shape of a model, which is a folder, a run or stage, or a hub id. No weights are read.
 
-    For a hub id, the first of these is used: config.json in the hub's cache, a shape that rstar2 ships, and, with
-    `download`, config.json on the hub.
+    For a hub id, the first available source is used: config.json in the hub's cache, a shape that rstar2 ships, and,
+    with `download`, config.json on the hub.
 
     Raises:
         UserError: the model does not exist, its config.json cannot be read, or its kind is unknown.
@@ -226,10 +228,10 @@ async def open_server(
     Args:
         url: the address of the server, such as `http://host:port`.
         name: the model's name. The name is required if the server has several models.
-        tokenizer: a model, in the form of `find_model`, whose tokenizer is used. If `tokenizer` is None, the tokenizer
+        tokenizer: names the model whose tokenizer is used, as for `find_model`. If `tokenizer` is None, the tokenizer
             in the place from which the server loaded the model is used.
-        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. If
-            `retries` is None, the wait is at most `MODELS_S` seconds.
+        retries: decides how long to wait for the server's answer. If nothing listens at the URL, the wait is at most
+            `FIRST_ANSWER_S` seconds. If `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.
         key: the API key, if the server needs one.
         more: further fields of each request.

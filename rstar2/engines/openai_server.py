@@ -54,7 +54,7 @@ from rstar2.loop.engine import EngineError, EngineUnavailable
 
 _OPENAI = "https://api.openai.com"
 _TAKE_ALL = frozenset({"vllm", "rstar2"})
-"""Values of `owned_by` in the lists of models of servers that accept all sampling parameters."""
+"""A server accepts all sampling parameters if its list of models has one of these values as `owned_by`."""
 _CONNECT_S = 10.0
 MODELS_S = 30.0
 """Timeout in seconds for the list of models. A busy server or a slow machine may need several seconds."""
@@ -67,7 +67,8 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 _SMALL_CAP = 32
-"""A cap that is this many times smaller than the requested number of tokens counts only for one request at first.
+"""If a server's cap on the tokens of a reply is more than this many times smaller than the requested number, the cap
+counts only for one request at first.
 
 Such a small cap may come from a broken proxy, or the server's message may mean something else. If the server states the
 same cap for another conversation, the cap counts for all requests.
@@ -79,7 +80,7 @@ OnLeftOut = Callable[[str, str], None]
 OnAllowances = Callable[[Sequence[Allowance], float], None]
 """Called with the rate limits in a server's answer, and with the seconds since the request was sent."""
 OnCapped = Callable[[int, str], None]
-"""Called with a server's cap on the tokens of a reply that is below the requested number, and the server's message."""
+"""Called if a server caps the tokens of a reply below the requested number, with the cap and the server's message."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ServerTexts:
 
 @dataclass(frozen=True)
 class Completed:
-    """The end of a completion."""
+    """How a completion ended, and its token counts."""
 
     finish: Finish
     usage: Usage = field(default_factory=Usage)
@@ -127,7 +128,7 @@ class _Accepted:
     left_out: dict[str, str] = field(default_factory=dict)
     """Fields that the server rejects, with its messages."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """Names of the field for the token limit that the server has not rejected. The first name is used."""
+    """Those names of the token-limit field that the server has not rejected. The first name is used."""
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
@@ -210,7 +211,7 @@ class OpenAIServer:
         self._accepted = _Accepted(fields or {})
         self._proxy = proxy_of(url)
         self.on_left_out: OnLeftOut | None = None
-        """Called once for each field that is left out because the server rejects it, if it affects the reply."""
+        """Called once for each field that affects the reply and is left out because the server rejects it."""
         self.on_capped: OnCapped | None = None
         """Called once for each cap of the server that is below the requested number of tokens."""
         self.on_allowances: OnAllowances | None = None
