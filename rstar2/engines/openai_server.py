@@ -126,9 +126,9 @@ class _Accepted:
     fixed: Mapping[str, Any]
     """Fields that the user adds to every request. The client never leaves these fields out of a request."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Fields that the server rejects, with its messages."""
+    """Maps each field that the server rejects to the server's message."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """Those names of the token-limit field that the server has not rejected. The first name is used."""
+    """The names of the token-limit field, without the names that the server has rejected. The first name is used."""
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
@@ -236,7 +236,7 @@ class OpenAIServer:
         server's only model.
 
         If the server has no list of models, any name is accepted. Raises EngineError if the server's list lacks the
-        named model, or has not exactly one model when `name` is None.
+        named model. If `name` is None, raises EngineError unless the list has exactly one model.
         """
         try:
             answer = await self._send("GET", "models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
@@ -285,7 +285,7 @@ class OpenAIServer:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Fields that the server rejects, with its messages."""
+        """Maps each field that the server rejects to the server's message."""
         return self._accepted.left_out
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
@@ -307,10 +307,10 @@ class OpenAIServer:
     ) -> Completed:
         """Request a completion.
 
-        If the conversation fills the model's context, the reply gets the rest of the context, which may be nothing, and
-        the finish is `length`. If the server rejects a field, the request is sent again without this field. The field
-        `tools` is an exception: its refusal is raised. If the server rejects a field during the reply,
-        EngineUnavailable is raised, so that a retry starts the reply again.
+        If the conversation and its reply do not fit the model's context, the reply is limited to the rest of the
+        context, which may have no room at all. The finish is then `length`. If the server rejects a field, the request
+        is sent again without this field. The field `tools` is an exception: its refusal is raised. If the server
+        rejects a field during the reply, EngineUnavailable is raised, so that a retry starts the reply again.
 
         Args:
             path: `completions` or `chat/completions`.
@@ -356,7 +356,7 @@ class OpenAIServer:
                 return completed
 
     def error(self, what: str, hint: str = "") -> EngineError:
-        """Returns an error of this server. `what` continues the sentence after the server's name."""
+        """Returns an error about this server. In the message, `what` follows the server's name."""
         return EngineError(f"{self._where} {what}", hint)
 
     async def aclose(self) -> None:
@@ -396,7 +396,9 @@ class OpenAIServer:
             self.on_allowances(allowed, time.monotonic() - sent_at)
 
     def _report_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
-        """Report that a request asks for fewer tokens than requested, because of the server's cap."""
+        """Report that the server's cap makes a request's token limit smaller than the number that the caller
+        requested.
+        """
         limit = sent.get(self._accepted.limit_names[0])
         if self.on_capped is None or room is None or limit in self._reported_caps:
             return
@@ -483,7 +485,7 @@ class OpenAIServer:
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
-        """Convert errors of parsing in this block to errors of the server, which may be retried."""
+        """Within this block, convert parsing errors to errors of the server. The request may then be retried."""
         try:
             yield
         except Malformed as error:
@@ -500,7 +502,7 @@ class OpenAIServer:
 
     def _not_json(self, text: str, hint: str = "") -> MalformedAnswer:
         """Returns the error for a text that is not JSON, such as a truncated answer or the web page of a proxy."""
-        hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
+        hint = hint or "Check that the address leads to an API like OpenAI's, such as https://host/v1."
         if (title := page_title(text)) is not None:
             return self._malformed(f"a web page ({title}) instead of an answer", hint)
         if not text.strip():

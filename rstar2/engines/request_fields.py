@@ -20,7 +20,7 @@ _OPTIONS = {
     "max_completion_tokens": "--max-tokens",
     "tools": "--no-tools or --tools-in-text",
 }
-"""Fields with their own option on the command line, and this option."""
+"""Maps each field that has its own option on the command line to that option."""
 _RESERVED = frozenset(
     {"messages", "prompt", "stream", "stream_options", "n", "logprobs", "return_token_ids", "stop_token_ids"}
 )
