@@ -95,7 +95,7 @@ def as_user_error() -> Iterator[None]:
 
 
 def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
-    """Returns the first error of a group, which may be in a group inside it."""
+    """Returns the first error of an exception group. It may be in a nested group."""
     first: RStarError | BaseExceptionGroup[RStarError] = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -110,12 +110,14 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean NAME?` for the end of a message, with the most similar of the known names, else ""."""
+    """Returns `; did you mean NAME?` for the end of a message, where NAME is the known name with the most similar
+    spelling. Returns "" if no known name is similar.
+    """
     near = most_similar(name, known)
     return f"; did you mean {near}?" if near else ""
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Returns the first names for a message, and the number of the others."""
+    """Returns words for a message: the first names, and the number of names that are left out."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

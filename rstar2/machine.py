@@ -13,7 +13,7 @@ from pathlib import Path
 
 GIB = 1 << 30
 _TIMEOUT_S = 120.0
-"""Limit for `nvidia-smi`, which is slow on a machine with many GPUs if the driver has to start."""
+"""Timeout of `nvidia-smi`, in seconds. `nvidia-smi` is slow on a machine with many GPUs if the driver has to start."""
 _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
@@ -93,7 +93,7 @@ def nvidia_gpus() -> list[GPU]:
 
 
 def gpu_kind() -> str | None:
-    """Returns the key in `GPU_KINDS` of this machine's GPU, or None if it has no GPU of these kinds."""
+    """Returns the key of this machine's GPU in `GPU_KINDS`, or None if the machine has no GPU of these kinds."""
     names = " ".join(gpu_names()).lower()
     return next((kind for kind in GPU_KINDS if kind in names), None)
 

@@ -60,7 +60,7 @@ class ModelShape(AttentionShape):
 
     @property
     def key_size(self) -> int:
-        """The size of the keys of one token in one layer. The values have the same size."""
+        """The size of a token's keys in one layer, which is also the size of the token's values."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -86,7 +86,9 @@ class ModelShape(AttentionShape):
         return self.layers * self.layer_parameters + self.vocab * self.hidden
 
     def attention_flop(self, context: float) -> float:
-        """Returns the operations of one token's attention to `context` tokens, in a forward pass over all layers."""
+        """Returns the number of operations with which one token attends to `context` tokens in all layers of a forward
+        pass.
+        """
         return 4 * self.layers * self.query_size * context
 
 
@@ -98,7 +100,7 @@ _QWEN3 = {
     "14B": (5120, 17408, 40, 40),
     "32B": (5120, 25600, 64, 64),
 }
-"""Hidden size, size of the MLP, layers and heads, by model size."""
+"""For each size of model: the hidden size, the size of the MLP, the number of layers and the number of heads."""
 _TIED = ("0.6B", "1.7B", "4B")
 _CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
 

@@ -1,4 +1,6 @@
-"""Finds the usual causes of a server's end in its log. For each cause, the module has one sentence, and advice."""
+"""Finds the reason why a server ended in the server's log. For each usual cause, the module has a sentence and
+advice.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from rstar2.errors import Failure, RStarError, UserError
 from rstar2.supervision.logs import end_of, tail
 
 LINES = 400
-"""Number of lines from the end of a log that are searched."""
+"""Number of lines at the end of a log in which a cause is searched for."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A known cause of a server's end."""
+    """A known reason why a server ended."""
 
     pattern: re.Pattern[str]
     """Matches a line of the log."""
@@ -99,11 +101,11 @@ CAUSES = (
         "Install a newer vLLM or transformers.",
     ),
 )
-"""The first cause that matches is reported. A cause that follows from another one comes later."""
+"""The first cause that matches is reported. A cause that is a consequence of another cause comes later in the list."""
 
 
 _POINTER = "See root cause above"
-"""vLLM's last error says only this if its engine, which is another process, failed before."""
+"""vLLM's last error contains this text if vLLM's engine, which is a separate process, failed first."""
 _ERROR = re.compile(r"(?:^|[\])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
 """The last line of a traceback. vLLM writes a prefix before every line."""
 
@@ -118,7 +120,7 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     """Returns the error of a server that failed.
 
     Args:
-        how: how the server failed, the beginning of the message.
+        how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
         unknown: the type of the error if the log has no known cause. The hint of such an error shows the end of the
             log.
@@ -132,7 +134,9 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
 
 
 def _root_error(lines: list[str]) -> str | None:
-    """Returns the error that vLLM's last error refers to, without vLLM's prefix. Returns None if it refers to none."""
+    """Returns the earlier error to which vLLM's last error refers, without vLLM's prefix, or None if it refers to no
+    other error.
+    """
     if not any(_POINTER in line for line in lines):
         return None
     errors = (match[1] for line in reversed(lines) if (match := _ERROR.search(line)) and _POINTER not in line)
@@ -142,7 +146,7 @@ def _root_error(lines: list[str]) -> str | None:
 def explained_end(name: str, code: int, log: Path) -> RStarError:
     """Returns the error of a server that ended with an exit code.
 
-    The error is a UserError if a restart would end likewise.
+    The error is a UserError if a restarted server would end in the same way.
     """
     # Our own servers, and vLLM for wrong arguments, end with the exit code of UserError.
     is_mistake = code == UserError.exit_code

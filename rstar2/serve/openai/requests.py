@@ -32,7 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
-"""Fields that are accepted only with the listed values, which have no effect."""
+"""Fields that are accepted only with the values that are listed here. These values have no effect."""
 _IGNORED = frozenset(
     {
         "metadata",
@@ -48,7 +48,7 @@ _IGNORED = frozenset(
 )
 """Fields that do not affect the answer. `parallel_tool_calls` is about the client's tools, which are rejected."""
 _CLIENT_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
-"""The fields with a client's own tools, and the field that allows the model to call them."""
+"""Maps each field that contains a client's own tools to the field that allows the model to call these tools."""
 _OLLAMA_RUNTIME = frozenset(
     {
         "low_vram",
@@ -85,7 +85,7 @@ class ChatRequest(BaseModel, extra="forbid"):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
-    """0 and -1 are off."""
+    """The values 0 and -1 mean that all tokens may be sampled."""
     seed: int | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -138,7 +138,7 @@ class ChatRequest(BaseModel, extra="forbid"):
                 f"{json.dumps(stop, ensure_ascii=False)[:40]} is neither a text nor a list of texts"
             )
         if "" in texts:
-            raise ValueError("a text at which to stop is empty")
+            raise ValueError("one of the stop texts is empty")
         return texts
 
     @property
