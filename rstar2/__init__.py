@@ -13,8 +13,8 @@ assert grade(gold="1/2", pred="\\\\boxed{0.5}").correct
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""Type checkers take this for true. `typing.TYPE_CHECKING` is not used, because importing `typing` would slow every
-program in the judge.
+"""Type checkers regard this constant as true. `typing.TYPE_CHECKING` is not used, because importing `typing` would slow
+every program in the judge.
 """
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ _MODULES = {
     "rstar2.train": ("select",),
     "rstar2.train.group": ("Group", "Rollout"),
 }
-"""For each module, the public names that it defines. Type checkers read the imports above instead."""
+"""For each module, the public names that it defines. Type checkers do not need this table, because they read the
+imports.
+"""
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package

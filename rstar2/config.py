@@ -24,7 +24,7 @@ class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_is_true(cls, value: object, info: ValidationInfo) -> object:
-        """Reject true and false for a number. Pydantic would read them as 1 and 0."""
+        """Reject true and false where a number is expected, because pydantic would read them as 1 and 0."""
         kind = cls.model_fields[str(info.field_name)].annotation
         kinds = {kind, *get_args(kind)}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
@@ -45,8 +45,8 @@ class KeysOf:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` after each value that `over` also has is replaced by the value in `over`. Nested tables are merged
-    too.
+    """Returns `base` with the values of `over` added to it. If both have a key, the value in `over` counts. Nested
+    tables are merged in the same way.
     """
     result = dict(base)
     for key, value in over.items():
@@ -58,7 +58,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested tables as one table with dotted keys. Then tables and dotted keys can be compared."""
+    """Returns nested tables as one table with dotted keys, so that nested and dotted keys can be compared."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -204,7 +204,7 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo
 
 
 def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | None:
-    """Returns the most similar key: one with the same last word, or else one with a similar spelling."""
+    """Returns the most similar key: a key with the same last word, or else a key with a similar spelling."""
     last_words = {each: each.rpartition(".")[2] for each in fields}
     word = key.rpartition(".")[2]
     same = [each for each in fields if last_words[each] == word]
@@ -215,7 +215,7 @@ def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | 
 
 
 def _kind(field: FieldInfo) -> str:
-    """Returns the type of a key in words, with its bounds."""
+    """Returns words for the type of a key's value and for its bounds."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))

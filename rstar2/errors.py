@@ -95,7 +95,7 @@ def as_user_error() -> Iterator[None]:
 
 
 def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
-    """Returns the first error of an exception group. It may be in a nested group."""
+    """Returns the first error of an exception group. The error may be in a nested group."""
     first: RStarError | BaseExceptionGroup[RStarError] = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

@@ -116,7 +116,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write text so that the file is either whole or absent, with permissions `mode`, less the umask."""
+    """Write text so that the file is either whole or absent, with the permissions `mode` without those in the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, mode) as file:
         file.write(text)
@@ -125,7 +125,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 def home_folder() -> Path:
     """Returns the user's home directory.
 
-    Raises UserError if the user has no home directory, as for a user id without a name.
+    Raises UserError if the user has no home directory, for example because the user id has no name.
     """
     try:
         return Path.home()
@@ -184,7 +184,8 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields each line that a `LineWriter` wrote with its number, from 1. An incomplete last line is left out.
+    """Yields each line that a `LineWriter` wrote, with the line's number. Line numbers begin at 1. An incomplete last
+    line is left out.
 
     Raises OSError if the file cannot be read.
     """
@@ -195,8 +196,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""Numbers of errors that the disk causes when a file is written, such as a full disk. The program does not cause
-them.
+"""Numbers of the system errors for which the disk is the reason and not the program, such as a full disk.
 """
 
 
@@ -271,8 +271,8 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
 def whole_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path for a file, which is synced and moved to `path` when the `with` block ends.
 
-    If the block raises, the temporary file is removed. A link is followed. Several processes may write to the same
-    `path`. The file of the process that ends last then remains.
+    If the block raises, the temporary file is removed. If `path` is a link, the link is followed. Several processes may
+    write to the same `path`. The file of the process that ends last then remains.
     """
     path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

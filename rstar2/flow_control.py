@@ -1,8 +1,8 @@
 """Adapts the number of requests in flight to the rate that a service allows.
 
-The rule is the same as in TCP. If the service refuses a request because of its rate limit, only half as many requests
-may be in flight. Answers slowly raise this number again. The number is a limit for all requests to the service
-together, and all requests pause if the service asks for a pause.
+The rule is the same as in TCP's congestion control. If the service refuses a request because of its rate limit, only
+half as many requests may be in flight. Answers slowly raise this number again. The number is a limit for all requests
+to the service together, and all requests pause if the service asks for a pause.
 
 Many services also announce in each answer how many more requests they accept, and until when. If the announced number
 is not much larger than the number of requests in flight, the next requests are spread over the announced time, so that
@@ -20,8 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 _PLENTY = 2
-"""Requests are not spread if the number that the service still accepts is at least this many times the number in
-flight.
+"""Requests are not spread if the service accepts at least this many further requests for each request in flight.
 """
 _LONGEST_WINDOW_S = 90.0
 """Requests are spread only for limits with a window of at most this many seconds. A limit with a longer window, such as
@@ -55,7 +54,7 @@ class FlowControl:
         self.limit = float("inf")
         """The number of requests that may be in flight, at least 1."""
         self.paused_s = 0.0
-        """Total seconds for which all requests were paused because some were refused."""
+        """Total seconds for which all requests were paused after some requests had been refused."""
         self.spread_s = 0.0
         """Total seconds for which requests were delayed so that none is refused."""
         self.round = 0
@@ -68,7 +67,7 @@ class FlowControl:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._resumes_at = float("-inf")
         self._interval_s = 0.0
-        """Seconds between two requests, until the time of `_spread_until`."""
+        """Seconds between two requests. This distance is kept until the time `_spread_until`."""
         self._spread_until = float("-inf")
         self._sent: deque[float] = deque()
         """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
@@ -135,13 +134,11 @@ class FlowControl:
 
     @property
     def pauses(self) -> bool:
-        """Whether all requests are paused at the moment because some were refused."""
+        """Whether all requests are paused at the moment because some requests were refused."""
         return self._resumes_at > self._clock()
 
     def answered(self) -> None:
-        """Record that the service answered a request. The limit grows by one after about as many answers as the limit
-        is high.
-        """
+        """Record that the service answered a request. A limit of n grows to about n + 1 after n answers."""
         self.limit += 1 / self.limit
         self._admit()
 

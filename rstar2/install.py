@@ -21,7 +21,9 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""The extra that a verb, or one of its commands, needs. Verbs that are not listed need the extra `eval`."""
+"""Maps a verb of the command line, or a verb and its command, to the extra that it needs. Verbs that are not listed
+need the extra `eval`.
+"""
 _MODULES = {
     "ray": "verl",
     "tensordict": "verl",

@@ -58,7 +58,9 @@ CPU = GpuKind(None, 1e10, 5e10)
 
 
 def usable_cores() -> float:
-    """Returns the number of cores that this process may use, by its affinity and by the container's quota."""
+    """Returns the number of cores that this process may use, according to its CPU affinity and the container's
+    quota.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
@@ -130,7 +132,7 @@ def _is_visible(index: str, uuid: str) -> bool:
 
 
 def _by_torch() -> list[str]:
-    """Returns the names of GPUs that torch reports, in another process.
+    """Returns the names of GPUs that torch reports. Torch is imported in another process.
 
     Importing torch takes seconds, so torch is only imported if the device file of a driver exists.
     """

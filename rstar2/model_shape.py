@@ -1,4 +1,5 @@
-"""Reads the shape of a model from its config.json: the KV cache of any decoder, and all parameters of known models.
+"""Reads the shape of a model from its config.json: for any decoder the size of the KV cache, and for known models also
+the number of parameters.
 
 The numbers are exact, and need no weights. `KNOWN` lists the known models.
 """
@@ -136,9 +137,10 @@ SHAPES = {
     for size in _QWEN3
     if not (suffix == "-Base" and size == "32B") and ("2507" not in suffix or size == "4B")
 }
-"""Shapes of models of the hub, by hub id, for use without a network. There is no Qwen3-32B-Base, and only the 4B model
-has releases of July 2025. Source: the config.json of each model. Tests compare the parameters with the published
-counts."""
+"""Maps hub ids of models to the shapes of the models, for use without a network. There is no Qwen3-32B-Base, and only
+the 4B model has releases of July 2025. Source: the config.json of each model. Tests compare the parameters with the
+published counts.
+"""
 
 
 def weight_files(model: Path) -> list[Path]:

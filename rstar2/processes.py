@@ -61,14 +61,14 @@ def start_bound(
     """Start a child process in its own session. The child gets a signal when this process ends.
 
     Call this from the main thread, because the kernel ties the child to the thread that forked it. The child ignores
-    SIGUSR1. A scheduler sends this signal to all processes of a job, and its default action ends a process.
+    SIGUSR1. A scheduler sends SIGUSR1 to all processes of a job, and the default action of SIGUSR1 ends a process.
 
     Args:
         command: the program and its arguments.
         log: the file to which the child's output is appended.
         text: the child's standard input.
         pass_fds: file descriptors that the child inherits.
-        env: environment variables in addition to those of this process.
+        env: environment variables of the child, in addition to the variables of this process.
         ended_by: the signal that the child gets when this process ends.
         umask: the child's umask. With -1, the child has the umask of this process.
     """
@@ -212,7 +212,9 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Returns a TCP port on which nothing listens at the moment. Another program may take it before the caller."""
+    """Returns a TCP port on which nothing listens at the moment. Another program may take the port before the caller
+    does.
+    """
     ports = unassigned_ports()
     candidates = random.SystemRandom().sample(ports, _TRIES) if ports else []
     for candidate in [*candidates, 0]:

@@ -200,7 +200,7 @@ class Service:
     working on it.
 
     A failure counts against its request only if the service has answered other requests since the previous failure of
-    the request. All failures of one outage therefore count as one.
+    the request. All failures of one outage therefore count as one failure.
 
     A request that the service refuses because of its rate limit is sent again any number of times, as long as the
     service answers other requests. After such a refusal, fewer requests are in flight, and no request is sent
@@ -225,8 +225,8 @@ class Service:
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)
         self._rate_pauses = _backoff(policy)
-        """Pauses after the service has refused a request because of its rate limit and asks for no pause of a certain
-        length.
+        """Pauses after the service has refused a request because of its rate limit, if the service does not say how
+        long to pause.
         """
 
     async def call(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
@@ -297,7 +297,7 @@ class Service:
         self._last_answer = now
 
     def announced(self, allowances: Iterable[Allowance], age_s: float) -> None:
-        """Record the limits that the service announced. They are from the time when it received a request, `age_s`
+        """Record the limits that the service announced. The service determined them when it received a request, `age_s`
         seconds ago.
         """
         self._flow.announced(allowances, age_s)

@@ -2,7 +2,7 @@
 
 ```
 RUN/
-  config.json        the resolved config of the last start; a start whose compared part differs is rejected
+  config.json        the resolved config of the last start; a start is rejected if a compared part of its config differs
   status.json        state, time of the last change, attempt
   attempts/1/*.log   one folder per start of the command; `attempts/latest` is a link to the newest
   .grader_secret     the seed of the grader's test points; only the owner can read it

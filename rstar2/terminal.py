@@ -66,7 +66,8 @@ def percent(share: float | None, digits: int = 1) -> str:
 def write_readably() -> None:
     """Let standard output and standard error write every text, even if their encoding is not UTF-8.
 
-    A character that the encoding lacks becomes a similar one, or else an escape that JSON can read, such as `\\u03c0`.
+    A character that the encoding lacks becomes a similar character, or else an escape that JSON can read, such as
+    `\\u03c0`.
     """
     codecs.register_error(READABLE, _replacement)
     for stream in (sys.stdout, sys.stderr):
@@ -104,8 +105,8 @@ def _escaped(character: str) -> str:
 
 
 def fitting(table: Table, console: Console) -> Table | Group:
-    """Returns a table that fits the console without broken words or lost columns. If there is none, returns the rows of
-    the table as records.
+    """Returns a table that fits the console without broken words or lost columns. If no such table is possible, returns
+    the rows of the table as records.
 
     Rich alone would shrink columns until words break, and would leave out the last columns. Here a column may break
     words only if its overflow is `fold`, and may cut cells only if it has `no_wrap` and a `max_width`.

@@ -47,7 +47,7 @@ SOURCES = {
     "server": "lower bound",
     "kept": "as sampled",
 }
-"""The text in the column "source" for each source of entropies."""
+"""Maps each source of entropies to its text in the column "source"."""
 
 OnProgress = Callable[[str, int], None]
 """Called with the label of a set of traces, and the number of its traces that have been analysed."""
@@ -62,13 +62,15 @@ class EntropySource:
     """
 
     model: str | None = None
-    """The model that computes entropies, as `find_model` takes it. With `url`, only the model's tokenizer is used."""
+    """The model that computes entropies: a folder, a run or a hub id, as for `find_model`. With `url`, only the model's
+    tokenizer is used.
+    """
     url: str | None = None
-    """A vLLM server, which gives bounds of entropies."""
+    """URL of a vLLM server. Bounds of the entropies are computed from the server's answers."""
     model_name: str | None = None
-    """Name of the model on the server. None if the server has only one model."""
+    """Name of the model on the server. The value may be None if the server has only one model."""
     temperature: float = 1.0
-    """Temperature of the distributions."""
+    """Temperature of the distributions whose entropies are computed."""
     key: str | None = None
     """The server's API key."""
 
@@ -106,8 +108,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     """Analyse the traces of runs and files.
 
     Raises:
-        UserError: a path has no traces; the model does not exist, or its tokenizer differs from that of the traces; or
-            no server with that model answers.
+        UserError: a path has no traces; the model does not exist, or its tokenizer differs from the traces' tokenizer;
+            or no server with that model answers.
         Failure: the server stops answering or returns no log-probabilities, or a file cannot be written.
     """
     if source.model_name and source.url is None:

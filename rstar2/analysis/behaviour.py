@@ -56,7 +56,7 @@ class Behaviour:
     def __init__(self, label: str) -> None:
         self.label = label
         self._facts: dict[str, list[tuple[int | None, dict[str, float]]]] = defaultdict(list)
-        """The step and the facts of each trace, by problem."""
+        """For each problem, the step and the facts of each of its traces."""
 
     def add(self, trace: Trace) -> None:
         text = "".join(turn.text for turn in trace.turns)
@@ -78,7 +78,7 @@ class Behaviour:
         )
 
     def summary(self) -> Row:
-        """The means over all traces."""
+        """The means of the facts over all traces."""
         sums = Sums()
         for problem, facts in self._facts.items():
             _add(sums, problem, [each for _, each in facts])

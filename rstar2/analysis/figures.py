@@ -25,7 +25,7 @@ _AXES = (0.12, 0.15, 0.85, 0.75)
 
 
 def file_names(charts: Sequence[Chart]) -> list[str]:
-    """File names of charts, from their titles: eval-stage3-entropy-after-a-tool-reply.svg.
+    """Returns file names of charts, made from the charts' titles, such as eval-stage3-entropy-after-a-tool-reply.svg.
 
     Names that would be equal get a number at their end.
     """

@@ -59,7 +59,9 @@ _NUMBER = re.compile(_DIGITS)
 
 
 def kinds_of(turn: Turn) -> NDArray[np.uint8]:
-    """The kind of each of the C characters of a turn's text, as indices of KINDS: shape (C,)."""
+    """Returns the kind of each of the C characters of a turn's text, as an index of KINDS. The result has shape
+    (C,).
+    """
     kinds = np.full(len(turn.text), KINDS.index("tag"), dtype=np.uint8)
     calls = iter(turn.calls)
     for kind, start, end in turn.read_parts():

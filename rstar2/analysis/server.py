@@ -36,7 +36,7 @@ class BoundsServer:
 
     url: str
     model: str | None
-    """Name of the model on the server. None if the server has only one model."""
+    """Name of the model on the server. The value may be None if the server has only one model."""
     vocabulary: int
     """Number of tokens in the tokenizer's vocabulary."""
     retries: RetryPolicy
@@ -49,7 +49,7 @@ class BoundsServer:
         """Bounds of the entropy at each generated token of the traces, from the TOP likeliest tokens.
 
         Raises:
-            EngineError: the server refuses, or returns no log-probabilities of prompts.
+            EngineError: the server refuses a request, or returns no log-probabilities of prompts.
             ServiceGone: the server does not answer.
         """
         return asyncio.run(_bounds(self, traces, on_done))

@@ -26,7 +26,9 @@ class TraceSet:
     the run's name."""
     files: tuple[Path, ...]
     model: Path | None
-    """Folder of the model that generated all traces. None if the model is not in the run, or differs between traces."""
+    """Folder of the model that generated all traces. The value is None if the model is not in the run, or if the traces
+    are from several models.
+    """
     tokenizer: Path | None
     """Folder of a model of the run that has the same tokenizer as the traces."""
 
@@ -94,7 +96,9 @@ def has_changed(folder: Path, about: dict[str, Any]) -> bool:
 
 
 def _differing_parts(paths: list[Path]) -> list[str]:
-    """Each path without the folders with which all paths begin or end. For a single path, the part is an empty text."""
+    """Returns the differing part of each path: the path without the folders with which all paths begin or end. For a
+    single path, the part is an empty text.
+    """
     split = [path.resolve().parts for path in paths]
     for path, parts in zip(paths, split, strict=True):
         if split.count(parts) > 1:

@@ -1,4 +1,4 @@
-"""Stores the per-token entropies of a file of traces beside it: the entropies of `traces.jsonl` are in
+"""Stores the per-token entropies of a file of traces in a second file beside it: the entropies of `traces.jsonl` are in
 `traces.entropy.npz`.
 
 Entropies are stored as 16-bit multiples of STEP nats, so they are exact to half a step. The file of entropies is
@@ -42,7 +42,7 @@ class TokenEntropies:
     entropy: NDArray[np.float32]
     """Shape (M,), in nats. The entropy of each token. The values are lower bounds if `upper` is not None."""
     upper: NDArray[np.float32] | None
-    """Shape (M,), in nats: upper bounds of the entropies. None if `entropy` is exact or sampled."""
+    """Shape (M,), in nats: upper bounds of the entropies. The value is None if `entropy` is exact or sampled."""
     characters: NDArray[np.uint16]
     """Shape (M,): number of characters of the turn's text that each token covers."""
     marks: NDArray[np.uint8]

@@ -171,7 +171,9 @@ class TokenReader:
             texts[place] = ""
 
     def _started(self, trace: Trace, text: str, written: str) -> int:
-        """The number of characters at the beginning of a turn that the chat template wrote, not the model."""
+        """The number of characters at the beginning of a turn that were written by the chat template and not by the
+        model.
+        """
         self._turns += 1
         if text and written.endswith(text):
             return len(written) - len(text)

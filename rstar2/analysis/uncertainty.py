@@ -32,8 +32,8 @@ Each set of traces has its own k.
 _USUAL = 0.1
 """The search for k ignores a place after a reply if fewer than this share of the replies have a token there."""
 _LEAST_RISE = 1e-3
-"""The search for k counts a word's entropy only as far as it is more than this many nats above the mean of words
-elsewhere. Stored entropies have steps of 2e-4 nats.
+"""In the search for k, this many nats are subtracted from the difference between a word's entropy and the mean entropy
+of words elsewhere. Stored entropies have steps of 2e-4 nats.
 """
 _FEW = 10
 """A group has its own k if it has at least this many replies. A chart draws a point if at least this many tokens are in
@@ -77,11 +77,11 @@ class Uncertainty:
         self._kinds: list[NDArray[np.uint8]] = []
         """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
-        """Number of tokens by word and kind."""
+        """Number of tokens for each word and kind."""
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """Number of uncertain tokens by word, kind and place."""
+        """Number of uncertain tokens for each word, kind and place."""
         self._replies: Counter[str] = Counter()
-        """Number of replies by the outcome of the call."""
+        """Number of replies for each outcome of a call."""
 
     def add(
         self, trace: Trace, tokens: WrittenTokens, entropy: Numbers, upper: Numbers | None = None

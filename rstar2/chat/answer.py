@@ -73,11 +73,11 @@ class Usage:
     """The tokens, calls and time of one or more answers."""
 
     prompt_tokens: int = 0
-    """Tokens of the last answer's prompt, including the conversation before it."""
+    """Number of tokens in the last answer's prompt, including the conversation before it."""
     tokens: int = 0
-    """Tokens that the model generated."""
+    """Number of tokens that the model generated."""
     tool_tokens: int = 0
-    """Tokens of tool replies."""
+    """Number of tokens in tool replies."""
     turns: int = 0
     calls: int = 0
     failed_calls: int = 0

@@ -95,7 +95,7 @@ class Conversation:
         return trace
 
     async def _ask(self, trace: Trace, on_tokens: OnTokens | None, on_call: OnCall | None) -> Trace:
-        """Generate the answer of a trace, which has only its prompt. For the arguments, see `ask`."""
+        """Generate the answer for a trace that has only its prompt so far. For the arguments, see `ask`."""
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
         self.timed_out = False

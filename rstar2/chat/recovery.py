@@ -1,4 +1,4 @@
-"""Engine and tools of a chat.
+"""The engine and the tools of a chat.
 
 The engine and the tools show a notice when a server does not answer, and retry for `WAIT_S` seconds.
 """

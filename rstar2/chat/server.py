@@ -68,7 +68,7 @@ def started_engine(
 
 
 def _vllm_for(choice: ModelChoice) -> VLLM | None:
-    """Returns the vLLM that should run the model, or None if another engine should."""
+    """Returns the vLLM that should run the model, or None if another engine should run it."""
     if choice.url is not None or choice.engine == "transformers":
         return None
     vllm = find_vllm(vllm_python())

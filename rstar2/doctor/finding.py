@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "scarce", "missing"]
-"""ok: as it should be. scarce: less than recommended, but enough to work. missing: parts of rstar2 that need it cannot
+"""ok: as recommended. scarce: less than recommended, but enough to work. missing: not there, so parts of rstar2 cannot
 run.
 """
 
@@ -43,5 +43,5 @@ def installation_works(findings: list[Finding]) -> bool:
 
 
 def laptop_ready(findings: list[Finding]) -> bool:
-    """Whether nothing that the laptop path needs is missing."""
+    """Whether everything that the laptop path needs is there."""
     return not any(finding.laptop and finding.state == "missing" for finding in findings)

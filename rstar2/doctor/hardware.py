@@ -13,7 +13,7 @@ from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
 MEMORY_GIB = 6
 """With less free memory than this, the demo's trainer, rollouts and judge together are likely to swap."""
 DISK_GIB = 5
-"""Disk space that is more than enough for a demo's checkpoints, logs and traces."""
+"""Disk space, in GiB, that is more than enough for a demo's checkpoints, logs and traces."""
 RUNS = Path("runs")
 SHM = Path("/dev/shm")
 SHM_GIB = 1

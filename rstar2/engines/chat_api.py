@@ -78,7 +78,7 @@ class _TurnText:
     """Converts the pieces of a streamed message to the text of a turn in rstar2's tags: thought, text and calls."""
 
     write: Callable[[str], None]
-    """Receives the text of the turn, piece by piece."""
+    """Called with each piece of the turn's text."""
     thought: int = 0
     """Number of characters in the thought so far."""
     characters: int = 0
@@ -170,7 +170,9 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. Later, a refusal of tools concerns only one request."""
+        """Whether the server has accepted a request with tools. If it has, a later refusal of tools is about one
+        request and not about the server.
+        """
         self._tools_in = tools_in
         self._known = served
         if served is not None:
@@ -263,8 +265,8 @@ class ChatEngine(VLLMEngine):
         return TokenCount(usage.completion_tokens, added, usage.prompt_tokens or None)
 
     def _count(self, ids: Sequence[int], usage: Usage, turn: _TurnText) -> None:
-        """Remember the server's token count of a conversation, minus the last thought, because thoughts are never sent
-        again.
+        """Remember the server's token count of a conversation, minus the tokens of the last thought, because thoughts
+        are never sent again.
         """
         if not usage.prompt_tokens:
             return

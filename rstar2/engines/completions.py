@@ -167,7 +167,7 @@ class Choice(BaseModel):
 
     @property
     def part(self) -> MessagePart:
-        """The content: the piece in a stream, or the whole message, or the text of a text completion."""
+        """The content: a piece of a streamed message, a whole message, or the text of a text completion."""
         part = self.message if self.delta.empty else self.delta
         return MessagePart(content=self.text) if part.empty and self.text else part
 
@@ -204,7 +204,7 @@ class Usage(BaseModel):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of tokens in the thought. The number is 0 if the server does not count them separately."""
+        """Number of tokens in the thought. The number is 0 if the server does not count these tokens separately."""
         return self.details.reasoning_tokens
 
 
@@ -243,7 +243,7 @@ class ModelCard(BaseModel):
     root: Annotated[str, _none_is("")] = ""
     owned_by: Annotated[str, _none_is("")] = ""
     max_model_len: int | None = None
-    """Maximum number of tokens in prompt and answer together. vLLM and SGLang use this name."""
+    """Maximum number of tokens in prompt and answer together. vLLM and SGLang use the name `max_model_len`."""
     context_length: int | None = None
     """The name for `max_model_len` that OpenRouter and Together use."""
     context_window: int | None = None
@@ -304,7 +304,7 @@ class EventReader:
 
     def __init__(self) -> None:
         self.began = False
-        """Whether a line had the form of an event stream, which is a field or a comment."""
+        """Whether a line had the form of a line in an event stream, which is a field or a comment."""
         self.text = ""
         """The text before the first line of an event stream. If an answer has no such line, the text is the whole
         answer, which is not a stream."""

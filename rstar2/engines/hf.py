@@ -55,7 +55,7 @@ class HFEngine:
 
     Args:
         model_dir: a folder with config.json and weights.
-        stop_ids: token ids that end a turn, in addition to those of the model's configuration.
+        stop_ids: token ids that end a turn, in addition to the ids in the model's configuration.
         max_batch: maximum number of requests in the batch.
         threads: number of torch threads. If `threads` is None, a tiny model uses one thread, and any other model uses
             torch's default number.
@@ -138,7 +138,7 @@ class HFEngine:
         await asyncio.wrap_future(done)
 
     async def interrupt(self) -> None:
-        """Interrupt all requests, waiting ones included.
+        """Interrupt all requests, including the requests that wait.
 
         Each request returns the tokens that it has so far, with the finish `interrupted`. Raises EngineError if the
         engine is closed.

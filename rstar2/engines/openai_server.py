@@ -116,7 +116,7 @@ class Completed:
 
     finish: Finish
     usage: Usage = field(default_factory=Usage)
-    """The server's token counts. All are 0 if the server does not count tokens."""
+    """The server's token counts. All counts are 0 if the server does not count tokens."""
 
 
 @dataclass
@@ -308,9 +308,9 @@ class OpenAIServer:
         """Request a completion.
 
         If the conversation and its reply do not fit the model's context, the reply is limited to the rest of the
-        context, which may have no room at all. The finish is then `length`. If the server rejects a field, the request
-        is sent again without this field. The field `tools` is an exception: its refusal is raised. If the server
-        rejects a field during the reply, EngineUnavailable is raised, so that a retry starts the reply again.
+        context, which may be empty. The finish is then `length`. If the server rejects a field, the request is sent
+        again without this field. The field `tools` is an exception: its refusal is raised. If the server rejects a
+        field during the reply, EngineUnavailable is raised, so that a retry starts the reply again.
 
         Args:
             path: `completions` or `chat/completions`.

@@ -117,7 +117,7 @@ class EnginePool:
 
     @property
     def first(self) -> RetryingEngine:
-        """The first engine of the pool. A pool with one engine has no other."""
+        """The first engine of the pool, which may be the only one."""
         return self._all[0]
 
     async def run(self, rollout: Callable[[Engine], Awaitable[T]]) -> T:

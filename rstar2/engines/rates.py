@@ -113,7 +113,7 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
 
 
 def _pause_s(text: str) -> float | None:
-    """Parses the seconds until a point in time.
+    """Parses a text that states a point in time. Returns the number of seconds until then.
 
     The text is a number of seconds, a duration such as `6m0s`, a Unix time in seconds or milliseconds, or a date in the
     form of HTTP (RFC 9110) or RFC 3339.

@@ -143,7 +143,7 @@ class RefusedRequest:
 
 @dataclass(frozen=True)
 class _ErrorBody:
-    """The contents of a server's error, in one form for all servers."""
+    """The contents of a server's error, in a form that is the same for all servers."""
 
     message: str
     code: str = ""
@@ -180,8 +180,8 @@ def _error(
     text: str,
     in_answer: str = "",
 ) -> EngineError:
-    """Returns the error for an HTTP status, or for an error inside an answer. `in_answer` describes an error inside an
-    answer.
+    """Returns the error for an HTTP status, or for an error inside an answer. `in_answer` is empty, or describes the
+    error inside the answer.
     """
     number = in_answer or f"HTTP {status}"
     message = f"{request.where} refused the request: {number}: {error.message}"

@@ -107,7 +107,7 @@ CAUSES = (
 _POINTER = "See root cause above"
 """vLLM's last error contains this text if vLLM's engine, which is a separate process, failed first."""
 _ERROR = re.compile(r"(?:^|[\])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
-"""The last line of a traceback. vLLM writes a prefix before every line."""
+"""Matches the last line of a traceback. vLLM writes a prefix before every line."""
 
 
 def find_cause(log: Path) -> Cause | None:

@@ -1,7 +1,8 @@
 """Chooses the layout of a model on the GPUs of this machine, or in the machine's memory if it has no GPU.
 
 Only the use of memory is estimated, not the speed. The weights and the KV cache of one conversation of full length must
-fit, beside the memory that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
+fit into the memory, in addition to the memory that vLLM needs for a step. vLLM measures the memory itself after it has
+loaded the model.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Process(BaseModel, extra="forbid"):
     """The name of the process and of its log: `engine`, `engine-1`, `router` or `agent`."""
     command: list[str]
     environment: dict[str, str] = {}
-    """Environment variables that the process gets in addition to the variables of this process."""
+    """Environment variables that the process gets in addition to the variables of the process that starts it."""
     settings: str = ""
     """The text that the process reads from its standard input."""
     url: str

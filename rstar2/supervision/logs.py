@@ -82,7 +82,7 @@ def end_of(path: Path, count: int = 15) -> str:
 
 
 def logs_of(folder: Path, part: str) -> list[Path]:
-    """Returns those logs in a folder that have a name that begins with `part`."""
+    """Returns the logs in a folder. Only logs whose name begins with `part` are returned."""
     return sorted(path for path in folder.glob("*.log") if path.name.startswith(part))
 
 

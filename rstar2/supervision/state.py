@@ -71,8 +71,8 @@ class StateFile(Generic[AnyHandle]):
 
 
 def runs_module(pid: int, *modules: str) -> bool:
-    """Whether the process `pid` runs one of these modules with `python -m`. By now, the id may belong to another
-    process.
+    """Whether the process `pid` runs one of these modules with `python -m`. The check is needed because the id may
+    belong to another process by now.
     """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

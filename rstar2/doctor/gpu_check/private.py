@@ -50,7 +50,7 @@ def scrubbed_values(value: Any) -> Any:
 
 
 def _names() -> dict[str, str]:
-    """Returns the word that replaces each name of this machine or its user."""
+    """Maps each name of this machine or its user to the word that replaces the name."""
     names = {socket.gethostname(): "HOST", socket.gethostname().partition(".")[0]: "HOST"}
     with suppress(KeyError, OSError):  # a container's user may have no name
         names[getpass.getuser()] = "USER"

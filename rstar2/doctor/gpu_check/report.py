@@ -57,7 +57,7 @@ class Report:
         return record
 
     def markdown(self) -> str:
-        """Returns the report for an issue."""
+        """Returns the Markdown report, which the user can paste into an issue."""
         return scrubbed("\n".join(self._lines()) + "\n")
 
     def _lines(self) -> Iterator[str]:

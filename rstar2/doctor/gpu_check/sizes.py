@@ -86,8 +86,8 @@ def planned_update(size: Size, device: str, tokens: int, logits: int) -> Memory:
 
 
 def planned_tensors(size: Size, device: str, tokens: int, logits: int) -> int:
-    """Returns the bytes of `planned_update` that PyTorch allocates. They exclude the bytes that CUDA itself and a
-    sleeping engine take.
+    """Returns the bytes of `planned_update` that PyTorch allocates. The bytes that CUDA itself and a sleeping engine
+    take are left out.
     """
     total = planned_update(size, device, tokens, logits).update_total
     return total - (ASLEEP if device == "cuda" else 0)

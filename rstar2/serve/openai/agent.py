@@ -165,7 +165,7 @@ def _configured(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
 
 @functools.lru_cache(maxsize=8)
 def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
-    """Returns the codec after its chat template got variables. `variables` is a JSON object with their values.
+    """Returns a codec whose chat template has the given variables. `variables` is a JSON object with their values.
 
     The codec is cached, because making it takes long.
     """

@@ -127,7 +127,9 @@ def _unpadded(model: Any, rows: list[Any]) -> list[Any]:
 
 
 def _padded(model: Any, rows: list[Any]) -> list[Any]:
-    """Returns the same as `_unpadded`, from one pass with all rows. The rows are padded on the left, as in VERL."""
+    """Returns the same log-probabilities as `_unpadded`, computed in one pass with all rows. The rows are padded on the
+    left, as in VERL.
+    """
     import torch
 
     longest = max(map(len, rows))

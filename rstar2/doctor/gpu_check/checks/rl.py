@@ -1,4 +1,5 @@
-"""Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills it with SIGKILL in the middle of a step.
+"""Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills the run with SIGKILL in the middle of a
+step.
 
 The check `resume` later continues the killed run.
 """

@@ -33,7 +33,7 @@ CPU_TOKENS = 4096
 SHARE = 0.75
 """Share of the free memory that an update may take according to the plan."""
 WARM, TIMED = 2, 3
-"""The number of updates before the timed ones, and the number of timed updates."""
+"""The number of updates that are run first and not timed, and the number of timed updates."""
 IN_PLACE, COPIES = 1, 3
 """Number of copies of the logits in memory: with flash-attn's loss function, and with PyTorch's loss function."""
 FAR = 0.25
@@ -130,7 +130,7 @@ def _process_group(settings: Settings) -> Iterator[None]:
 def _updates(
     settings: Settings, size: Size, tokens: int, device: Any, in_place: bool
 ) -> tuple[float, list[float]]:
-    """Returns the median seconds of the timed updates, and the loss of every update."""
+    """Returns the median duration of the timed updates in seconds, and the loss of every update."""
     import torch
 
     model = _sharded(settings, size, device, in_place)

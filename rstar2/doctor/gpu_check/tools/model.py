@@ -27,7 +27,7 @@ SHARE = 0.5
 CHECKPOINTS = 4
 """The disk must have room for this many checkpoints: two of RL, one of SFT, and the models."""
 BYTES_OF_CHECKPOINT = 12
-"""Bytes for each parameter: the weight and two moments in fp32."""
+"""Number of bytes in a checkpoint for each parameter: the weight and two moments in fp32."""
 
 
 def trained_size(settings: Settings) -> Size:
