@@ -284,8 +284,8 @@ def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
             raise UserError(
                 f"the file system of {path} does not support file locks (flock: {error.strerror}), so two runs could "
                 "write to the same folder",
-                "Use a folder on another file system, or mount this one with locks: Lustre with -o flock, NFS without "
-                "nolock and with its lock service running.",
+                "Use a folder on another file system, or mount this file system with locks: Lustre with -o flock, NFS "
+                "without nolock and with its lock service running.",
             ) from error
         yield
 

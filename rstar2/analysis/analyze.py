@@ -330,7 +330,7 @@ class _Set:
             except OSError as error:
                 raise Failure(
                     f"cannot write the entropies beside {path}: {error.strerror or error}",
-                    "Make the folder writable and free disk space. Or copy the traces elsewhere.",
+                    "Make the folder writable and free disk space. Or copy the traces to another folder.",
                 ) from error
 
     def _analyse_file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:

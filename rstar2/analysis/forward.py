@@ -116,7 +116,7 @@ def _batch_entropies(model: Any, traces: list[Trace], temperature: float) -> lis
         raise UserError(
             f"the traces have token {max(map(max, sequences))}, but {model.config.name_or_path} has only {vocabulary} "
             "tokens",
-            "Name the model that generated the traces with --model.",
+            "With --model, name the model that generated the traces.",
         )
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in sequences], device=model.device)
     cache = DynamicCache(config=model.config)

@@ -79,7 +79,7 @@ class TokenReader:
             raise UserError(
                 f"the traces were not written with the tokenizer of {self._tokenizer.name_or_path}, "
                 f"which reads {self._mismatches[0]}",
-                "Name the model that generated the traces with --model.",
+                "With --model, name the model that generated the traces.",
             )
         return tokens
 

@@ -143,7 +143,7 @@ class Repl:
             return
         name, words = command[1], (command[2] or "").strip()
         if name not in COMMANDS:
-            self._say(f"no command {name}; /help lists them")
+            self._say(f"there is no command {name}; /help lists the commands")
             return
         method: Callable[[str], None] = getattr(self, f"_do_{name[1:]}")
         method(words)

@@ -142,7 +142,7 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
     if not download:
         raise UserError(
             f"the shape of {named} is unknown, because its config.json is not in the hub's cache",
-            f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+            f"Use a folder that has the config.json. Known without a network: {', '.join(SHAPES)}.",
         )
     check_on_hub(named, "config.json", for_plan=True)
     from huggingface_hub import hf_hub_download
@@ -155,7 +155,7 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
     except Exception as error:
         raise UserError(
             f"cannot read config.json of {named} from the hub: {first_line(error)}",
-            f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+            f"Use a folder that has the config.json. Known without a network: {', '.join(SHAPES)}.",
         ) from error
 
 
@@ -278,8 +278,8 @@ def server_tokenizer(url: str, served: Served) -> Any:
         raise UserError(
             f"the server at {url} loaded its model from {served.root}, but no tokenizer can be loaded from there on "
             "this machine",
-            "Name a folder or a hub id with the tokenizer with --model. With --api chat, `chat` and `eval` need no "
-            "tokenizer.",
+            "With --model, name a folder or a hub id that has the tokenizer. With --api chat, `chat` and `eval` need "
+            "no tokenizer.",
         ) from error
 
 

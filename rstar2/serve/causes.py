@@ -35,13 +35,13 @@ CAUSES = (
     _cause(
         r"address already in use|errno 98\b",
         "its port is in use",
-        "Give another port with --port, or stop the program that uses it; `rstar2 serve status` lists the servers "
-        "that rstar2 started.",
+        "Give another port with --port, or stop the program that uses the port; `rstar2 serve status` lists the "
+        "servers that rstar2 started.",
     ),
     _cause(
         r"gatedrepoerror|(?:access|is) (?:a )?gated repo|access to model .* is restricted|awaiting a review",
         "the model is gated: the hub requires an account that has accepted its terms",
-        "Accept them on the model's page, then run `hf auth login` or set HF_TOKEN.",
+        "Accept the terms on the model's page, then run `hf auth login` or set HF_TOKEN.",
     ),
     _cause(
         # The hub answers 401 for a name that does not exist.
@@ -59,17 +59,17 @@ CAUSES = (
         r"max seq len .* is larger than the maximum number of tokens|needed, which is larger than the available "
         r"kv cache memory",
         "the KV cache is too small for one conversation of that length",
-        "Give a smaller --max-model-len or a larger --tp; on a machine without a GPU, a larger --kv-gib.",
+        "Give a smaller --max-model-len or a larger --tp. On a machine without a GPU, give a larger --kv-gib.",
     ),
     _cause(
         r"user-specified max_model_len .* is greater than the derived",
         "the model's context is shorter than --max-model-len",
-        "Give a smaller --max-model-len, or leave it out.",
+        "Give a smaller --max-model-len, or leave out --max-model-len.",
     ),
     _cause(
         r"free memory on device .* is less than desired|no available memory for the cache blocks",
         "other programs use the GPU's memory",
-        "`nvidia-smi` shows which ones; stop them, or give `-- --gpu-memory-utilization 0.7`.",
+        "`nvidia-smi` shows these programs. Stop them, or give `-- --gpu-memory-utilization 0.7`.",
     ),
     _cause(
         r"out of memory|outofmemoryerror|cannot allocate memory|defaultcpuallocator: (?:can't|not enough)",
@@ -93,7 +93,7 @@ CAUSES = (
     _cause(
         r"error: (?:unrecognized arguments|argument -)",
         "vLLM does not know one of the arguments after --",
-        "`vllm serve --help=all` lists them.",
+        "`vllm serve --help=all` lists vLLM's arguments.",
     ),
     _cause(
         r"(?:model architectures?|model type) .*(?:not supported|does not recognize)|are not supported for now",

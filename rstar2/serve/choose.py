@@ -199,7 +199,7 @@ def _check_origins(choice: Choice) -> None:
             )
     if choice.with_tools and "*" in origins and not choice.endpoint.api_key:
         raise UserError(
-            "--with-tools with --cors * would run programs for every page that a browser here opens",
+            "--with-tools and --cors * would run programs for every page that a browser here opens",
             "Give --api-key, or name the pages' origins.",
         )
 

@@ -93,7 +93,7 @@ def wait_ready(
             if not listens(process.pid, httpx.URL(url).port or 80):
                 raise UserError(
                     f"another program answers at {url}, where {name} should answer",
-                    "Stop it, or use another port.",
+                    "Stop that program, or use another port.",
                 )
             return
         if time.monotonic() > deadline:

@@ -261,7 +261,7 @@ def _fetch_config(model: str) -> None:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"cannot download config.json of {model}: {why}",
-            "Start the server again when the model is on this machine, or give vLLM its parsers after --.",
+            "Start the server again when the model is on this machine, or name vLLM's parsers after --.",
         ) from error
 
 

@@ -103,7 +103,7 @@ def _device(choice: Literal["auto", "cuda", "cpu"]) -> Device:
         fault = (error.stderr.strip().splitlines() or ["no error message"])[-1]
         raise UserError(
             f"torch cannot be imported: {fault}",
-            "Install torch with the build for this machine's GPUs, and transformers.",
+            "Install transformers, and the build of torch for this machine's GPUs.",
         ) from error
     if choice != "auto":
         return choice

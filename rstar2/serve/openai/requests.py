@@ -175,7 +175,7 @@ def _text(message: dict[str, Any]) -> str:
     if not isinstance(role, str):
         raise ValueError("each message needs a role")
     if role not in _ROLES:
-        raise ValueError(f"no message may have the role {role}, only {', '.join(_ROLES)}")
+        raise ValueError(f"a message has the role {role}, which is not one of {', '.join(_ROLES)}")
     content = message.get("content")
     if content is None:
         return ""
@@ -186,5 +186,5 @@ def _text(message: dict[str, Any]) -> str:
         raise ValueError("only text can be read: content is a string, or parts of type text")
     texts = [part.get("text") for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a part of type text needs its text, as a string")
+        raise ValueError("a part of type text needs its text in the field `text`, as a string")
     return "".join(texts)
