@@ -116,7 +116,9 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write text so that the file is either whole or absent, with the permissions `mode` without those in the umask."""
+    """Write text so that the file is either whole or absent, with the permissions `mode` except those that the umask
+    removes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, mode) as file:
         file.write(text)

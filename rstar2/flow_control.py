@@ -43,7 +43,7 @@ class Allowance:
 class FlowControl:
     """Decides how many requests to one service may be in flight, and when the next one may be sent.
 
-    There is no limit before the service announces one, or refuses a request because of its rate limit.
+    There is no limit before the service announces a limit, or refuses a request because of its rate limit.
 
     Args:
         clock: returns the time in seconds.
@@ -116,7 +116,7 @@ class FlowControl:
             self.limit = max(1.0, min(self.limit, self._under_way) / 2)
 
     def announced(self, allowances: Iterable[Allowance], age_s: float = 0.0) -> None:
-        """Record the service's announced limits, which replace earlier ones.
+        """Record the limits that the service announced. They replace the limits that it announced before.
 
         The service determined these limits when it received a request, `age_s` seconds ago. Requests that were sent
         since then are subtracted.

@@ -384,7 +384,9 @@ def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> ND
 
 
 def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
-    """Whether the entropy of each token is among the highest TOP_SHARE of its trace, shape (M,). At least one is."""
+    """Whether the entropy of each token is among the highest TOP_SHARE of its trace, shape (M,). At least one token
+    is.
+    """
     chosen = np.zeros(len(entropy), dtype=bool)
     if len(entropy):
         count = max(1, int(TOP_SHARE * len(entropy)))

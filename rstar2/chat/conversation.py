@@ -47,7 +47,7 @@ class Conversation:
     answers: list[Trace] = field(default_factory=list)
     """The answers of this conversation, in order."""
     drawn: int = 0
-    """The number of answers that were sampled, including those that were taken back or discarded."""
+    """The number of answers that were sampled, including answers that were taken back or discarded."""
     questions: int = 0
     """The number of questions. The number of the last question is the `problem_id` of its trace."""
     timed_out: bool = False

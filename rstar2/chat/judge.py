@@ -1,4 +1,4 @@
-"""The judge that runs a chat's programs: the judge at --judge, or one that is started for the chat."""
+"""The judge that runs a chat's programs: the judge at --judge, or a judge that is started for the chat."""
 
 from __future__ import annotations
 

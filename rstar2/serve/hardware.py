@@ -162,8 +162,8 @@ def _fit(
 ) -> tuple[int, int | None]:
     """Returns a number of GPUs per copy, and a context in tokens, with which the weights and one conversation fit.
 
-    `usable` is the memory, in GiB, that each GPU has for weights and conversation. If `tp` is not None, it is the
-    number of GPUs. If `length` is not None, it is the context.
+    `usable` is the memory, in GiB, that each GPU has for weights and conversation. If `tp` is not None, `tp` is the
+    number of GPUs. If `length` is not None, `length` is the context.
     """
 
     def tokens(shared_by: int) -> int:
