@@ -13,7 +13,9 @@ assert grade(gold="1/2", pred="\\\\boxed{0.5}").correct
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""True to type checkers. The module `typing` is not imported for it, as every program in the judge would carry that."""
+"""Type checkers regard this constant as true. `typing.TYPE_CHECKING` is not used, because importing `typing` would slow
+every program in the judge.
+"""
 
 if TYPE_CHECKING:
     from typing import Any
@@ -85,13 +87,15 @@ _MODULES = {
     "rstar2.train": ("select",),
     "rstar2.train.group": ("Group", "Rollout"),
 }
-"""The modules of the names in `__all__`, which type checkers read above."""
+"""For each module, the public names that it defines. Type checkers do not need this table, because they read the
+imports.
+"""
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package
 
     def __getattr__(name: str) -> Any:
-        """Import the module of a name of the public API, when the name is first used."""
+        """Import the module that defines a public name, when the name is first used."""
         import importlib
 
         for module, names in _MODULES.items():

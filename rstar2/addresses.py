@@ -27,7 +27,7 @@ def check_url(url: str, whose: str, example: str) -> None:
     """Raises UserError if `url` is not an HTTP URL.
 
     Args:
-        whose: the owner of the URL in the message, such as "a server's".
+        whose: names the owner of the URL in the error message, such as "a server's".
         example: a correct URL for the hint.
     """
     try:
@@ -44,7 +44,7 @@ def check_url(url: str, whose: str, example: str) -> None:
 def check_redis_url(url: str) -> None:
     """Raises UserError if `url` is not the URL of a Redis server.
 
-    The message shows no part of the URL. If a password is not percent-encoded, its end cannot be told.
+    The message shows no part of the URL, because it is unclear where a password ends that is not percent-encoded.
     """
     if _REDIS.fullmatch(url) is None:
         raise UserError(
@@ -55,7 +55,7 @@ def check_redis_url(url: str) -> None:
 
 
 def without_password(url: str) -> str:
-    """Returns a URL that passed `check_redis_url` without its user, password and query."""
+    """Returns the URL without its user, password and query. `check_redis_url` must have accepted the URL."""
     scheme, _, rest = url.partition("?")[0].partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 

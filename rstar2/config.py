@@ -24,7 +24,7 @@ class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_is_true(cls, value: object, info: ValidationInfo) -> object:
-        """Reject true and false for a number. Pydantic would read them as 1 and 0."""
+        """Reject true and false where a number is expected, because pydantic would read them as 1 and 0."""
         kind = cls.model_fields[str(info.field_name)].annotation
         kinds = {kind, *get_args(kind)}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
@@ -37,13 +37,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class KeysOf:
-    """Annotates a table with keys of another model, so that messages can suggest a similar key."""
+    """Annotates a table whose keys are the fields of another model, so that error messages can suggest a similar
+    key.
+    """
 
     model: type[BaseModel]
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` with its values replaced by those of `over`, table by table."""
+    """Returns `base` with the values of `over` added to it. If both have a key, the value in `over` counts. Nested
+    tables are merged in the same way.
+    """
     result = dict(base)
     for key, value in over.items():
         current = result.get(key)
@@ -54,7 +58,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested tables as one table with dotted keys, so that both notations can be compared."""
+    """Returns nested tables as one table with dotted keys, so that nested and dotted keys can be compared."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -73,8 +77,8 @@ def resolve(
 
     Args:
         overrides: the user's changes, each as `a.b=c`. The value `null` unsets a key that may be absent.
-        where: the source of the values in messages, such as a file.
-        within: the tables of a larger model that has the values, if the overrides were already applied to that model.
+        where: names the source of the values in error messages, such as a file.
+        within: the path of the values in a larger model, if the overrides were already applied to that larger model.
             With `within`, the overrides are only used to find the source of a wrong value.
         before: an optional prefix of the overrides' keys, such as `stage2.`.
 
@@ -201,7 +205,7 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo
 
 
 def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | None:
-    """Returns the most similar key: one with the same last word, or else one with a similar spelling."""
+    """Returns the most similar key: a key with the same last word, or else a key with a similar spelling."""
     last_words = {each: each.rpartition(".")[2] for each in fields}
     word = key.rpartition(".")[2]
     same = [each for each in fields if last_words[each] == word]
@@ -212,7 +216,7 @@ def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | 
 
 
 def _kind(field: FieldInfo) -> str:
-    """Returns the type of a key in words, with its bounds."""
+    """Returns words for the type of a key's value and for its bounds."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))

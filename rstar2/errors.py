@@ -1,6 +1,6 @@
 """The errors a user sees: one message, one hint, one exit code.
 
-The CLI prints these without a traceback. Every other exception is a bug of ours and keeps its traceback.
+The CLI prints these errors without a traceback. Every other exception is a bug in rstar2 and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 _MAX_NAMES = 5
-"""Maximum number of names in a list in a message. A hosted service may have a hundred models."""
+"""Maximum number of names that a message lists. A hosted service may have a hundred models."""
 
 
 class RStarError(Exception):
@@ -41,8 +41,8 @@ class Failure(RStarError):
     """A failure of the work itself: a process crashed, a server does not answer, a disk is full. The exit code is 1.
 
     Args:
-        cause: the kind of failure, by which failures are counted, such as `HTTP 503`. The default is the first line of
-            the message.
+        cause: the kind of failure, such as `HTTP 503`. Failures are counted by their cause. The default is the first
+            line of the message.
     """
 
     def __init__(self, message: str, hint: str = "", *, cause: str = "") -> None:
@@ -54,7 +54,7 @@ class Unavailable(Failure):
     """A service did not answer because it is not running, too busy or too slow. The same request may succeed later.
 
     Args:
-        retry_after_s: seconds before the next request that the service asks for, or 0.
+        retry_after_s: seconds that the service asks its clients to wait before the next request, or 0.
         cause: see `Failure`.
         timed_out: whether the request took too long. If False, the service refused or aborted the request.
     """
@@ -85,7 +85,8 @@ class UnusableAnswer(Unavailable):
 def as_user_error() -> Iterator[None]:
     """Raise a UserError in place of a Failure within the `with` block.
 
-    For the first request to a service: the user named a wrong address, name or key, or did not start the service.
+    Use this for the first request to a service. A failure then means that the user named a wrong address, name or key,
+    or did not start the service.
     """
     try:
         yield
@@ -94,7 +95,7 @@ def as_user_error() -> Iterator[None]:
 
 
 def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
-    """Returns the first error of a group, which may be in a group inside it."""
+    """Returns the first error of an exception group. The error may be in a nested group."""
     first: RStarError | BaseExceptionGroup[RStarError] = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -109,12 +110,14 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean NAME?` for the end of a message, with the most similar of the known names, else ""."""
+    """Returns `; did you mean NAME?` for the end of a message, where NAME is the known name with the most similar
+    spelling. Returns "" if no known name is similar.
+    """
     near = most_similar(name, known)
     return f"; did you mean {near}?" if near else ""
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Returns the first names for a message, and the number of the others."""
+    """Returns words for a message: the first names, and the number of names that are left out."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

@@ -24,13 +24,14 @@ def read_objects(
     decimals_as_text: bool = False,
     on_fault: Callable[[int, str], None] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a user's JSON Lines file (jsonlines.org), each with its line number, without blank lines.
+    """Yields each object of a user's JSON Lines file (jsonlines.org) with its line number. Blank lines are skipped.
 
     Args:
-        hint: the hint of errors.
-        decimals_as_text: return a number with a decimal point as text, with the digits in the file.
-        on_fault: called with the number and the fault of a bad line, which is then skipped. If `on_fault` is None, a
-            bad line is an error.
+        hint: the hint of every UserError.
+        decimals_as_text: whether a number with a decimal point is returned as text, with the same digits as in the
+            file.
+        on_fault: called with the line number and the fault of each bad line. Bad lines are then skipped. If `on_fault`
+            is None, a bad line is an error.
 
     Raises:
         UserError: the file cannot be read or is not UTF-8, or a line is not one JSON object.
@@ -54,9 +55,11 @@ def read_objects(
 
 
 def read_csv(path: Path, hint: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the rows of a user's CSV file, or of a `.tsv` file with tabs, each with its number from 1.
+    """Yields each row of a user's CSV file, or of a `.tsv` file with tabs, with the row's number. Row numbers begin at
+    1.
 
-    The first line has the names of the columns. All values are texts. If a row lacks its last cells, they are None.
+    The first line has the names of the columns. All values are texts. If a row lacks its last cells, the missing values
+    are None.
 
     Raises:
         UserError: the file cannot be read, is not UTF-8 or not CSV, or a row has more cells than there are columns.
@@ -102,7 +105,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}", "Remove it and run the command again.") from error
+        raise UserError(
+            f"cannot read {path}: {error}", "Remove that file and run the command again."
+        ) from error
 
 
 def write_json(path: Path, value: object) -> None:
@@ -111,7 +116,9 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write text so that the file is either whole or absent, with permissions `mode`, less the umask."""
+    """Write text so that the file is either whole or absent, with the permissions `mode` except those that the umask
+    removes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, mode) as file:
         file.write(text)
@@ -120,7 +127,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 def home_folder() -> Path:
     """Returns the user's home directory.
 
-    Raises UserError if the user has no home directory, as for a user id without a name.
+    Raises UserError if the user has no home directory, for example because the user id has no name.
     """
     try:
         return Path.home()
@@ -132,7 +139,9 @@ def home_folder() -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Makes a file that only this user can read, with its folder, unless it exists. Returns the path of the file."""
+    """Makes a file that only this user can read, and the file's folder, unless the file exists. Returns the path of the
+    file.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     path.chmod(0o600)
@@ -151,7 +160,7 @@ class LineWriter(AbstractContextManager["LineWriter"]):
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
-        """Append one line. The text `line` has no line end."""
+        """Append one line. `line` must have no line end."""
         data = line.encode() + b"\n"
         written = self._file.write(data) or 0
         if written < len(data) and self._file.write(data[written:]) != len(data) - written:
@@ -177,7 +186,8 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that a `LineWriter` wrote, each with its number from 1, without an incomplete last line.
+    """Yields each line that a `LineWriter` wrote, with the line's number. Line numbers begin at 1. An incomplete last
+    line is left out.
 
     Raises OSError if the file cannot be read.
     """
@@ -188,7 +198,8 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""Errors of writes that depend on the disk of a file, such as a full disk, and not on the program."""
+"""Numbers of the system errors for which the disk is the reason and not the program, such as a full disk.
+"""
 
 
 def os_failure(error: OSError) -> Failure:
@@ -206,7 +217,7 @@ def existing_folder(path: Path) -> Path:
 def no_room(path: Path) -> str:
     """Returns a sentence if the disk of `path` has no space left for this user, else "".
 
-    For processes that ended with an empty log, because a full disk prevents logs.
+    The sentence explains why a process ended with an empty log, because nothing can be logged on a full disk.
     """
     folder = existing_folder(path)
     disk = os.statvfs(folder)
@@ -262,8 +273,8 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
 def whole_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path for a file, which is synced and moved to `path` when the `with` block ends.
 
-    If the block raises, the temporary file is removed. A link is followed. Several processes may write to the same
-    `path`; the last one replaces the file.
+    If the block raises, the temporary file is removed. If `path` is a link, the link is followed. Several processes may
+    write to the same `path`. The file of the process that ends last then remains.
     """
     path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

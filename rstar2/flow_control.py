@@ -1,13 +1,13 @@
 """Adapts the number of requests in flight to the rate that a service allows.
 
-The rule is that of TCP. A request that the service refuses for its rate halves the number of requests in flight, and
-answers raise the number again slowly. All requests to the service share this number, and all pause if the service asks
-for a pause.
+The rule is the same as in TCP's congestion control. If the service refuses a request because of its rate limit, only
+half as many requests may be in flight. Answers slowly raise this number again. The number is a limit for all requests
+to the service together, and all requests pause if the service asks for a pause.
 
-Many services also announce in each answer how many more requests they accept, and until when. If that is not much more
-than the requests in flight, the next requests are spread over this time, so that none is refused. Spreading the
-requests works for both kinds of limits. A limit that counts requests in fixed windows is used up evenly. For a limit
-that is refilled continuously, the rate of requests becomes the rate of the refill.
+Many services also announce in each answer how many more requests they accept, and until when. If the announced number
+is not much larger than the number of requests in flight, the next requests are spread over the announced time, so that
+none is refused. Spreading the requests works for both kinds of limits. A limit that counts requests in fixed windows is
+used up evenly. For a limit that is refilled continuously, the rate of requests becomes the rate of the refill.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 _PLENTY = 2
-"""Requests are not spread if the service accepts at least this many times the requests in flight."""
+"""Requests are not spread if the service accepts at least this many further requests for each request in flight.
+"""
 _LONGEST_WINDOW_S = 90.0
-"""Requests are spread only for limits with a window of at most this many seconds. A longer limit, such as one per day,
-is used up, and then the service refuses a request."""
+"""Requests are spread only for limits with a window of at most this many seconds. A limit with a longer window, such as
+a day, is used up, and then the service refuses a request.
+"""
 _LOOK_AGAIN_S = 1.0
 """Seconds after which a waiting request checks whether it may be sent earlier than expected."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """The announced rest of a limit: the service accepts `requests` more within the next `window_s` seconds."""
+    """What is left of an announced limit: the service accepts `requests` more requests in the next `window_s`
+    seconds.
+    """
 
     requests: float
     window_s: float
@@ -39,7 +43,7 @@ class Allowance:
 class FlowControl:
     """Decides how many requests to one service may be in flight, and when the next one may be sent.
 
-    There is no limit before the service first refuses a request for its rate, or announces a limit.
+    There is no limit before the service announces a limit, or refuses a request because of its rate limit.
 
     Args:
         clock: returns the time in seconds.
@@ -50,27 +54,29 @@ class FlowControl:
         self.limit = float("inf")
         """The number of requests that may be in flight, at least 1."""
         self.paused_s = 0.0
-        """Total seconds for which all requests were paused because some were refused."""
+        """Total seconds for which all requests were paused after some requests had been refused."""
         self.spread_s = 0.0
         """Total seconds for which requests were delayed so that none is refused."""
         self.round = 0
-        """The number of reductions of the limit. Refused requests of an earlier round do not reduce it again."""
+        """How often the limit has been reduced. A refused request that began in an earlier round does not reduce it
+        again.
+        """
         self._clock = clock
         self._sleep = sleep
         self._under_way = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._resumes_at = float("-inf")
         self._interval_s = 0.0
-        """Seconds between two requests, until the time of `_spread_until`."""
+        """Seconds between two requests. This distance is kept until the time `_spread_until`."""
         self._spread_until = float("-inf")
         self._sent: deque[float] = deque()
         """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
 
     async def enter(self) -> int:
-        """Wait until one more request may be sent, in the order of the calls. The caller calls `leave` after the
-        request.
+        """Wait until one more request may be sent. Requests are sent in the order of the calls. The caller calls
+        `leave` after the request.
 
-        Returns the request's round, for `refused`.
+        Returns the request's round, which is an argument of `refused`.
         """
         if self._waiting or self._under_way + 1 > self.limit:
             turn = asyncio.get_running_loop().create_future()
@@ -91,12 +97,13 @@ class FlowControl:
         return self.round
 
     def leave(self) -> None:
-        """Record that a request after `enter` has ended, with or without success."""
+        """Record that a request that `enter` admitted has ended, with or without success."""
         self._under_way -= 1
         self._admit()
 
     def refused(self, began_in: int, pause_s: float) -> None:
-        """Record that the service refused a request of the round `began_in` for its rate.
+        """Record that the service refused a request because of its rate limit. The request began in the round
+        `began_in`.
 
         All requests to the service pause for `pause_s` seconds.
         """
@@ -109,10 +116,10 @@ class FlowControl:
             self.limit = max(1.0, min(self.limit, self._under_way) / 2)
 
     def announced(self, allowances: Iterable[Allowance], age_s: float = 0.0) -> None:
-        """Record the service's announced limits, which replace earlier ones.
+        """Record the limits that the service announced. They replace the limits that it announced before.
 
-        The service determined them when it received a request, `age_s` seconds ago. Requests that were sent since the
-        service determined the limits are subtracted.
+        The service determined these limits when it received a request, `age_s` seconds ago. Requests that were sent
+        since then are subtracted.
         """
         now = self._clock()
         since = sum(1 for _ in itertools.takewhile(lambda sent: sent > now - age_s, reversed(self._sent)))
@@ -127,11 +134,11 @@ class FlowControl:
 
     @property
     def pauses(self) -> bool:
-        """Whether all requests are paused at the moment because some were refused."""
+        """Whether all requests are paused at the moment because some requests were refused."""
         return self._resumes_at > self._clock()
 
     def answered(self) -> None:
-        """Record that the service answered a request. As many answers as the limit raise the limit by one."""
+        """Record that the service answered a request. A limit of n grows to about n + 1 after n answers."""
         self.limit += 1 / self.limit
         self._admit()
 

@@ -21,7 +21,9 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""The extra that a verb, or one of its commands, needs. Verbs that are not listed need the extra `eval`."""
+"""Maps a verb of the command line, or a verb and its command, to the extra that it needs. Verbs that are not listed
+need the extra `eval`.
+"""
 _MODULES = {
     "ray": "verl",
     "tensordict": "verl",
@@ -29,7 +31,7 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""Modules of packages that are not in an extra themselves, with the package that depends on them."""
+"""For each module whose own package is in no extra: the package in an extra that depends on it."""
 
 
 def pip_command(*words: str) -> str:
@@ -55,9 +57,8 @@ def install_command(extra: str) -> str:
 def installation_for(module: str, command: Sequence[str] = ()) -> str:
     """Returns the command that installs a missing module.
 
-    The returned command installs the extra that the user's command needs if this extra has the module, so that nothing
-    else will be missing. If this extra lacks the module, the returned command installs the smallest extra with the
-    module.
+    If the extra that the user's command needs has the module, the returned command installs that extra, so that nothing
+    else will be missing. Otherwise, the returned command installs the smallest extra with the module.
 
     Args:
         module: the name in `import MODULE`. Only the part before the first dot counts.
@@ -79,11 +80,11 @@ def installation_for(module: str, command: Sequence[str] = ()) -> str:
 
 
 def extras() -> dict[str, dict[str, Requirement]]:
-    """Returns the packages of each extra for users, by their normal names.
+    """Returns the packages of each extra that is meant for users. The keys are normalized names of packages.
 
-    Packages of included extras are listed too; those of the base installation are not. The lists come from the metadata
-    of the installed package, which are those of pyproject.toml. The lists are empty if the package is only on the
-    Python path.
+    Packages of included extras are listed too. Packages of the base installation are not listed. The lists come from
+    the metadata of the installed package, which were made from pyproject.toml. The lists are empty if the package is
+    only on the Python path.
     """
     from packaging.requirements import Requirement
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 GIB = 1 << 30
 _TIMEOUT_S = 120.0
-"""Limit for `nvidia-smi`, which is slow on a machine with many GPUs if the driver has to start."""
+"""Timeout of `nvidia-smi`, in seconds. `nvidia-smi` is slow on a machine with many GPUs if the driver has to start."""
 _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
@@ -58,7 +58,9 @@ CPU = GpuKind(None, 1e10, 5e10)
 
 
 def usable_cores() -> float:
-    """Returns the number of cores that this process may use, by its affinity and by the container's quota."""
+    """Returns the number of cores that this process may use, according to its CPU affinity and the container's
+    quota.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
@@ -93,7 +95,7 @@ def nvidia_gpus() -> list[GPU]:
 
 
 def gpu_kind() -> str | None:
-    """Returns the key in `GPU_KINDS` of this machine's GPU, or None if it has no GPU of these kinds."""
+    """Returns the key of this machine's GPU in `GPU_KINDS`, or None if the machine has no GPU of these kinds."""
     names = " ".join(gpu_names()).lower()
     return next((kind for kind in GPU_KINDS if kind in names), None)
 
@@ -130,7 +132,7 @@ def _is_visible(index: str, uuid: str) -> bool:
 
 
 def _by_torch() -> list[str]:
-    """Returns the names of GPUs that torch reports, in another process.
+    """Returns the names of GPUs that torch reports. Torch is imported in another process.
 
     Importing torch takes seconds, so torch is only imported if the device file of a driver exists.
     """

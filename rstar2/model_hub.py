@@ -8,14 +8,14 @@ from rstar2.errors import UserError, did_you_mean
 from rstar2.model_shape import SHAPES
 
 _ANSWER_S = 10.0
-"""Seconds in which the hub has to answer."""
+"""Number of seconds within which the hub has to answer."""
 
 
 def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
-    """Raise UserError if the hub does not have a model or cannot be reached, unless one of `files` is in its cache.
+    """Raise UserError if the hub does not have a model or cannot be reached, unless the cache has one of `files`.
 
-    With `for_plan`, the message also names the models whose shapes rstar2 ships, because only a plan can use them.
-    Without this check, the library would try six times within 24 s and print a line for each attempt.
+    With `for_plan`, the message also names the models whose shapes rstar2 ships, because a plan needs only the shape of
+    a model. Without this check, the library would try six times within 24 s and print a line for each attempt.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
@@ -50,7 +50,7 @@ def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
     except Exception as error:
         known = f" Known without a network: {', '.join(SHAPES)}." if for_plan else ""
         raise UserError(
-            f"the hub cannot be asked for {hub_id} ({first_line(error)}), and its cache does not have it{suggestion}",
+            f"the hub cannot be asked for {hub_id} ({first_line(error)}), and its cache lacks the model{suggestion}",
             f"Check the network, or give the folder of a model instead of a hub id.{known}",
         ) from error
 

@@ -1,4 +1,5 @@
-"""Reads the shape of a model from its config.json: the KV cache of any decoder, and all parameters of known models.
+"""Reads the shape of a model from its config.json: for any decoder the size of the KV cache, and for known models also
+the number of parameters.
 
 The numbers are exact, and need no weights. `KNOWN` lists the known models.
 """
@@ -60,7 +61,7 @@ class ModelShape(AttentionShape):
 
     @property
     def key_size(self) -> int:
-        """The size of the keys of one token in one layer. The values have the same size."""
+        """The size of a token's keys in one layer, which is also the size of the token's values."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -86,7 +87,9 @@ class ModelShape(AttentionShape):
         return self.layers * self.layer_parameters + self.vocab * self.hidden
 
     def attention_flop(self, context: float) -> float:
-        """Returns the operations of one token's attention to `context` tokens, in a forward pass over all layers."""
+        """Returns the number of operations with which one token attends to `context` tokens in all layers of a forward
+        pass.
+        """
         return 4 * self.layers * self.query_size * context
 
 
@@ -98,7 +101,7 @@ _QWEN3 = {
     "14B": (5120, 17408, 40, 40),
     "32B": (5120, 25600, 64, 64),
 }
-"""Hidden size, size of the MLP, layers and heads, by model size."""
+"""For each size of model: the hidden size, the size of the MLP, the number of layers and the number of heads."""
 _TIED = ("0.6B", "1.7B", "4B")
 _CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
 
@@ -134,9 +137,10 @@ SHAPES = {
     for size in _QWEN3
     if not (suffix == "-Base" and size == "32B") and ("2507" not in suffix or size == "4B")
 }
-"""Shapes of models of the hub, by hub id, for use without a network. There is no Qwen3-32B-Base, and only the 4B model
-has releases of July 2025. Source: the config.json of each model. Tests compare the parameters with the published
-counts."""
+"""Maps hub ids of models to the shapes of the models, for use without a network. There is no Qwen3-32B-Base, and only
+the 4B model has releases of July 2025. Source: the config.json of each model. Tests compare the parameters with the
+published counts.
+"""
 
 
 def weight_files(model: Path) -> list[Path]:

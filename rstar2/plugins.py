@@ -1,8 +1,8 @@
-"""Loads objects of users' own modules, which are named `module:object`.
+"""Loads objects from users' own modules. The name of such an object has the form `module:object`.
 
-A recipe, a format or an option can name such an object instead of a shipped one. The module is searched in Python's
-path, then in the current folder, then in further folders, such as that of the recipe. Child processes search the same
-folders, which are in an environment variable.
+A recipe, a format or an option can name such an object instead of a shipped one. The module is searched for in Python's
+path, then in the current folder, then in further folders, such as the recipe's folder. An environment variable lists
+the folders, so that child processes search the same folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from rstar2.errors import Failure, RStarError, UserError
 
 FOLDERS = "RSTAR2_MODULE_FOLDERS"
-"""The environment variable with the folders in which modules are searched."""
+"""The environment variable that lists the folders in which modules are searched for."""
 
 
 def is_reference(name: str) -> bool:
@@ -30,7 +30,7 @@ def is_reference(name: str) -> bool:
 
 
 def search_in(folder: Path) -> None:
-    """Adds a folder to those in which this process, and later child processes, search modules."""
+    """Adds a folder to the folders in which this process, and later child processes, search for modules."""
     known = os.environ.get(FOLDERS, "").split(os.pathsep)
     os.environ[FOLDERS] = os.pathsep.join(dict.fromkeys([*filter(None, known), str(folder.resolve())]))
 
@@ -98,15 +98,15 @@ def check_parameters(
         raise UserError(
             f"{role} {reference} takes {_without_annotations(signature)} but is called with ({', '.join(parameters)}): "
             f"{error}",
-            "Change its parameters. They may have any names, and additional ones need defaults.",
+            "Change its parameters. Parameters may have any names, and additional parameters need defaults.",
         ) from error
 
 
 @contextmanager
 def failures_named(reference: str, role: str) -> Iterator[None]:
-    """Raise a Failure with the function and the cause in place of an exception of a user's function.
+    """Replace an exception that a user's function raises with a Failure, which names the function and the cause.
 
-    The `with` block calls this function. An RStarError is passed on, because it already explains the fault.
+    The `with` block has to call the user's function. An RStarError is passed on, because it already explains the fault.
     """
     try:
         yield
@@ -158,7 +158,7 @@ def _check_not_shadowed(name: str, subject: str, searched: Sequence[Path]) -> No
     imported = sys.modules[name].__file__
     if users_files and (imported is None or Path(imported).resolve() not in users_files):
         raise UserError(
-            f"{subject}: {users_files[0]} cannot be imported, because the name {name} is that of "
+            f"{subject}: {users_files[0]} cannot be imported, because {name} is also the name of "
             f"{imported or 'a module of Python'}",
             "Give the file another name.",
         )

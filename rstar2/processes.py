@@ -28,7 +28,9 @@ _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _ANSWER_S = 10.0
 _END_S = 60.0
-"""Seconds in which a process has to end after it was killed, or after it closed its standard input at once."""
+"""Number of seconds within which a process has to end after it was killed, or after it closed its standard input
+early.
+"""
 _libc = ctypes.CDLL(None, use_errno=True)
 Settings = TypeVar("Settings", bound="BaseModel")
 
@@ -56,19 +58,19 @@ def start_bound(
     ended_by: signal.Signals = signal.SIGKILL,
     umask: int = -1,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in its own session that gets a signal when this process ends.
+    """Start a child process in its own session. The child gets a signal when this process ends.
 
     Call this from the main thread, because the kernel ties the child to the thread that forked it. The child ignores
-    SIGUSR1. A scheduler sends this signal to all processes of a job, and its default action ends a process.
+    SIGUSR1. A scheduler sends SIGUSR1 to all processes of a job, and the default action of SIGUSR1 ends a process.
 
     Args:
         command: the program and its arguments.
         log: the file to which the child's output is appended.
         text: the child's standard input.
         pass_fds: file descriptors that the child inherits.
-        env: environment variables in addition to those of this process.
+        env: environment variables of the child, in addition to the variables of this process.
         ended_by: the signal that the child gets when this process ends.
-        umask: the child's umask; -1 means that of this process.
+        umask: the child's umask. With -1, the child has the umask of this process.
     """
     bind = die_with(os.getpid(), ended_by)
 
@@ -133,7 +135,8 @@ def stop_groups(
 ) -> None:
     """Send a signal to processes that lead their own sessions, then kill them and all processes of their groups.
 
-    Together they have `wait_s` seconds to end. After a KeyboardInterrupt in this time, they are killed at once.
+    All processes together have `wait_s` seconds to end before they are killed. After a KeyboardInterrupt in this time,
+    they are killed at once.
     """
     deadline = time.monotonic() + wait_s
     try:
@@ -155,7 +158,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def unassigned_ports() -> range:
-    """Returns the TCP ports that the kernel never assigns by itself, or no ports if these are few.
+    """Returns the TCP ports that the kernel never assigns by itself, or no ports if there are only a few such ports.
 
     The kernel may assign any other free port to a connection before the caller listens on it.
     """
@@ -165,8 +168,8 @@ def unassigned_ports() -> range:
 
 
 def listens(session: int, port: int) -> bool:
-    """Whether a process of a session listens on a TCP port. The result is also True if the kernel does not tell which
-    process listens.
+    """Whether a process of the session `session` listens on the TCP port `port`. The result is also True if the kernel
+    does not tell which process listens.
 
     Source: proc_pid_net(5).
     """
@@ -209,7 +212,9 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Returns a TCP port on which nothing listens at the moment. Another program may take it before the caller."""
+    """Returns a TCP port on which nothing listens at the moment. Another program may take the port before the caller
+    does.
+    """
     ports = unassigned_ports()
     candidates = random.SystemRandom().sample(ports, _TRIES) if ports else []
     for candidate in [*candidates, 0]:

@@ -4,10 +4,10 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
-A service that refuses requests for their rate is not away. For such a service, `rstar2.flow_control` keeps fewer
-requests in flight, and respects the limits that the service announces.
+A service that refuses requests because of a rate limit does not count as unreachable. For such a service,
+`rstar2.flow_control` keeps fewer requests in flight, and respects the limits that the service announces.
 
-`Backoff` alone is for restarts of child processes and connections.
+Restarts of child processes and of connections use only `Backoff`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
-"""Called with the reason each time before a request waits to be sent again."""
+"""Called each time a request has to wait before it is sent again, with the reason."""
 
 ATTEMPTS = 4
-"""Default number of failures of one request, while the service answers others, after which the request is given up."""
+"""Default number of failures after which one request is given up, if the service answers other requests in between."""
 FIRST_ANSWER_S = 5.0
-"""Default of the longest wait for a service that has never answered. Most often, the URL of such a service is wrong."""
+"""Default maximum number of seconds to wait for a service that has never answered. In most cases, its URL is wrong."""
 _NO_TIME_LEFT_S = 1e-6
 """A wait ends if fewer seconds than this are left. A smaller sleep might not change the clock."""
 _LEAST_SPREAD_S = 1.0
-"""Outages are reported from this many seconds of delayed requests on, even without a retry."""
+"""The delay of requests to a service is reported if it is at least this many seconds in total, even without a retry."""
 _MAX_CAUSES = 20
 """The number of causes that are counted separately for each service. Causes beyond this number are counted together."""
 _MAX_CAUSE_LENGTH = 200
@@ -49,7 +49,7 @@ def count_cause(counts: Counter[str], cause: str) -> None:
 
 
 def causes_text(counts: Mapping[str, int]) -> str:
-    """Returns counted causes in words, the most frequent first."""
+    """Returns a text that lists causes with their counts, the most frequent cause first."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return "; ".join(f"{count} × {cause}" for cause, count in ordered)
 
@@ -63,7 +63,7 @@ class ServiceGone(Failure):
 
 
 class Backoff:
-    """Waits in seconds that double with each failure, from `first_s` to `longest_s`.
+    """The seconds to wait after a failure. They double with each failure, from `first_s` to `longest_s`.
 
     Each wait is shortened by a random share of up to `jitter`, so that requests that failed together are not sent again
     together.
@@ -97,17 +97,21 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Outages:
-    """The total time in which one service was away or limited the rate, and the causes of retries."""
+    """The total times for which one service did not answer or limited the rate of requests, and the causes of
+    retries.
+    """
 
     service: str
     away_s: float
     """Seconds from a failure to the next answer, summed over all outages."""
     retries: dict[str, int]
-    """The number of retries, by cause."""
+    """The number of retries for each cause."""
     paused_s: float = 0.0
-    """Seconds for which all requests were paused because the service refused some for their rate."""
+    """Seconds for which all requests were paused after the service had refused some because of its rate limit."""
     spread_s: float = 0.0
-    """Seconds for which requests were delayed because the service announced that it accepts only a few more."""
+    """Seconds for which requests were delayed because the service announced that it accepts only a few more
+    requests.
+    """
 
     @property
     def text(self) -> str:
@@ -122,7 +126,7 @@ class Outages:
         return f"the {self.service} {' and '.join(times)}{again}"
 
     def as_json(self) -> dict[str, Any]:
-        """Returns an entry of results.json."""
+        """Returns the outages as an entry of results.json."""
         slowed = {"paused_s": self.paused_s, "spread_s": self.spread_s}
         held_back = {name: seconds for name, seconds in slowed.items() if seconds}
         return {"service": self.service, "away_s": self.away_s, **held_back, "retries": self.retries}
@@ -136,10 +140,11 @@ class RetryPolicy:
     """The rules by which a run waits for services that do not answer. All requests of the run share the policy.
 
     Args:
-        wait_s: seconds for which a service may answer no request.
+        wait_s: a service is given up if it has answered no request for this many seconds.
         pauses: the pauses between the attempts of one request.
-        attempts: failures of one request, while the service answers others, after which it is given up. See `Service`.
-        first_answer_s: seconds to wait for a service that has never answered.
+        attempts: a request is given up after this many failures, if the service answers other requests in between. See
+            `Service`.
+        first_answer_s: maximum number of seconds to wait for a service that has never answered.
         clock: returns the time in seconds.
         sleep: waits for a number of seconds.
     """
@@ -162,11 +167,12 @@ class RetryPolicy:
         self._services: dict[str, Service] = {}
 
     def service(self, name: str, longest_wait_s: float = float("inf")) -> Service:
-        """Returns the service with a name. Each call with this name returns the same object.
+        """Returns the service that has a name. All calls with the same name return the same object.
 
         Args:
             name: the name of the service, also in messages.
-            longest_wait_s: seconds for which the service may answer no request, if that is less than the policy's.
+            longest_wait_s: the service is given up if it has answered no request for this many seconds. It has an
+                effect only if it is less than the policy's `wait_s`.
         """
         if name not in self._services:
             self._services[name] = Service(name, self, min(self.wait_s, longest_wait_s))
@@ -179,7 +185,7 @@ class RetryPolicy:
 
     @property
     def outages(self) -> list[Outages]:
-        """The outages so far, of each service that was away."""
+        """The outages so far of each service that caused a retry or a delay."""
         all_outages = [each.outages for each in self._services.values()]
         return [each for each in all_outages if each.retries or each.spread_s >= _LEAST_SPREAD_S]
 
@@ -188,18 +194,18 @@ class Service:
     """One service that a run uses. The object decides for all requests to the service whether a failed request is sent
     again.
 
-    The wait for a service has one clock. The clock starts with the first failure after the service's last answer, or
-    when the request is first sent if that is later. If that first failure is a timeout, the clock starts with the
+    One clock measures the wait for a service. The clock starts with the first failure after the service's last answer,
+    or when the request is first sent if that is later. If that first failure is a timeout, the clock starts with the
     attempt that was too slow. No request is given up while an earlier request is in flight, because the service may be
     working on it.
 
-    A failure counts against its request only if the service has answered others since the request's previous failure.
-    All failures of one outage therefore count as one.
+    A failure counts against its request only if the service has answered other requests since the previous failure of
+    the request. All failures of one outage therefore count as one failure.
 
-    A request that the service refuses for its rate is sent again, without a limit, as long as the service answers other
-    requests. After such a refusal there are fewer requests in flight, and no request is sent during the pause that the
-    service asks for. If this pause is longer than the rest of the wait, the service is given up when no earlier request
-    is in flight.
+    A request that the service refuses because of its rate limit is sent again any number of times, as long as the
+    service answers other requests. After such a refusal, fewer requests are in flight, and no request is sent
+    during the pause that the service asks for. If this pause is longer than the rest of the wait, the service is given
+    up when no earlier request is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
@@ -214,12 +220,14 @@ class Service:
         """Start times of the attempts in flight."""
         self._away_since: float | None = None
         self._silent_since: float | None = None
-        """When the clock of the wait started. The value is None if the service answers."""
+        """The time at which the clock of the wait started. The value is None if the service answers."""
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)
         self._rate_pauses = _backoff(policy)
-        """Pauses after requests that were refused for the rate, if the service names no pause."""
+        """Pauses after the service has refused a request because of its rate limit, if the service does not say how
+        long to pause.
+        """
 
     async def call(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
         """Make attempts until one succeeds. Errors other than `Unavailable` are passed on.
@@ -289,7 +297,9 @@ class Service:
         self._last_answer = now
 
     def announced(self, allowances: Iterable[Allowance], age_s: float) -> None:
-        """Record the service's announced limits, of the time when it received a request, `age_s` seconds ago."""
+        """Record the limits that the service announced. The service determined them when it received a request, `age_s`
+        seconds ago.
+        """
         self._flow.announced(allowances, age_s)
 
     def retire(self) -> None:
@@ -316,7 +326,7 @@ class Service:
     async def _await_others(
         self, error: RateLimited, pause_s: float, began: float, attempt_began: float
     ) -> float:
-        """Wait for earlier requests, as long as these decide whether the service is given up.
+        """Wait for earlier requests, as long as their outcome decides whether the service is given up.
 
         Returns the seconds that are left of the pause. Raises what `_check_pause` raises.
         """
@@ -343,13 +353,13 @@ class Service:
         raise ServiceGone(f"{message}: {error.message}", hint, self) from error
 
     def _others_under_way(self, attempt_began: float) -> bool:
-        """Whether a request is in flight that was sent before an attempt."""
+        """Whether a request is in flight that was sent before the attempt that began at `attempt_began`."""
         return any(earlier < attempt_began for earlier in self._under_way.values())
 
     def _longest_pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
     ) -> float:
-        """Returns the most seconds until the next attempt.
+        """Returns the maximum number of seconds until the next attempt.
 
         Raises Unavailable or ServiceGone if there will be no other attempt.
         """

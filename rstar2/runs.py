@@ -2,7 +2,7 @@
 
 ```
 RUN/
-  config.json        the resolved config of the last start; a start whose compared part differs is rejected
+  config.json        the resolved config of the last start; a start is rejected if a compared part of its config differs
   status.json        state, time of the last change, attempt
   attempts/1/*.log   one folder per start of the command; `attempts/latest` is a link to the newest
   .grader_secret     the seed of the grader's test points; only the owner can read it
@@ -31,11 +31,12 @@ QUIET_S = 900.0
 """A run on another machine counts as killed if its logs did not grow for this many seconds. VERL writes to its logs
 every minute."""
 _READERS_S = 0.5
-"""Seconds for which a lock is tried again, because `load_status` takes it for a moment."""
+"""Number of seconds for which a process tries to take a lock, because `load_status` holds the lock for a moment."""
 SECRET_FILE = ".grader_secret"
 GRADER_SECRET = "RSTAR2_GRADER_SECRET"
-"""The environment variable with the grader's secret, as hexadecimal digits. Child processes inherit it, except those
-that run a model's programs."""
+"""The environment variable with the grader's secret, as hexadecimal digits. Child processes inherit the variable,
+except the processes that run a model's programs.
+"""
 _SECRET_BYTES = 32
 _SECRET = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
 _NEW_SECRET = "Restore the file, or remove it: the next start makes another one."
@@ -45,7 +46,7 @@ Compared = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Run:
-    """The folder of a run, from `open_run`. `attempt` is the number of this start, from 1."""
+    """The folder of a run that `open_run` opened. `attempt` is the number of this start, from 1."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self.path = path
@@ -70,11 +71,11 @@ def open_run(
     Args:
         kind: the verb that makes the run: demo, eval, train, sft, ….
         config: the resolved config, which can be stored as JSON.
-        compared: returns the part of a config that must be the same as at earlier starts.
+        compared: returns the part of a config that must be the same at every start of the run.
 
     Raises:
-        UserError: the folder has other contents, or a run of another kind; its config differs (the message names the
-            keys); or another process uses it.
+        UserError: the folder has other contents, or a run of another kind; the config of the run differs (the message
+            names the keys); or another process uses the folder.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
@@ -110,13 +111,12 @@ def open_run(
 def _grader_secret(path: Path) -> Iterator[None]:
     """Put the run's secret into the environment for the length of the `with` block, so that child processes have it.
 
-    The secret is made at the first start and stays in the run's folder, so that a verdict does not depend on the
-    process or the start that graded. Raises UserError if the file is damaged, or if the user's variable is not a
-    secret.
+    The secret is made at the first start and stays in the run's folder, so that a verdict is the same in every process
+    and at every start of the run. Raises UserError if the file is damaged, or if the user's variable is not a secret.
     """
     before, file = os.environ.get(GRADER_SECRET), path / SECRET_FILE
     if before and not _SECRET.fullmatch(before):
-        raise UserError(f"{GRADER_SECRET} is not a secret in hexadecimal digits", "Unset it.")
+        raise UserError(f"{GRADER_SECRET} is not a secret in hexadecimal digits", "Unset this variable.")
     if not file.exists():
         # This process may already have graded gold answers with the secret of its environment.
         write_text(file, f"{before or secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
@@ -167,7 +167,9 @@ def load_status(path: Path) -> dict[str, Any]:
 
 
 def _grows_elsewhere(path: Path, status: dict[str, Any]) -> bool:
-    """Whether a run was started on another machine, and wrote to a log or a metrics file in the last `QUIET_S`."""
+    """Whether a run was started on another machine, and wrote to a log or a metrics file in the last `QUIET_S`
+    seconds.
+    """
     if status.get("host", socket.gethostname()) == socket.gethostname():
         return False
     written = (*path.glob("attempts/latest/*.log"), *path.glob("**/metrics-*.jsonl"))
@@ -175,7 +177,7 @@ def _grows_elsewhere(path: Path, status: dict[str, Any]) -> bool:
 
 
 def _in_use(path: Path) -> bool:
-    """Whether a process holds a run's lock. False if the file system does not support locks."""
+    """Whether a process holds a run's lock. The result is False if the file system does not support locks."""
     try:
         with (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -282,8 +284,8 @@ def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
             raise UserError(
                 f"the file system of {path} does not support file locks (flock: {error.strerror}), so two runs could "
                 "write to the same folder",
-                "Use a folder on another file system, or mount this one with locks: Lustre with -o flock, NFS without "
-                "nolock and with its lock service running.",
+                "Use a folder on another file system, or mount this file system with locks: Lustre with -o flock, NFS "
+                "without nolock and with its lock service running.",
             ) from error
         yield
 

@@ -1,4 +1,6 @@
-"""Texts for a terminal: percentages, no foreign control sequences, only characters of its encoding, tables that fit."""
+"""Prepares text for a terminal: formats percentages, replaces control characters and characters that the terminal's
+encoding lacks, and makes tables fit the terminal's width.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 READABLE = "rstar2-readable"
-"""The error handler of `write_readably`, as `str.encode` takes it."""
+"""The name of the error handler that `write_readably` installs, for the argument `errors` of `str.encode`."""
 
 # A text of a program or a model must not move the cursor or change the title of the window.
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
@@ -45,26 +47,27 @@ _ASCII = {
     "≥": ">=",
     "≤": "<=",
 }
-"""Replacements for characters of our own messages, tables, bars and curves, for encodings that lack them."""
+"""ASCII replacements for characters in rstar2's messages, tables, bars and curves that an encoding may lack."""
 
 _FOLDED = 12
-"""The least width of a column whose words may be broken or whose cells may be cut."""
+"""Minimum number of characters in the width of a column whose words may be broken or whose cells may be cut."""
 
 
 def harmless(text: str) -> str:
-    """Returns a text of a program or a model with its control characters replaced by visible ones."""
+    """Returns a text of a program or a model, with a visible character in place of each control character."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Returns a share as `90.0 %`, with this many digits after the point, or a dash for None."""
+    """Returns a share as a text such as `90.0 %`, with `digits` digits after the point. Returns a dash for None."""
     return "–" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def write_readably() -> None:
     """Let standard output and standard error write every text, even if their encoding is not UTF-8.
 
-    A character that the encoding lacks becomes a similar one, or else an escape that JSON can read, such as `\\u03c0`.
+    A character that the encoding lacks becomes a similar character, or else an escape that JSON can read, such as
+    `\\u03c0`.
     """
     codecs.register_error(READABLE, _replacement)
     for stream in (sys.stdout, sys.stderr):
@@ -87,7 +90,9 @@ def _has(encoding: str, character: str) -> bool:
 
 
 def _replacement(error: UnicodeError) -> tuple[str, int]:
-    """The error handler. Returns ASCII for the characters that cannot be encoded, and the end of these characters."""
+    """The error handler of `write_readably`. Returns ASCII text that replaces the characters that cannot be encoded,
+    and the index at which these characters end.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
@@ -100,7 +105,8 @@ def _escaped(character: str) -> str:
 
 
 def fitting(table: Table, console: Console) -> Table | Group:
-    """Returns a table that fits the console without broken words or lost columns, or else its rows as records.
+    """Returns a table that fits the console without broken words or lost columns. If no such table is possible, returns
+    the rows of the table as records.
 
     Rich alone would shrink columns until words break, and would leave out the last columns. Here a column may break
     words only if its overflow is `fold`, and may cut cells only if it has `no_wrap` and a `max_width`.
@@ -120,7 +126,7 @@ def fitting(table: Table, console: Console) -> Table | Group:
 
 
 def _widths(column: Column, console: Console) -> tuple[int, int]:
-    """Returns the least width in which a column can be read, and the width that it needs for all its cells."""
+    """Returns the minimum width at which a column can be read, and the width that all cells of the column need."""
     options = _unbounded(console)
     cells = [console.measure(cell, options=options) for cell in (column.header, *column.cells)]
     # A column with a fixed width has this width even if its cells need less.

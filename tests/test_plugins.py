@@ -67,7 +67,7 @@ def test_a_function_is_loaded_from_the_current_folder(folder: Path, monkeypatch:
 def test_a_users_folder_never_comes_before_pythons_own_modules(folder: Path) -> None:
     (folder / "calendar.py").write_text("def two(group, rng): return []")
     with pytest.raises(
-        UserError, match=r"calendar.py cannot be imported, because the name calendar is that of .*calendar"
+        UserError, match=r"calendar.py cannot be imported, because calendar is also the name of .*calendar"
     ):
         load("calendar:two", "the selection", [folder])
     assert sys.path.index(str(folder)) > 0

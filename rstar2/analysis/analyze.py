@@ -47,10 +47,10 @@ SOURCES = {
     "server": "lower bound",
     "kept": "as sampled",
 }
-"""The text in the column "source" for each source of entropies."""
+"""Maps each source of entropies to its text in the column "source"."""
 
 OnProgress = Callable[[str, int], None]
-"""Called with a set's label, and the number of its traces that are done."""
+"""Called with the label of a set of traces, and the number of its traces that have been analysed."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,15 @@ class EntropySource:
     """
 
     model: str | None = None
-    """The model that computes entropies, as `find_model` takes it. With `url`, only the model's tokenizer is used."""
+    """The model that computes entropies: a folder, a run or a hub id, as for `find_model`. With `url`, only the model's
+    tokenizer is used.
+    """
     url: str | None = None
-    """A vLLM server, which gives bounds of entropies."""
+    """URL of a vLLM server. Bounds of the entropies are computed from the server's answers."""
     model_name: str | None = None
-    """Name of the model on the server. None if the server has only one model."""
+    """Name of the model on the server. The value may be None if the server has only one model."""
     temperature: float = 1.0
-    """Temperature of the distributions."""
+    """Temperature of the distributions whose entropies are computed."""
     key: str | None = None
     """The server's API key."""
 
@@ -85,7 +87,7 @@ class Analysis:
     sizes: dict[Path, int]
     """Size of each file of traces, in bytes, when it was read."""
     outages: list[Outages]
-    """How long the server was away, and why."""
+    """For each service that was unreachable, how long it was unreachable and the causes of the retries."""
 
     def write(self, folder: Path) -> None:
         """Write the tables and charts to a folder. Raises Failure if a file cannot be written."""
@@ -106,8 +108,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     """Analyse the traces of runs and files.
 
     Raises:
-        UserError: a path has no traces; the model does not exist, or its tokenizer differs from that of the traces; or
-            no server with that model answers.
+        UserError: a path has no traces; the model does not exist, or its tokenizer differs from the traces' tokenizer;
+            or no server with that model answers.
         Failure: the server stops answering or returns no log-probabilities, or a file cannot be written.
     """
     if source.model_name and source.url is None:
@@ -129,7 +131,7 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     if (source.model or source.url) and not with_entropy:
         raise UserError(
             f"no trace in {', '.join(map(str, paths))} has token ids, which entropies need",
-            "Servers return none over a chat API. To analyse calls and behaviour, leave out --model and --url.",
+            "Servers return no token ids over a chat API. To analyse calls and behaviour, leave out --model and --url.",
         )
     entropy_tables = uncertainty.tables(
         [one.uncertainty for one in with_entropy],
@@ -165,7 +167,9 @@ def _measured(
 
 
 class _Models:
-    """Loads models when they are needed. The last one is cached, because several sets may have the same model."""
+    """Loads models when they are needed. The model that was loaded last is cached, because several sets may have the
+    same model.
+    """
 
     def __init__(self) -> None:
         self.digest = functools.cache(model_hash)
@@ -232,8 +236,9 @@ class _Entropies:
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         """Compute the entropies of traces.
 
-        Entropies are rounded as they are stored, so that a later analysis, which reads them, has the same results. A
-        trace without token ids has no entropies: servers return no ids over a chat API.
+        Entropies are rounded to the precision of the stored file, so that a later analysis of the stored entropies has
+        the same results. A trace without token ids has no entropies. Traces that were generated over a chat API have no
+        token ids.
 
         Returns:
             For each trace the entropies, and their upper bounds or None, both of shape (M,) for M generated tokens. The
@@ -298,7 +303,7 @@ class _Set:
         self.calls = calls.Calls(traces.label)
         self.behaviour = behaviour.Behaviour(traces.label)
         self.finished = 0
-        """Number of traces, without those of failed samples."""
+        """Number of traces, not counting the traces of failed samples."""
         self._done = 0
 
     def run(self, on_progress: OnProgress) -> None:
@@ -325,7 +330,7 @@ class _Set:
             except OSError as error:
                 raise Failure(
                     f"cannot write the entropies beside {path}: {error.strerror or error}",
-                    "Make the folder writable and free disk space. Or copy the traces elsewhere.",
+                    "Make the folder writable and free disk space. Or copy the traces to another folder.",
                 ) from error
 
     def _analyse_file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:
@@ -388,7 +393,9 @@ def _entropy_steps(sets: list[_Set]) -> Table:
 
 
 def _arms(sets: list[_Set]) -> Table:
-    """Compares each set with the sets of the same name in other arms: both values and their difference."""
+    """Compares sets of traces that have the same name in different arms. A row has the value in the first set, the
+    value in the second set, and the difference.
+    """
     rows: list[Row] = []
     for place, a in enumerate(sets):
         for b in (one for one in sets[place + 1 :] if one.set.name == a.set.name and one.kind == a.kind):

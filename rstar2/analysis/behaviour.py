@@ -40,7 +40,9 @@ def verifies_itself(trace: Trace) -> bool:
 
 
 def repeated_share(trace: Trace) -> float:
-    """The share of the trace's n-grams of GRAM generated tokens that occurred earlier in the trace, in 0..1."""
+    """The share (0 to 1) of a trace's n-grams that already occurred in the trace. An n-gram has GRAM generated
+    tokens.
+    """
     written = np.array(trace.response_ids)[np.array(trace.response_mask, dtype=bool)]
     if len(written) <= GRAM:
         return 0.0
@@ -54,7 +56,7 @@ class Behaviour:
     def __init__(self, label: str) -> None:
         self.label = label
         self._facts: dict[str, list[tuple[int | None, dict[str, float]]]] = defaultdict(list)
-        """The step and the facts of each trace, by problem."""
+        """For each problem, the step and the facts of each of its traces."""
 
     def add(self, trace: Trace) -> None:
         text = "".join(turn.text for turn in trace.turns)
@@ -76,14 +78,16 @@ class Behaviour:
         )
 
     def summary(self) -> Row:
-        """The means over all traces."""
+        """The means of the facts over all traces."""
         sums = Sums()
         for problem, facts in self._facts.items():
             _add(sums, problem, [each for _, each in facts])
         return (self.label, *(number(sums.estimate(fact).value) for fact in _FACTS))
 
     def difficulties(self) -> list[Row]:
-        """A row per group of problems: never solved, solved in less than half of the samples, in more, or always."""
+        """A row per group of problems: problems that are solved in no sample, in less than half of their samples, in at
+        least half but not all, or in all.
+        """
         rows: list[Row] = []
         for name in ("never solved", "below half", "half and more", "always solved"):
             sums, traces = Sums(), 0
@@ -127,7 +131,9 @@ def _add(sums: Sums, problem: str, traces: list[dict[str, float]]) -> None:
 
 
 def _difficulty(traces: list[dict[str, float]]) -> str:
-    """The group of a problem by its share of correct samples. Empty with fewer than two samples, which say little."""
+    """Returns a problem's group, which depends on the share of correct samples, or "" if fewer than two samples are
+    graded.
+    """
     solved = [facts["correct"] for facts in traces if "correct" in facts]
     if len(solved) < 2:
         return ""

@@ -56,11 +56,13 @@ class Calls:
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
         self._failed_by_step: dict[int, Counter[bool]] = defaultdict(Counter)
-        """By step, the number of failed (True) and other calls (False) in correct traces."""
+        """For each step, the number of calls in correct traces that failed (key True) and that did not fail (key
+        False).
+        """
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
-        """For each repaired turn, the number of turns with calls from its failure to the next success."""
+        """For each repaired turn, the number of later turns with calls up to the first turn in which no call failed."""
 
     def add(self, trace: Trace) -> None:
         group, seen = trace.problem_id, set()

@@ -13,9 +13,9 @@ Floats = NDArray[np.float64]
 def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Floats]:
     """The lowest and the highest entropy that are possible with the k largest log-probabilities of each position.
 
-    The rest of the probability belongs to the other tokens, none of which is likelier than the k-th. The entropy is
-    lowest if as few tokens as possible share the rest of the probability, and highest if all other tokens share the
-    rest equally.
+    The rest of the probability belongs to the other tokens. None of the other tokens is likelier than the k-th token.
+    The entropy is lowest if as few tokens as possible share the rest of the probability, and highest if all other
+    tokens share the rest equally.
 
     Args:
         top_logprobs: shape (N, k), natural logarithms, the k largest of each position in any order.
@@ -38,7 +38,8 @@ def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Float
 
 
 def stored_surprisal(trace: Trace) -> NDArray[np.float32] | None:
-    """The negative log-probability of each generated token, from the trace. None if the trace has no log-probabilities.
+    """The negative log-probability of each generated token, from the trace. The result is None if the trace has no
+    log-probabilities.
 
     The expectation of a token's negative log-probability is the entropy. Therefore means over many tokens estimate the
     mean entropy without bias, but a single value says little. The result has shape (M,) for M tokens with mask 1, in

@@ -18,22 +18,22 @@ class Estimate:
     """A mean or a difference of means, with an interval."""
 
     value: float
-    """NaN if there are no values."""
+    """The mean, or the difference. It is NaN if there are no values."""
     count: int
-    """Number of values; for a difference, the smaller of the two numbers."""
+    """Number of values. For a difference, the smaller number of the two sides."""
     influence: Floats
     """Shape (G,): the contribution of each problem to the error of the value."""
     problems: int
-    """Number of problems that have values; for a difference, the smaller of the two numbers."""
+    """Number of problems that have values. For a difference, the smaller number of the two sides."""
 
     @property
     def half(self) -> float:
-        """Half the width of the interval with confidence LEVEL. The half width is NaN with fewer than two problems, or
-        without variance.
+        """Half the width of the interval with confidence LEVEL. The half width is NaN if there are fewer than two
+        problems, or if the values have no variance.
 
         The interval uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques,
-        3rd edition, section 6.3). The degrees of freedom of a difference are the degrees of freedom of the side with
-        fewer problems, because three replies say little, whatever the number of replies on the other side.
+        3rd edition, section 6.3). A difference has the degrees of freedom of the side with fewer problems: if one side
+        has only three replies, many replies on the other side do not make the difference certain.
         """
         if self.problems < 2 or not self.influence.any():
             return float("nan")
@@ -76,7 +76,9 @@ def mean(sums: Floats, counts: Floats) -> Estimate:
 
 
 class Sums:
-    """Sums and counts of values by problem, in named cells. A cell has K columns, and each column has its own mean."""
+    """Sums and counts of values for each problem, in named cells. A cell has K columns, and each column has its own
+    mean.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
@@ -89,7 +91,8 @@ class Sums:
             group: the problem of the trace.
             cell: name of the cell.
             values: shape (K,), or a single value.
-            counts: number of values that each sum has, of the same shape or one number for all.
+            counts: number of values that were added up for each sum: an array of the same shape, or one number for all
+                sums.
         """
         number = self._groups.setdefault(group, len(self._groups))
         rows = self._cells.setdefault(cell, {})
@@ -102,14 +105,14 @@ class Sums:
         return list(self._cells)
 
     def estimate(self, cell: str, part: slice = slice(None)) -> Estimate:
-        """The mean of a cell over a part of its columns. NaN if the cell is empty."""
+        """The mean of a cell over some of its columns. The mean is NaN if the cell is empty."""
         table = np.zeros((2, len(self._groups)))
         for number, added in self._cells.get(cell, {}).items():
             table[:, number] = added[:, part].sum(-1)
         return mean(table[0], table[1])
 
     def curve(self, cell: str) -> list[Estimate]:
-        """The mean of each column. Empty if the cell is empty."""
+        """The mean of each column. The list is empty if the cell is empty."""
         rows = self._cells.get(cell)
         if not rows:
             return []

@@ -34,7 +34,7 @@ _TITLE_HEIGHT = 20.0
 
 
 def file_names(charts: Sequence[Chart]) -> list[str]:
-    """File names of charts, from their titles: eval-stage3-entropy-after-a-tool-reply.svg.
+    """Returns file names of charts, made from the charts' titles, such as eval-stage3-entropy-after-a-tool-reply.svg.
 
     Names that would be equal get a number at their end.
     """

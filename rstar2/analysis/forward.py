@@ -89,7 +89,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _batches(lengths: list[int], most: int) -> list[list[int]]:
-    """Indices sorted by length, in batches of at most `most` tokens with padding.
+    """Returns batches of the sequences' indices, sorted by length. A batch has at most `most` tokens, including
+    padding.
 
     A sequence of more than `most` tokens has a batch of its own.
     """
@@ -105,8 +106,8 @@ def _batches(lengths: list[int], most: int) -> list[list[int]]:
 def _batch_entropies(model: Any, traces: list[Trace], temperature: float) -> list[NDArray[np.float32]]:
     """The entropies of a batch.
 
-    Sequences are padded on the right, where a causal model's earlier positions do not see the padding. The last token
-    of each sequence is left out, because no prediction after that token is needed.
+    Sequences are padded on the right, because a position of a causal model does not see the padding to its right. The
+    last token of each sequence is left out, because no prediction after that token is needed.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     sequences = [[*trace.prompt_ids, *trace.response_ids][:-1] for trace in traces]
@@ -115,7 +116,7 @@ def _batch_entropies(model: Any, traces: list[Trace], temperature: float) -> lis
         raise UserError(
             f"the traces have token {max(map(max, sequences))}, but {model.config.name_or_path} has only {vocabulary} "
             "tokens",
-            "Name the model that generated the traces with --model.",
+            "With --model, name the model that generated the traces.",
         )
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in sequences], device=model.device)
     cache = DynamicCache(config=model.config)

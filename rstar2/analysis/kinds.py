@@ -20,9 +20,10 @@ from rstar2.loop.turns import tags
 from rstar2.loop.turns.formulas import FORMULA
 
 Kind = Literal["word", "number", "sign", "code", "call", "answer", "tag"]
-"""word, number, sign: parts of the model's prose. A sign is punctuation, white space, or a part of a formula that is no
-number. code: the code of a call, and text between backticks in the prose. call: a call's text around its code. answer:
-text inside `<answer>`. tag: markup and special tokens."""
+"""word, number, sign: parts of the model's prose. A sign is punctuation, white space, or a part of a formula that is
+not a number. code: the code of a call, and text between backticks in the prose. call: a call's text around its code.
+answer: text inside `<answer>`. tag: markup and special tokens.
+"""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]
 """The kinds that make up the prose."""
@@ -31,7 +32,7 @@ NUMBER = "<number>"
 
 
 def _class(codes: Iterator[int]) -> str:
-    """The content of a regular expression's character class for ascending code points."""
+    """Returns ascending code points as the ranges that a regular expression needs between `[` and `]` to match them."""
     runs = [list(run) for _, run in groupby(enumerate(codes), lambda each: each[1] - each[0])]
     return "".join(rf"\U{run[0][1]:08x}-\U{run[-1][1]:08x}" for run in runs)
 
@@ -45,7 +46,7 @@ _LETTER = rf"[^\W\d_{_FRACTIONS}]"
 _WORD = rf"{_IDEOGRAPH}|{_LETTER}(?:[-'’]?(?!{_IDEOGRAPH})[^\W\d_{_FRACTIONS}{_MARKS}]|[{_MARKS}])*"
 _DIGITS = rf"[\d{_FRACTIONS}]+"
 _NAMED = re.compile(rf"(?P<number>{_DIGITS})|(?P<word>{_WORD})|[^\w\s]|_+")
-"""Matches the words and signs that tokens are parts of, in any text."""
+"""Matches each word, number or sign of a text. Every token belongs to one of them."""
 _IN_PROSE = re.compile(
     r"(?P<code>```.*?(?:```|\Z)|`[^`\n]+`)"
     rf"|(?P<formula>{FORMULA.pattern}|\\[A-Za-z]+)"
@@ -58,7 +59,9 @@ _NUMBER = re.compile(_DIGITS)
 
 
 def kinds_of(turn: Turn) -> NDArray[np.uint8]:
-    """The kind of each of the C characters of a turn's text, as indices of KINDS: shape (C,)."""
+    """Returns the kind of each of the C characters of a turn's text, as an index of KINDS. The result has shape
+    (C,).
+    """
     kinds = np.full(len(turn.text), KINDS.index("tag"), dtype=np.uint8)
     calls = iter(turn.calls)
     for kind, start, end in turn.read_parts():
@@ -94,8 +97,9 @@ def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
     """Split a text into words and signs.
 
     Returns:
-        The words and signs in lower case, with NUMBER for each number, and an empty text at the end; and for each of
-        the C characters the index of its word in that list, shape (C,). A white-space character has index -1.
+        The list of words and signs in lower case, in which NUMBER replaces each number and the last entry is an empty
+        text; and for each of the C characters the index of its word in the list, shape (C,). A white-space character
+        has index -1.
     """
     names: list[str] = []
     places = np.full(len(text), -1, dtype=np.int32)

@@ -16,12 +16,12 @@ from rstar2.loop.trace import Trace
 from rstar2.retry import OnWait, RetryPolicy
 
 TOP = 20
-"""Number of log-probabilities requested per position, the most that a vLLM server returns by default."""
+"""Number of log-probabilities requested per position. It is the maximum that a vLLM server returns by default."""
 _IN_FLIGHT = 16
 _ANSWER_S = 600.0
-"""Maximum number of seconds for one trace."""
+"""Maximum number of seconds in which the server must answer the request for one trace."""
 WAIT_S = 60.0
-"""Seconds that a server may be away."""
+"""Maximum number of seconds for which a request is retried while the server is unreachable."""
 
 Bounds = tuple[NDArray[np.float32], NDArray[np.float32]]
 """The lower and the upper bound of the entropy at each generated token, each of shape (M,), in nats."""
@@ -36,9 +36,9 @@ class BoundsServer:
 
     url: str
     model: str | None
-    """Name of the model on the server. None if the server has only one model."""
+    """Name of the model on the server. The value may be None if the server has only one model."""
     vocabulary: int
-    """Number of tokens of the tokenizer."""
+    """Number of tokens in the tokenizer's vocabulary."""
     retries: RetryPolicy
     key: str | None = None
     """The server's API key."""
@@ -49,7 +49,7 @@ class BoundsServer:
         """Bounds of the entropy at each generated token of the traces, from the TOP likeliest tokens.
 
         Raises:
-            EngineError: the server refuses, or returns no log-probabilities of prompts.
+            EngineError: the server refuses a request, or returns no log-probabilities of prompts.
             ServiceGone: the server does not answer.
         """
         return asyncio.run(_bounds(self, traces, on_done))

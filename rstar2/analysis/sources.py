@@ -1,4 +1,4 @@
-"""Finds the traces to analyse: those of a file, or those of a run's benchmarks and training stages."""
+"""Finds the traces to analyse: the traces in a file, or the traces of a run's benchmarks and training stages."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class TraceSet:
     the run's name."""
     files: tuple[Path, ...]
     model: Path | None
-    """Folder of the model that generated all traces. None if the model is not in the run, or differs between traces."""
+    """Folder of the model that generated all traces. The value is None if the model is not in the run, or if the traces
+    are from several models.
+    """
     tokenizer: Path | None
-    """A model folder of the run with the traces' tokenizer."""
+    """Folder of a model of the run that has the same tokenizer as the traces."""
 
     @property
     def model_sha256(self) -> str | None:
@@ -94,7 +96,9 @@ def has_changed(folder: Path, about: dict[str, Any]) -> bool:
 
 
 def _differing_parts(paths: list[Path]) -> list[str]:
-    """Each path without the folders with which all paths begin or end. A single path gets an empty text."""
+    """Returns the differing part of each path: the path without the folders with which all paths begin or end. For a
+    single path, the part is an empty text.
+    """
     split = [path.resolve().parts for path in paths]
     for path, parts in zip(paths, split, strict=True):
         if split.count(parts) > 1:
@@ -140,7 +144,9 @@ def _of_arm(run: Path, root: Path) -> Iterator[TraceSet]:
 
 
 def _model(run: Path, root: Path, inside: Path) -> Path | None:
-    """The model that a training run measured in `eval/PHASE`. SFT's model is in the run's folder for both arms."""
+    """Returns the folder of the model that a training run measured in `eval/PHASE`. Both arms share the model of SFT,
+    which is in the run's folder.
+    """
     return _folder(root / inside.name / "model") or _folder(run / inside.name / "model")
 
 

@@ -1,8 +1,8 @@
-"""Stores the per-token entropies of a file of traces beside it: the entropies of `traces.jsonl` are in
+"""Stores the per-token entropies of a file of traces in a second file beside it: the entropies of `traces.jsonl` are in
 `traces.entropy.npz`.
 
 Entropies are stored as 16-bit multiples of STEP nats, so they are exact to half a step. The file of entropies is
-compressed. The report page reads the entropies, and the number of characters that each token has in its turn's text.
+compressed. The file also has, for the report page, the number of characters that each token covers in its turn's text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from rstar2.files import whole_path
 STEP = 2e-4
 """Resolution in nats. The largest value, 65,535 steps, is the entropy of half a million equally likely tokens."""
 FORKING, REFLECTION = 1, 2
-"""Marks of uncertain words: REFLECTION within k tokens after a tool reply, FORKING elsewhere. All other tokens have the
-mark 0."""
+"""Marks of uncertain words. A word has the mark REFLECTION if it is among the first k tokens after a tool reply
+(`rstar2.analysis.uncertainty` computes k), and FORKING elsewhere. All other tokens have the mark 0.
+"""
 
 
 @dataclass
@@ -41,9 +42,9 @@ class TokenEntropies:
     entropy: NDArray[np.float32]
     """Shape (M,), in nats. The entropy of each token. The values are lower bounds if `upper` is not None."""
     upper: NDArray[np.float32] | None
-    """Shape (M,), in nats: upper bounds of the entropies. None if `entropy` is exact or sampled."""
+    """Shape (M,), in nats: upper bounds of the entropies. The value is None if `entropy` is exact or sampled."""
     characters: NDArray[np.uint16]
-    """Shape (M,): number of characters of the turn's text that each token has."""
+    """Shape (M,): number of characters of the turn's text that each token covers."""
     marks: NDArray[np.uint8]
     """Shape (M,): the mark of each token: FORKING, REFLECTION or 0."""
 
@@ -98,13 +99,15 @@ def read_entropies(traces: Path) -> TokenEntropies | None:
             )
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(
-            f"cannot read {place}: {error}", "Remove it and run `rstar2 analyze` again."
+            f"cannot read {place}: {error}", "Remove that file and run `rstar2 analyze` again."
         ) from error
     return entropies if about.get("bytes") == traces.stat().st_size else None
 
 
 def as_stored(entropy: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """Entropies as they are after storing and reading: rounded to whole steps, and at most 65,535 steps."""
+    """Returns the values that entropies have after they are stored and read: rounded to whole steps, at most 65,535
+    steps.
+    """
     return _unpacked(_packed(entropy))
 
 

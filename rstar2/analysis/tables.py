@@ -34,8 +34,9 @@ class Table:
     columns: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
     output: Literal["everywhere", "page", "file"] = "everywhere"
-    """file: only the CSV file has the table. page: the report page has it too. everywhere: it is also printed on the
-    terminal."""
+    """Where a table is shown. file: only in the CSV file. page: also on the report page. everywhere: also on the
+    terminal.
+    """
 
     def record(self) -> dict[str, Any]:
         """The table as a JSON-able object."""
@@ -43,18 +44,18 @@ class Table:
 
 
 def interval(estimate: Estimate) -> tuple[Value, Value, Value]:
-    """An estimate's value, low and high."""
+    """Returns an estimate's value, and the lower and the upper end of its interval."""
     return number(estimate.value), number(estimate.low), number(estimate.high)
 
 
 def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
-    """A share's value, low and high. The interval is cut to 0..1."""
+    """Returns a share's value, and the lower and the upper end of its interval, which is cut to 0..1."""
     low, high = (number(float(np.clip(end, 0.0, 1.0))) for end in (estimate.low, estimate.high))
     return number(estimate.value), low, high
 
 
 def number(value: float) -> float | None:
-    """A value with six digits. The result is None if the value is NaN."""
+    """A value rounded to six significant digits. The result is None if the value is NaN."""
     return None if math.isnan(value) else float(f"{value:.6g}")
 
 
@@ -63,7 +64,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def text_of(column: str, value: Value) -> str:
-    """The text of a cell for people."""
+    """Returns a cell as it is printed for people."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -85,7 +86,7 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
 def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, list[list[Value]]]]) -> Chart:
     """Make a chart with a line per series.
 
-    An interval is left out if its upper end is more than twice the chart's largest value; the table still contains such
+    An interval is left out if its upper end is more than twice the chart's largest value. The table still contains such
     an interval.
 
     Args:

@@ -34,7 +34,7 @@ class FileTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """The added tokens (`tokenizers.AddedToken`) by id."""
+        """Maps the id of each added token to the token (`tokenizers.AddedToken`)."""
         return dict(self._tokenizer.get_added_tokens_decoder())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -45,9 +45,10 @@ class FileTokenizer:
 
 
 def file_tokenizer(folder: Path) -> FileTokenizer | None:
-    """The tokenizer of a model folder. None if transformers would treat tokens differently than tokenizer.json says.
+    """The tokenizer of a model folder. The result is None if transformers would treat tokens differently than
+    tokenizer.json says.
 
-    A tokenizer is returned for models that transformers 5 saved with its generic class, such as the demo's.
+    A tokenizer is returned for models that transformers 5 saved with its generic class, such as the demo's model.
 
     Raises:
         UserError: a file is damaged.

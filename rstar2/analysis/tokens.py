@@ -18,7 +18,7 @@ REACH = 64
 """Number of tokens that are analysed on each side of a call and of a reply."""
 
 _REPLACED = "\ufffd"
-"""The text that a tokenizer returns for a part of a character."""
+"""The text that a tokenizer returns for a token that is only a part of a character."""
 _LONGEST_CHARACTER = 6
 """Maximum number of tokens that spell one character, or several joined characters."""
 _MAY_DIFFER = 2
@@ -37,7 +37,7 @@ class WrittenTokens:
     kind: NDArray[np.uint8]
     """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
-    """Shape (M,): the number of characters of the turn's text that the token has. A special token has 0 characters.
+    """Shape (M,): the number of characters of the turn's text that the token covers. A special token has 0 characters.
 
     The count of a turn's first token includes text at the beginning of the turn that the chat template wrote.
     """
@@ -64,12 +64,12 @@ class TokenReader:
         self._text_before = self._decode(self._before)
         self._turns = 0
         self._mismatches: list[str] = []
-        """A description of each turn whose decoded text differs from its trace."""
+        """A description of each turn whose decoded text differs from the turn's text in the trace."""
 
     def read_all(self, traces: Sequence[Trace]) -> list[WrittenTokens]:
         """The tokens of each trace.
 
-        The decoded text of a few turns may differ from the trace, since some models generate bytes that are no text.
+        The decoded text of a few turns may differ from the trace, because some models generate bytes that are not text.
 
         Raises:
             UserError: the traces were generated with another tokenizer.
@@ -77,9 +77,9 @@ class TokenReader:
         tokens = [self.read(trace) for trace in traces]
         if len(self._mismatches) > max(self._turns // 10, min(_MAY_DIFFER, self._turns - 1)):
             raise UserError(
-                f"the traces were written with another tokenizer than that of {self._tokenizer.name_or_path}, "
+                f"the traces were not written with the tokenizer of {self._tokenizer.name_or_path}, "
                 f"which reads {self._mismatches[0]}",
-                "Name the model that generated the traces with --model.",
+                "With --model, name the model that generated the traces.",
             )
         return tokens
 
@@ -121,9 +121,10 @@ class TokenReader:
         """Decode tokens one by one.
 
         Returns:
-            The text of each token, and for each token the index of the token that has its text: its own index, or the
-                index of the first token of its character. Special tokens have no text. If several tokens spell a
-                character, the first of these tokens has the character as its text.
+            Two lists with an entry per token. The first has the token's text. If several tokens spell one character,
+            the first of these tokens has the whole character as its text, and the others have an empty text. The second
+            has the token's own index, or, if several tokens spell one character, the index of the first of these
+            tokens. Special tokens have an empty text.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
@@ -159,7 +160,9 @@ class TokenReader:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def _add_special(self, texts: list[str], token_ids: Sequence[int], written: str) -> None:
-        """Add the texts of special tokens, which turns of a model family have, except those that end the turn."""
+        """Add the texts of special tokens, because the turns of one model family contain special tokens. A special
+        token at the end of the turn gets no text, unless the turn's text in the trace ends with it.
+        """
         for place, token_id in enumerate(token_ids):
             texts[place] = self._special.get(token_id, texts[place])
         for place in reversed(range(len(texts))):
@@ -168,7 +171,9 @@ class TokenReader:
             texts[place] = ""
 
     def _started(self, trace: Trace, text: str, written: str) -> int:
-        """The number of characters at the beginning of a turn that the chat template wrote, not the model."""
+        """The number of characters at the beginning of a turn that were written by the chat template and not by the
+        model.
+        """
         self._turns += 1
         if text and written.endswith(text):
             return len(written) - len(text)
@@ -207,7 +212,9 @@ def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Event:
-    """A turn with calls that were run, and the reply to them. The places of an event are indices into WrittenTokens."""
+    """A turn with tool calls that were run, and the reply to these calls. The places of an event are indices into
+    WrittenTokens.
+    """
 
     call: int
     """Place of the first token of the turn's first call."""
@@ -216,7 +223,7 @@ class Event:
     first: int
     """Place of the first token of the turn with the call."""
     last: int
-    """One past the last token of the turn after the reply."""
+    """Place after the last token of the turn that follows the reply."""
     outcome: str
     """`ok`, or the `failure_kind` of the first failure."""
 

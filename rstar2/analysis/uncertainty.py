@@ -24,21 +24,27 @@ from rstar2.loop.trace import Trace
 TOP_SHARE = 0.2
 Group = Literal["ok", "failed"]
 GROUPS: tuple[Group, ...] = ("ok", "failed")
-"""Groups of replies, by the outcome of the call."""
+"""Groups of tool replies. A reply's group depends on the outcome of the call."""
 WINDOW = 8
-"""Contrasts are over the first token after a reply, the first WINDOW tokens, and the first k, which differs by set."""
+"""A contrast is computed over the first token after a reply, over the first WINDOW tokens, and over the first k tokens.
+Each set of traces has its own k.
+"""
 _USUAL = 0.1
-"""A place after a reply counts in k only if at least this share of replies has a token there."""
+"""The search for k ignores a place after a reply if fewer than this share of the replies have a token there."""
 _LEAST_RISE = 1e-3
-"""Nats by which words must exceed words elsewhere to count in k. Stored entropies have steps of 2e-4 nats."""
+"""In the search for k, this many nats are subtracted from the difference between a word's entropy and the mean entropy
+of words elsewhere. Stored entropies have steps of 2e-4 nats.
+"""
 _FEW = 10
-"""Fewest replies of a group with its own k, and fewest tokens of a point in a chart."""
+"""A group has its own k if it has at least this many replies. A chart draws a point if at least this many tokens are in
+its mean.
+"""
 _MOST_WORDS = 20
 _MOST_FAILURES = 8
 """Maximum number of kinds of failures that a table lists for each set of traces."""
 _DRAWN_FAILURES = 3
 _RARE = 5
-"""Fewest uncertain tokens of a word in the lists of words."""
+"""A word is listed only if at least this many uncertain tokens belong to it."""
 _CLASSES = ("forking word", "reflection word")
 _DRAWN_KINDS = (*_CLASSES, "code", "number")
 _SPAN = ("mean", "low", "high")
@@ -46,12 +52,13 @@ _SPAN = ("mean", "low", "high")
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
-"""Added to the place of a token after the reply to a failed call, so that one number has both facts."""
+"""Added to a token's place after a reply if the call failed. One number then has the place and the call's outcome."""
 
 Curve = Literal["words", "reply"]
 """A curve of mean entropy after replies, over words or over all tokens ("reply")."""
 _COMPARED: dict[Curve, str] = {"words": "words", "reply": "all tokens"}
-"""The names of curves in contrasts. Words are compared with words elsewhere, all tokens with prose elsewhere."""
+"""The names of curves in contrasts. Words are compared with words elsewhere, and all tokens with the prose elsewhere.
+"""
 Numbers = NDArray[np.float32]
 
 
@@ -66,16 +73,17 @@ class Uncertainty:
         self._steps: list[int | None] = []
         """The training step of each trace."""
         self._top: list[NDArray[np.int16]] = []
-        """For each trace an array of shape (M,): the place (`_places`) of uncertain tokens, _NOT_TOP for all other
-        tokens."""
+        """For each trace an array of shape (M,): the place (`_places`) of each uncertain token, and _NOT_TOP for every
+        other token.
+        """
         self._kinds: list[NDArray[np.uint8]] = []
         """For each trace an array of shape (M,): the kind of each token."""
         self._words: Counter[tuple[str, int]] = Counter()
-        """Number of tokens by word and kind."""
+        """Number of tokens for each word and kind."""
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """Number of uncertain tokens by word, kind and place."""
+        """Number of uncertain tokens for each word, kind and place."""
         self._replies: Counter[str] = Counter()
-        """Number of replies by the outcome of the call."""
+        """Number of replies for each outcome of a call."""
 
     def add(
         self, trace: Trace, tokens: WrittenTokens, entropy: Numbers, upper: Numbers | None = None
@@ -85,7 +93,7 @@ class Uncertainty:
         Args:
             trace: the trace.
             tokens: its M generated tokens.
-            entropy: shape (M,), in nats; lower bounds if there is an `upper`.
+            entropy: shape (M,), in nats. The values are lower bounds if `upper` is given.
             upper: shape (M,), in nats: upper bounds.
         """
         self._groups.append(trace.problem_id)
@@ -157,7 +165,7 @@ class Uncertainty:
         return [kind for kind, _ in self._replies.most_common() if kind not in ("any", *GROUPS)]
 
     def named(self, group: str) -> str:
-        """The name of a group with the number of its replies, for legends."""
+        """The name of a group with the number of its replies, for the legend of a chart."""
         return f"{group} ({self._replies[group]:,} replies)"
 
     def _after(self, group: str, window: int, of: Curve = "words") -> Estimate:
@@ -166,13 +174,14 @@ class Uncertainty:
 
     @cached_property
     def windows(self) -> dict[Group, int]:
-        """k by group: the number of tokens after a reply in which words are more uncertain than elsewhere. A group's k
-        may be 0.
+        """k of each group: the number of places after a reply at which words are more uncertain than elsewhere. A
+        group's k may be 0.
 
-        The excess of a place is the sum over its words of their entropy minus the mean of words elsewhere. k is the
-        number of first tokens with the largest total excess. The search ends at the first WINDOW tokens whose excess
-        sums to 0 or less, because reflection follows the reply directly. The search also ends where fewer than one
-        reply in ten has a token. A group with fewer than _FEW replies has the k of all replies together.
+        Each word adds its entropy, minus the mean entropy of words elsewhere, to the excess of its place. k is the
+        number of places, counted from the reply, whose excesses have the largest sum. The search ends after the first
+        WINDOW consecutive places whose excesses sum to 0 or less, because reflection follows the reply directly. It
+        also ends at the first place where fewer than one reply in ten has a token. A group with fewer than _FEW replies
+        gets the k that all replies together have.
         """
         return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
 
@@ -207,7 +216,9 @@ class Uncertainty:
         ]
 
     def summary(self) -> Row:
-        """The mean entropy with its interval, the mean gap between bounds, and k after ok and after failed calls."""
+        """The mean entropy with its interval, the mean gap between bounds, k for replies to ok calls, and k for replies
+        to failed calls.
+        """
         every = self.sums.estimate("all")
         gap = number(self.sums.estimate("gap").value)
         k = (self.windows[group] if self._replies[group] else None for group in GROUPS)
@@ -221,7 +232,7 @@ class Uncertainty:
         ]
 
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
-        """The shares of uncertain tokens by kind, and for words also by class.
+        """For each kind of token, its share of the uncertain tokens. For words, also the share of each class.
 
         If `step` is given, only traces of that training step count.
         """
@@ -236,7 +247,7 @@ class Uncertainty:
         return dict(zip((*_CLASSES, *KINDS), sums.curve("uncertain"), strict=False))
 
     def uncertain_steps(self) -> list[Row]:
-        """The shares of `uncertain` at each training step."""
+        """The shares that `uncertain` returns, for each training step."""
         return [
             (self.label, step, kind, *share_interval(each))
             for step in self.steps()
@@ -271,10 +282,9 @@ class Uncertainty:
         return rows
 
     def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
-        """The differences of mean entropy after tool replies and elsewhere.
+        """The differences between the mean entropy after tool replies and the mean entropy elsewhere.
 
-        The keys are the name of the contrast and the number of first tokens after a reply over which the contrast is
-        computed.
+        A key has the name of a contrast, and the number of tokens after a reply over which the contrast is computed.
         """
         compared: dict[tuple[str, int | None], Estimate] = {}
         for of, what in _COMPARED.items():
@@ -293,8 +303,9 @@ class Uncertainty:
         return {name: each for name, each in compared.items() if each.count}
 
     def outcomes(self) -> list[Row]:
-        """A row per outcome of calls and kind of failure: the entropy of words in the first WINDOW tokens after a reply
-        with that outcome."""
+        """A row per outcome of calls, and per kind of failure: the entropy of words in the first WINDOW tokens after
+        the reply to a call with that outcome.
+        """
         elsewhere, ok = self.sums.estimate("elsewhere words"), self._after("ok", WINDOW)
         rows: list[Row] = []
         kinds = self.failures()[:_MOST_FAILURES]
@@ -308,7 +319,9 @@ class Uncertainty:
         return rows
 
     def compared(self) -> dict[tuple[str, int | None], Estimate]:
-        """The values to compare two sets by: the mean entropy of all tokens and of words, and contrasts of words."""
+        """The values in which two sets are compared: the mean entropy of all tokens, the mean entropy of words, and
+        contrasts of words.
+        """
         compared: dict[tuple[str, int | None], Estimate] = {
             ("all tokens", None): self.sums.estimate("all"),
             ("words", None): self.sums.estimate("kinds", slice(KINDS.index("word"), KINDS.index("word") + 1)),
@@ -336,9 +349,9 @@ class Uncertainty:
     def words(self, prose: bool) -> list[Row]:
         """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
 
-        Only lifts above 1 are listed. With `prose`, words of the prose are listed, each with the class of most of its
-        uncertain tokens. Without `prose`, everything else is listed: numbers, signs, and words of code, answers and
-        markup.
+        Only lifts above 1 are listed. With `prose`, words of the prose are listed, each with the class that most of its
+        uncertain tokens have. Without `prose`, everything else is listed: numbers, signs, and words of code, answers
+        and markup.
         """
         word_kind = KINDS.index("word")
         keys = [key for key in self._words if (key[1] == word_kind) == prose]
@@ -362,7 +375,8 @@ class Uncertainty:
 def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> NDArray[np.int16]:
     """The place of each token after a tool reply, at most REACH. _AFTER_FAILURE is added if the call failed.
 
-    The place is _NO_REPLY for a token after no reply, or after a call that the judge lost. The result has shape (M,).
+    The place is _NO_REPLY for a token that follows no reply, or that follows a call that the judge lost. The result has
+    shape (M,).
     """
     before = ["", *(outcome(turn) for turn in trace.turns)]
     added = np.array([0 if each in ("", "ok", "lost") else _AFTER_FAILURE for each in before])
@@ -372,7 +386,9 @@ def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> ND
 
 
 def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
-    """Whether each token is among the TOP_SHARE of a trace with the highest entropy, at least one: shape (M,)."""
+    """Whether the entropy of each token is among the highest TOP_SHARE of its trace, shape (M,). At least one token
+    is.
+    """
     chosen = np.zeros(len(entropy), dtype=bool)
     if len(entropy):
         count = max(1, int(TOP_SHARE * len(entropy)))
@@ -381,7 +397,8 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 
 
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """All tables of entropy. `sources` has the text for the column "source" of each set, by the set's label."""
+    """All tables of entropy. `sources` maps the label of a set to the set's text in the column
+    "source"."""
     return [*_printed_tables(sets, sources), *_page_tables(sets), *_file_tables(sets)]
 
 

@@ -1,4 +1,4 @@
-"""Asks one question, shows and saves the answer, and makes JSON of it for scripts.
+"""Asks one question, shows and saves the answer, and converts the answer to JSON for scripts.
 
 Ctrl-C and signals stop the answer. The part of a stopped answer that was generated until then is saved and shown.
 """
@@ -73,11 +73,11 @@ class Usage:
     """The tokens, calls and time of one or more answers."""
 
     prompt_tokens: int = 0
-    """Tokens of the last answer's prompt, including the conversation before it."""
+    """Number of tokens in the last answer's prompt, including the conversation before it."""
     tokens: int = 0
-    """Tokens that the model generated."""
+    """Number of tokens that the model generated."""
     tool_tokens: int = 0
-    """Tokens of tool replies."""
+    """Number of tokens in tool replies."""
     turns: int = 0
     calls: int = 0
     failed_calls: int = 0
@@ -118,7 +118,7 @@ class Usage:
 
 
 def answer_text(trace: Trace) -> str:
-    """Returns the text of the model's last turn, without thought, calls and tags."""
+    """Returns the text of the model's last turn, without the thought, the tool calls and the tags."""
     return tags.without_tags(trace.turns[-1].text_of("text", "answer")).strip() if trace.turns else ""
 
 

@@ -1,4 +1,6 @@
-"""A chat as token ids. The tokens that the model generated are never encoded again, in any later answer."""
+"""A chat as token ids. The prompts of later answers contain the token ids that the model generated: their text is never
+encoded again.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,12 @@ class Conversation:
     seconds: float | None = None
     """Time limit of one answer. If `seconds` is None, an answer has no time limit."""
     system: str | None = None
-    """The user's system text, in the prompt of each conversation. A change takes effect after `reset`."""
+    """The user's system text, which is put into the prompt of each conversation. A change takes effect after `reset`.
+    """
     answers: list[Trace] = field(default_factory=list)
     """The answers of this conversation, in order."""
     drawn: int = 0
-    """The number of answers that were sampled, including those that were taken back or discarded."""
+    """The number of answers that were sampled, including answers that were taken back or discarded."""
     questions: int = 0
     """The number of questions. The number of the last question is the `problem_id` of its trace."""
     timed_out: bool = False
@@ -67,14 +70,15 @@ class Conversation:
         on_call: OnCall | None = None,
         instead_of: Trace | None = None,
     ) -> Trace:
-        """Let the model answer a question with its tools. If cancelled, return the part that was generated so far.
+        """Let the model answer a question with its tools. If the call is cancelled, return the part that was generated
+        so far.
 
         Args:
             text: the question.
             on_tokens: called with generated tokens.
             on_call: called after each tool call.
-            instead_of: an earlier answer to the same question, from `take_back`. The new answer is its next sample. If
-                there is no new answer, `instead_of` is added to the conversation again.
+            instead_of: an earlier answer to the same question, from `take_back`. The new answer becomes the next sample
+                of that question. If there is no new answer, `instead_of` is added to the conversation again.
 
         Raises:
             EngineError: the engine cannot generate.
@@ -91,7 +95,7 @@ class Conversation:
         return trace
 
     async def _ask(self, trace: Trace, on_tokens: OnTokens | None, on_call: OnCall | None) -> Trace:
-        """Generate the answer of a trace, which has only its prompt. For the arguments, see `ask`."""
+        """Generate the answer for a trace that has only its prompt so far. For the arguments, see `ask`."""
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
         self.timed_out = False
@@ -151,7 +155,7 @@ class Conversation:
         await self._close_tools()
 
     async def resume(self, traces: Iterable[Trace]) -> str:
-        """Continue a saved conversation of this format.
+        """Continue a saved conversation, whose prompts must be in this model's format.
 
         Answers that were taken back or discarded are in `traces` too. Such answers are not in the prompts of later
         answers, so the conversation leaves them out. The system text of the saved conversation is used from now on.
@@ -180,7 +184,8 @@ class Conversation:
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
         """Returns the system text of the conversation.
 
-        If the traces do not record the system text, one of `systems` is tried.
+        If the traces do not record it, returns the first of `systems` that leads to the prompt of the first answer, or
+        None.
         """
         for answer in self.answers:
             if answer.system is not None:
@@ -208,7 +213,7 @@ class Conversation:
     def _follows(self, trace: Trace, earlier: Trace, systems: Iterable[str | None]) -> bool:
         """Whether an answer continues the conversation so far, whose last answer is `earlier`.
 
-        If the trace does not record its system text, those in `systems` are tried.
+        If the trace does not record its system text, each text in `systems` is tried.
         """
         if trace.problem_id == earlier.problem_id:
             return False  # another answer to the same question
@@ -219,7 +224,7 @@ class Conversation:
             return False
 
     def _prompt(self, text: str, system: str | None) -> list[int]:
-        """Returns the token ids of the conversation so far with a question. `system` is the user's system text."""
+        """Returns the token ids of the conversation so far and of a question. `system` is the user's system text."""
         history = self.history
         if not history:
             return self.codec.prompt(self._opening(text, system))

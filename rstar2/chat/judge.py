@@ -1,4 +1,4 @@
-"""The judge that runs a chat's programs: the judge at --judge, or one that is started for the chat."""
+"""The judge that runs a chat's programs: the judge at --judge, or a judge that is started for the chat."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class NamedJudge:
     def __init__(self, url: str, token: str | None) -> None:
         self.client = JudgeClient(url, token, wait_s=WAIT_S)
         self.isolation = ""
-        """The isolation tier of programs. The text is empty if the isolation tier is not known."""
+        """The isolation tier in which programs run. The text is empty if the tier is not known."""
 
     @property
     def described(self) -> str:
-        """Returns where programs run, in words."""
+        """Returns words that say where programs run."""
         return f"on the judge at {self.client.url}" + (
             f", isolation {self.isolation}" if self.isolation else ""
         )
 
     async def check(self, fmt: Format) -> list[str]:
-        """Run programs in the same way as the format's calls, and return notices for the user.
+        """Run test programs in the same way as the model's tool calls, and return notices for the user.
 
         Raises AccessRefused if the judge rejects the token.
         """

@@ -14,7 +14,7 @@ them."""
 FORMULA_START, FORMULA_END = "\ue002", "\ue003"
 """Marks around a formula, so that nothing in it is taken for Markdown."""
 _LONGEST = 2000
-"""Maximum number of characters of a formula that is converted. A longer formula is shown as the model wrote it."""
+"""Maximum number of characters in a formula that is converted. A longer formula is shown as the model wrote it."""
 _OPENER = re.compile(r"\$(?=\S|\Z)|\\[\[(]|\\boxed\s*\{|\\[a-z]*\Z")
 _INLINE_END = re.compile(r"\n\s*\n")
 _SUPERSCRIPTS = str.maketrans("0123456789+-=()nixyabcdkmt", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱˣʸᵃᵇᶜᵈᵏᵐᵗ")
@@ -23,7 +23,7 @@ _SCRIPT = re.compile(r"([\^_])(?:\{((?:[^{}]|\{[^{}]*\})*)\}|([^\s{}\\]|\\[a-zA-
 _SPACE = re.compile(
     r"(?!\\(?:[cdt]?frac|sqrt|left|right|[bB]igg?[lr]?|begin|end|mathrm|text)\b)(\\[a-zA-Z]+) +(?=[^{\s])"
 )
-"""A space after a macro name. The library would treat it as the end of the name and leave it out."""
+"""Matches the spaces after a macro's name. The library would leave these spaces out, because they end the name."""
 _SIMPLE = re.compile(r"-?[\w.√²³°]*(\([^()]*\))?")
 
 

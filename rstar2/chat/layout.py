@@ -16,11 +16,11 @@ from rstar2.terminal import encodable, harmless
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 _MARKS = re.compile(f"([{BOX_START}{BOX_END}])")
 _HEAD, _TAIL = 24, 12
-"""Lines that are shown of the beginning and of the end of a long result."""
+"""Number of lines that are shown from the beginning, and from the end, of a long result."""
 
 
 def folded(text: str) -> str:
-    """Returns a text without the middle of its lines, if it has many lines."""
+    """Returns a text without its middle lines if the text has many lines."""
     lines = text.splitlines()
     left_out = len(lines) - _HEAD - _TAIL
     if left_out <= 1:
@@ -118,7 +118,7 @@ class CodeFrame:
         self._language = language
         self._code = ""
         self._lines = 0
-        """The number of lines that are written."""
+        """The number of lines that have been written."""
         head = f"─ {title} " if cell_len(title) < out.width - 6 else ""
         self._edge("╭", head, "╮")
 

@@ -39,7 +39,7 @@ class CommandCompleter(Completer):
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None]) -> None:
         self._choices = choices
-        """By command, the words that may follow. For a command that takes a path, the value is None."""
+        """For each command, the words that may follow it. For a command that takes a path, the value is None."""
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -132,7 +132,9 @@ def _keys() -> KeyBindings:
 
 @contextmanager
 def ending_calls(end: Callable[[int], None]) -> Iterator[None]:
-    """Within a `with` block in an event loop, the signals `ENDING` only call `end` with their number."""
+    """Within the `with` block, a signal in `ENDING` only calls `end` with the signal's number. Needs a running event
+    loop.
+    """
     loop = asyncio.get_running_loop()
     # A signal that is ignored stays ignored, such as SIGHUP under nohup.
     handlers = {

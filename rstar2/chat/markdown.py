@@ -27,7 +27,9 @@ _UNDERLINE = re.compile(r" {0,3}={3,}[ \t]*\n")
 """The line under a heading."""
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
 _BULLET = re.compile(r"""([ \t]*)(?:[-*][ \t]+(?=[^\s])|\+[ \t]+(?=[*_`\["']|[^\W\d_]{2,}(?![\w(])))""")
-"""The mark of a list item. A plus is one only before a word or a mark, because `+ 5` and `+ sin(x)` belong to a sum."""
+"""The mark of a list item. A plus begins a list item only before a word or a mark, because `+ 5` and `+ sin(x)` belong
+to a sum.
+"""
 _NUMBER = re.compile(r"[ \t]*\d{1,3}[.)][ \t]+")
 _QUOTE = re.compile(r" {0,3}>[ \t]?")
 _SPAN = re.compile(
@@ -62,7 +64,9 @@ _SPECIAL_NAMES = frozenset(
 """Names of Python such as `__init__`, whose underscores do not mean bold text."""
 _IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
-"""Maximum number of characters of a span. A mark whose closing mark is further away is shown as text."""
+"""Maximum number of characters in a span, such as bold text. A mark without its closing mark within this many
+characters is shown as text.
+"""
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
 """The second line of a table."""
 
@@ -300,5 +304,7 @@ def _is_no_span(line: str) -> bool:
 
 
 def _one_cell(row: str) -> str:
-    """Returns a table row in which each `|` in a formula or in code, as in `|x|`, is escaped, so it ends no cell."""
+    """Returns a table row in which each `|` in a formula or in code, as in `|x|`, is escaped, so that it does not end a
+    cell.
+    """
     return _IN_A_CELL.sub(lambda part: re.sub(r"(?<!\\)\|", r"\|", part[0]), row)

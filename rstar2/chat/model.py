@@ -25,7 +25,7 @@ EngineName = Literal["auto", "vllm", "transformers"]
 """The engine of a model on this machine. auto: vLLM if it is installed and the model is large enough to justify its
 start-up, else transformers."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""The package's tools, by their names in `--tool`."""
+"""Maps the name of each of the package's tools in `--tool` to the tool's name in formats."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
@@ -75,7 +75,9 @@ class ModelChoice:
 
     @property
     def named(self) -> str | None:
-        """The folder or hub id of the model; with a server, that of its tokenizer."""
+        """The folder or hub id of the model. If a server has the model, the folder or hub id of the model's
+        tokenizer.
+        """
         return self.model if self.run is None else str(self.run)
 
     def _check_tool(self) -> None:
@@ -112,7 +114,7 @@ class OpenModel:
     checkpoint: str
     """The model's name and place, for the user."""
     inexact: tuple[str, ...] = ()
-    """The parts of its traces that are estimates, in words."""
+    """Words for the parts of the model's traces that are only estimates."""
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
@@ -140,7 +142,7 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         )
         endpoint.engine.when_capped(
             lambda most, reason: notice(
-                f"replies end after {most:,} tokens, the most that the server allows. Reason: {reason}"
+                f"replies end after {most:,} tokens, the maximum that the server allows. Reason: {reason}"
             )
         )
         engine = ContinuingEngine(endpoint.engine, (), notice, retries)
@@ -154,13 +156,13 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of opening a server. A failure becomes a UserError, because a URL or a name is wrong."""
+    """Returns the result of opening a server. A failure becomes a UserError, because the URL or the name is wrong."""
     with as_user_error():
         return await opening
 
 
 def _tool_name(tool: str) -> str:
-    """Returns the name of a tool in formats."""
+    """Returns the name that formats use for a tool."""
     return TOOLS.get(tool, tool)
 
 

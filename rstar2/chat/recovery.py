@@ -1,4 +1,4 @@
-"""Engine and tools of a chat.
+"""The engine and the tools of a chat.
 
 The engine and the tools show a notice when a server does not answer, and retry for `WAIT_S` seconds.
 """
@@ -20,7 +20,7 @@ from rstar2.retry import Pauses, RetryPolicy, ServiceGone
 Notice = Callable[[str], None]
 """Shows the user one line."""
 WAIT_S = 30.0
-"""How long a chat waits for an engine or a judge that stopped answering."""
+"""Number of seconds for which a chat waits for an engine or a judge that stopped answering."""
 PAUSES = Pauses(0.25, 2.0, jitter=0.0)
 _TOOLS_HINT = (
     "Choose a model that takes tools (--model-name), start the server with its tool calls enabled, or chat with a "
@@ -33,7 +33,7 @@ class ContinuingEngine:
 
     Args:
         engine: generates the turns.
-        stop_ids: tokens that end a turn; empty for an engine that cannot continue a turn.
+        stop_ids: tokens that end a turn, or no tokens if the engine cannot continue a turn.
         notice: shows the user, once per outage, that the engine does not answer.
         retries: how long to wait for the engine.
     """
@@ -53,7 +53,7 @@ class ContinuingEngine:
     ) -> Generation:
         """Generate a turn, and continue it after each failure of the engine.
 
-        Raises EngineError if the engine cannot continue, EngineUnavailable if the engine generates nothing for too
+        Raises EngineError if the engine cannot continue, and EngineUnavailable if the engine generates nothing for too
         long.
         """
         written: list[int] = []
@@ -142,7 +142,7 @@ class RecoveringTools:
             yield _RecoveringRunner(tools, self)
 
     async def run(self, tools: ToolRunner, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call on the tools of a conversation."""
+        """Run a tool call with the tools of a conversation."""
         call = asyncio.ensure_future(tools.run(name, arguments))
         outage_shown = False
         try:

@@ -10,31 +10,37 @@ from rstar2.loop.turns.codec import ChatCodec
 
 @dataclass(frozen=True)
 class RepetitionLimit:
-    """The repetition of a pattern at the end of an answer at which the answer is stopped."""
+    """An answer is stopped as soon as a pattern at its end has been repeated up to this limit."""
 
     times: int
-    """Number of repetitions."""
+    """Minimum number of repetitions of the pattern."""
     tokens: int
-    """The least number of tokens in all repetitions together, for short patterns."""
+    """Minimum number of tokens in all repetitions together. For a short pattern, more than `times` repetitions are
+    needed.
+    """
 
     def tokens_of(self, length: int) -> int:
-        """Returns the number of tokens in all repetitions of a pattern of `length` tokens."""
+        """Returns how many tokens all repetitions of a pattern must have together. `length` is the pattern's number of
+        tokens.
+        """
         return max(self.tokens, self.times * length)
 
 
 REPEATED = RepetitionLimit(times=8, tokens=48)
 REPEATED_DIGITS = RepetitionLimit(times=16, tokens=128)
-"""Limit for patterns that contain a digit. This limit is higher than that of other patterns because numbers and
-matrices have many equal digits."""
+"""The limit for a pattern that contains a digit. It is higher than the limit for other patterns, because numbers and
+matrices have many equal digits.
+"""
 LONGEST_PATTERN = 64
 WINDOW = 64
-"""An answer also counts as repetitive if one token makes up at least `REPEATED.tokens` of this many last tokens."""
+"""An answer also counts as repetitive if one token occurs `REPEATED.tokens` times in the last `WINDOW` tokens."""
 
 
 def repeats(token_ids: list[int], codec: ChatCodec) -> bool:
     """Whether an answer ends in repetitions.
 
-    The end is either one pattern of at most `LONGEST_PATTERN` tokens over and over, or consists mostly of one token.
+    An answer ends in repetitions if it ends in one repeated pattern of at most `LONGEST_PATTERN` tokens, or if its last
+    tokens are mostly the same token.
     """
     for length in range(1, LONGEST_PATTERN + 1):
         if _ends_in(token_ids, length, REPEATED):
@@ -49,7 +55,7 @@ def _has_digit(token_ids: list[int], codec: ChatCodec) -> bool:
 
 
 def _ends_in(token_ids: list[int], length: int, limit: RepetitionLimit) -> bool:
-    """Whether the end repeats a pattern of `length` tokens up to a limit."""
+    """Whether a pattern of `length` tokens is repeated up to `limit` at the end of an answer."""
     size = limit.tokens_of(length)
     # This runs after every token, so the last two patterns are compared first.
     if len(token_ids) < size or token_ids[-length:] != token_ids[-2 * length : -length]:

@@ -36,8 +36,9 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/stats": ("", "show the tokens, calls and time of this chat", ()),
     "/quit": ("", "exit, like Ctrl-D", ()),
 }
-"""By name: the arguments, the help, and the words that may follow. For a command that takes a path, the words are
-None."""
+"""For each command: its arguments, its help text, and the words that may follow it. For a command that takes a path,
+the words are None.
+"""
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
 KEYS = {
     "Enter": "send",
@@ -56,7 +57,7 @@ class Repl:
     """A chat at a terminal.
 
     Args:
-        describe: a description of the model, and one of where its programs run.
+        describe: two texts. The first describes the model, and the second says where the model's programs run.
         stack: contains only the transcript, which a command may close and replace.
     """
 
@@ -129,7 +130,7 @@ class Repl:
                 self._say(str(error), "red")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        """Show a message. If standard error is not a terminal, its lines are not broken."""
+        """Show a message. If standard error is not a terminal, the lines of the message are not broken."""
         self._err.print(Text(text, style), soft_wrap=not self._err.is_terminal)
 
     def _obey(self, text: str) -> None:
@@ -142,7 +143,7 @@ class Repl:
             return
         name, words = command[1], (command[2] or "").strip()
         if name not in COMMANDS:
-            self._say(f"no command {name}; /help lists them")
+            self._say(f"there is no command {name}; /help lists the commands")
             return
         method: Callable[[str], None] = getattr(self, f"_do_{name[1:]}")
         method(words)
@@ -215,7 +216,9 @@ class Repl:
         )
 
     def _save_in(self, path: Path, earlier: Iterable[Trace] = ()) -> None:
-        """Save the following answers in a folder, and no longer in another. Raises what `open_transcript` raises."""
+        """Save later answers in this folder, and no longer in the previous one. Raises what `open_transcript`
+        raises.
+        """
         with ExitStack() as opening:
             opened = open_transcript(path, self._conversation.codec, self._model, earlier)
             transcript = opening.enter_context(opened)
@@ -248,7 +251,7 @@ class Repl:
             self._do_reset("")
         if self._conversation.system is None:
             self._say(
-                f"system text: {self._conversation.codec.format.system or 'that of the chat template, if any'}"
+                f"system text: {self._conversation.codec.format.system or 'from the chat template, if it sets one'}"
             )
         else:
             self._say(f"system text: {self._conversation.system} (the model was not trained with it)")

@@ -31,7 +31,7 @@ CUT = {
     "max_turns": "out of turns",
     "format": "the format cannot continue after the model's tool call",
 }
-"""Reasons, in words, why an answer ended early, by the trace's `finish`."""
+"""Words for the reason why an answer ended early, for each value of the trace's `finish`."""
 
 
 class Screen:
@@ -172,7 +172,7 @@ class Screen:
         return encodable(harmless(text), self._out.encoding)
 
     def _box(self, title: str, plain: str, highlighted: Text | Syntax, style: str) -> None:
-        """Show `highlighted` in a box; if the output is not a terminal, `plain` with an indent."""
+        """Show `highlighted` in a box if the output is a terminal. Otherwise, show `plain` with an indent."""
         self._text.margin()
         if self._out.is_terminal:
             self._out.print(Panel(highlighted, title=Text(title), title_align="left", border_style=style))

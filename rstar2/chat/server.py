@@ -20,12 +20,13 @@ from rstar2.serve.start import supervised
 from rstar2.serve.vllm import VLLM, distribution_here, find_vllm, install_hint, vllm_python
 
 SMALL_GIB = 0.1
-"""GiB of weights. A model with smaller weights runs in this process, where it answers before vLLM, which needs a minute
-or more, is ready."""
+"""Size of a model's weights, in GiB. A smaller model runs in this process. There it answers sooner than in vLLM, which
+needs a minute or more to start.
+"""
 READY_S = 1800.0
 RESTARTS = 3
 RESTART_S = 300.0
-"""Seconds that a chat waits for a vLLM that crashed and is being restarted."""
+"""Number of seconds for which a chat waits for a vLLM that crashed and is being restarted."""
 OnProgress = Callable[[str], None]
 
 
@@ -33,15 +34,16 @@ OnProgress = Callable[[str], None]
 def started_engine(
     choice: ModelChoice, notice: Notice, progress: OnProgress = lambda _: None
 ) -> Iterator[ModelChoice]:
-    """Start vLLM for a model if it should run it, and yield the choice with the URL of this vLLM, else unchanged.
+    """Start vLLM if vLLM should run the model. Yields the choice with vLLM's URL, or the same choice if vLLM is not
+    used.
 
     `progress` is called with a few words about what vLLM is doing while it loads.
 
     Raises:
         UserError: there is no such model, its chat template does not fit its format, or the engine `vllm` is chosen and
             not installed.
-        UserError, Failure: the engine `vllm` is chosen and did not start. With `auto`, a notice says so, and the model
-            runs in this process.
+        UserError, Failure: the engine `vllm` is chosen and did not start. If the engine is `auto` and vLLM does not
+            start, a notice says so, and the model runs in this process.
     """
     vllm = _vllm_for(choice)
     folder = None if vllm is None or choice.named is None else local_model(choice.named)
@@ -66,7 +68,7 @@ def started_engine(
 
 
 def _vllm_for(choice: ModelChoice) -> VLLM | None:
-    """Returns the vLLM that should run the model, or None if another engine should."""
+    """Returns the vLLM that should run the model, or None if another engine should run it."""
     if choice.url is not None or choice.engine == "transformers":
         return None
     vllm = find_vllm(vllm_python())

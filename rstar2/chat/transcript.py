@@ -1,4 +1,6 @@
-"""Saves the answers of a chat in a run's folder, as traces that a report shows and a later chat continues."""
+"""Saves the answers of a chat in a run's folder, as traces. A report can show the traces, and a later chat can continue
+them.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
 
 
 def _check(folder: Path, codec: ChatCodec) -> None:
-    """Raise UserError if a folder has other contents than a transcript, or a transcript with other token ids."""
+    """Raise UserError if a folder contains anything except a transcript, or if the transcript's format or tokenizer
+    differs from the model's.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a transcript folder", "Give a new folder.")
     if not (folder / "config.json").is_file():
@@ -79,13 +83,15 @@ def _check(folder: Path, codec: ChatCodec) -> None:
         raise UserError(f"{folder} is a run of `{kind}`, not a chat transcript", "Give another folder.")
     if config.get("tokens_sha256") != _tokens_digest(codec):
         raise UserError(
-            f"the chat transcript {folder} is in a different format from this model's ({codec.source})",
+            f"the format of the chat transcript {folder} differs from this model's format ({codec.source})",
             "Use the model that the transcript was made with, or give another folder.",
         )
 
 
 def _tokens_digest(codec: ChatCodec) -> str:
-    """Returns the SHA-256 of the format and of the token ids of a prompt. The digest differs for another tokenizer."""
+    """Returns a SHA-256 digest of the format and of a sample prompt's token ids. Another tokenizer leads to another
+    digest.
+    """
     probe = codec.prompt(codec.format.messages("What is 12 + 34·π?"))
     return hashlib.sha256(f"{codec.format.digest} {probe}".encode()).hexdigest()
 

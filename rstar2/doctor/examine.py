@@ -41,9 +41,9 @@ def examine() -> list[Finding]:
 
 
 def _checked(name: str, check: Callable[[], Finding], verb: str) -> Iterator[Finding]:
-    """Yield the finding of a check that needs packages of an extra.
+    """Yield the result of a check that needs the packages of an optional extra.
 
-    If a package is missing, the finding says that the check was not made. The finding's command installs the packages
+    If a package is missing, the result says that the check was not made. The result's command installs the packages
     that `verb` needs, which include the missing package.
     """
     try:
@@ -59,7 +59,7 @@ def harness_environments() -> list[Finding]:
     """Check the environments of benchmark harnesses that were made on this machine.
 
     An environment that was never made is left out, because only its benchmarks need it. If no benchmark can run on this
-    machine, all are left out.
+    machine, all environments are left out.
     """
     try:
         from rstar2.eval.benchmarks import harnesses

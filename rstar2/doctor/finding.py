@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "scarce", "missing"]
-"""ok: as it should be. scarce: less than recommended, but it works. missing: the parts that need it cannot run."""
+"""ok: as recommended. scarce: less than recommended, but enough to work. missing: not there, so parts of rstar2 cannot
+run.
+"""
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,13 @@ class Finding:
     """The result, in words."""
     state: State
     laptop: bool
-    """Whether the laptop path (`rstar2 demo`) needs this."""
+    """Whether the laptop path (`rstar2 demo`) needs what was checked."""
     fix: str = ""
     """Advice for a state other than ok."""
     commands: tuple[str, ...] = ()
-    """The commands that fix it."""
+    """The commands that fix the problem."""
     broken: bool = False
-    """Whether something that is installed on this machine cannot run because of this."""
+    """Whether the problem prevents something that is installed on this machine from running."""
 
 
 def sized(name: str, found: str, enough: bool, more: str) -> Finding:
@@ -41,5 +43,5 @@ def installation_works(findings: list[Finding]) -> bool:
 
 
 def laptop_ready(findings: list[Finding]) -> bool:
-    """Whether nothing that the laptop path needs is missing."""
+    """Whether everything that the laptop path needs is there."""
     return not any(finding.laptop and finding.state == "missing" for finding in findings)

@@ -11,15 +11,17 @@ from rstar2.files import existing_folder
 from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
 
 MEMORY_GIB = 6
-"""With less free memory, the demo's trainer, rollouts and judge together are likely to swap."""
+"""With less free memory than this, the demo's trainer, rollouts and judge together are likely to swap."""
 DISK_GIB = 5
-"""Disk space that is more than enough for a demo's checkpoints, logs and traces."""
+"""Disk space, in GiB, that is more than enough for a demo's checkpoints, logs and traces."""
 RUNS = Path("runs")
 SHM = Path("/dev/shm")
 SHM_GIB = 1
 """Containers have only 0.06 GiB of shared memory by default. With so little shared memory, Ray uses files on a disk."""
 OPEN_FILES = 65_536
-"""With this limit, Ray does not fail after hundreds of jobs (github.com/ray-project/ray/issues/29696)."""
+"""If a process may open this many files, Ray does not fail after hundreds of jobs
+(github.com/ray-project/ray/issues/29696).
+"""
 
 
 def processors() -> Finding:
@@ -49,7 +51,7 @@ def shared_memory() -> Finding:
 
 
 def open_files() -> Finding:
-    """Checks how many files a process may open. A judge and a server need one for each connection."""
+    """Checks how many files a process may open. A judge and a server need one open file per connection."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = most == resource.RLIM_INFINITY or most >= OPEN_FILES
     more = "A judge or server needs one for each connection, and Ray needs many in long training runs. "

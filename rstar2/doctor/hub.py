@@ -11,9 +11,13 @@ from rstar2.files import existing_folder, home_folder
 from rstar2.machine import GIB
 
 HUB_GIB = 5
-"""Disk space for some models. A model with 1B parameters in bfloat16 needs less than half of this space."""
+"""Disk space, in GiB, that is enough for a few models. A model with 1B parameters in bfloat16 needs less than half of
+this space.
+"""
 _TRUE = ("1", "ON", "YES", "TRUE")
-"""Values that mean yes. These values, and the variables below, are those of huggingface_hub/constants.py."""
+"""Values of an environment variable that mean yes. These values, and the variables below, are the same as in
+huggingface_hub/constants.py.
+"""
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 

@@ -1,4 +1,4 @@
-"""Checks, by trying them, the kernel's features with which the judge isolates programs."""
+"""Tries the features of the kernel with which the judge isolates programs."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ def python() -> Finding:
 def installed_extras(has_gpus: bool) -> list[Finding]:
     """Checks each extra: whether all its packages are installed, in versions that it allows.
 
-    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`. Without a GPU, no
-    command installs the extra `gpu` in an environment that does not use it: it would be of no use here.
+    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`. On a machine without a
+    GPU, the result for the extra `gpu` has no command, unless the laptop path needs that extra, because the extra is of
+    no use there.
     """
     training = GPU if _installed("vllm") else LAPTOP
     packages = extras()
@@ -62,7 +63,9 @@ def installed_extras(has_gpus: bool) -> list[Finding]:
 
 
 def _for_another_machine(finding: Finding) -> Finding:
-    """Returns the finding of the extra `gpu` without the command that installs it here, unless all is installed."""
+    """Returns the result for the extra `gpu`. If packages are missing, the result has no command that installs them
+    here.
+    """
     if finding.state == "ok":
         return finding
     fix = f"{finding.fix} Install it in an environment of its own on a machine with GPUs."

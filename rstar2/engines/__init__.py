@@ -1,1 +1,1 @@
-"""What can stand behind `generate`: token ids in, token ids out."""
+"""Engines, which implement `generate`: it takes token ids and returns token ids."""

@@ -78,7 +78,7 @@ class _TurnText:
     """Converts the pieces of a streamed message to the text of a turn in rstar2's tags: thought, text and calls."""
 
     write: Callable[[str], None]
-    """Receives the text of the turn, piece by piece."""
+    """Called with each piece of the turn's text."""
     thought: int = 0
     """Number of characters in the thought so far."""
     characters: int = 0
@@ -142,7 +142,7 @@ def _tools_refused(refused: FieldRefused) -> ToolsRefused:
 
 
 class ChatEngine(VLLMEngine):
-    """A model behind `/v1/chat/completions`, with prompts of `text_codec`.
+    """A model behind `/v1/chat/completions`. The prompts come from `text_codec`.
 
     Args:
         url: the address of the endpoint, such as `https://host/v1`.
@@ -170,14 +170,17 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. If it has, a later refusal concerns only one
-        request."""
+        """Whether the server has accepted a request with tools. If it has, a later refusal of tools is about one
+        request and not about the server.
+        """
         self._tools_in = tools_in
         self._known = served
         if served is not None:
             self._server.note_limits(served)
         self._counts: OrderedDict[int, int] = OrderedDict()
-        """Number of the server's tokens in a conversation up to the end of a turn, by a hash of its ids."""
+        """Maps a hash of a conversation's ids, up to the end of a turn, to the number of tokens that the server
+        counted.
+        """
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -218,7 +221,9 @@ class ChatEngine(VLLMEngine):
         return Generation(written, None, completed.finish, counted)
 
     def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
-        """Returns the maximum tokens of a reply: the budget, or the rest of the context if it is surely smaller."""
+        """Returns the maximum number of tokens in a reply: the budget, or the rest of the context if the rest is
+        smaller and the estimate of the rest is safe.
+        """
         context = self._server.context
         if context is None:
             return budget
@@ -226,14 +231,17 @@ class ChatEngine(VLLMEngine):
         return min(budget, left) if left >= _SURE_ROOM else budget
 
     def _tokens_of(self, prompt_ids: Sequence[int]) -> int:
-        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate."""
+        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate for the
+        rest.
+        """
         if (counted := self._last_counted(prompt_ids)) is not None:
             count, end = counted
             return count + len(prompt_ids) - end
         return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
 
     def _last_counted(self, prompt_ids: Sequence[int]) -> tuple[int, int] | None:
-        """Returns the server's count up to the end of the last counted turn, and the index of that end.
+        """Returns the server's token count up to the end of the last counted turn, and the index of that end in the
+        prompt.
 
         Returns None if no turn was counted.
         """
@@ -244,7 +252,8 @@ class ChatEngine(VLLMEngine):
         return None
 
     def _counted(self, prompt_ids: Sequence[int], usage: Usage, estimated: int) -> TokenCount | None:
-        """Returns the server's count of a turn and of the tool output before it, or the estimate if it counts none.
+        """Returns the server's token counts of a turn and of the tool output before it, or the estimate if the server
+        does not count tokens.
 
         Returns None if the turn is empty and the server counts no tokens.
         """
@@ -255,7 +264,9 @@ class ChatEngine(VLLMEngine):
         return TokenCount(usage.completion_tokens, added, usage.prompt_tokens or None)
 
     def _count(self, ids: Sequence[int], usage: Usage, turn: _TurnText) -> None:
-        """Remember the server's count for a conversation, without its last thought, which is never sent again."""
+        """Remember the server's token count of a conversation, minus the tokens of the last thought, because thoughts
+        are never sent again.
+        """
         if not usage.prompt_tokens:
             return
         thought = usage.reasoning_tokens

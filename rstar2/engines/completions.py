@@ -1,8 +1,8 @@
 """Parses completions of OpenAI's API in all the variants that servers send.
 
 Servers vary the form of a completion. For example, a content may be a list of parts, the arguments of a call may be an
-object, a field may be null, and a number may be missing. The models here convert these variants to one form, and raise
-`Malformed` for everything else. Engines never read JSON of a server in any other way.
+object, a field may be null, and a number may be missing. The pydantic models of this module convert these variants to
+one form, and raise `Malformed` for everything else. Engines never read JSON of a server in any other way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Malformed(ValueError):
 
 
 def _text(value: Any) -> Any:
-    """Returns a text, which may be a list of parts. Parts without text, such as images, are skipped."""
+    """Returns the text of a field, which may be a list of parts. Parts without text, such as images, are skipped."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def _part(part: Any, kind: str) -> str:
     if isinstance(part, str):
         return part if kind == "text" else ""
     if not isinstance(part, dict):
-        raise ValueError(f"a part of a text is {json.dumps(part)[:80]}")
+        raise ValueError(f"a text has a part that is neither a text nor an object: {json.dumps(part)[:80]}")
     thinks = str(part.get("type", "")).startswith(("thinking", "reasoning"))
     if thinks != (kind == "thought"):
         return ""
@@ -120,7 +120,7 @@ class MessagePart(BaseModel):
 
     content: Text = ""
     content_thought: str = ""
-    """The thought in the parts of the content, which is the form that Mistral sends."""
+    """The thought, if the server sends it as a part of the content, as Mistral does."""
     reasoning_content: Text = ""
     reasoning: Text = ""
     thinking: Text = ""
@@ -167,7 +167,7 @@ class Choice(BaseModel):
 
     @property
     def part(self) -> MessagePart:
-        """The content: the piece in a stream, or the whole message, or the text of a text completion."""
+        """The content: a piece of a streamed message, a whole message, or the text of a text completion."""
         part = self.message if self.delta.empty else self.delta
         return MessagePart(content=self.text) if part.empty and self.text else part
 
@@ -204,7 +204,7 @@ class Usage(BaseModel):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of tokens in the thought. 0 if the server does not count them separately."""
+        """Number of tokens in the thought. The number is 0 if the server does not count these tokens separately."""
         return self.details.reasoning_tokens
 
 
@@ -243,7 +243,7 @@ class ModelCard(BaseModel):
     root: Annotated[str, _none_is("")] = ""
     owned_by: Annotated[str, _none_is("")] = ""
     max_model_len: int | None = None
-    """Maximum number of tokens in prompt and answer together. vLLM and SGLang use this name."""
+    """Maximum number of tokens in prompt and answer together. vLLM and SGLang use the name `max_model_len`."""
     context_length: int | None = None
     """The name for `max_model_len` that OpenRouter and Together use."""
     context_window: int | None = None
@@ -266,7 +266,7 @@ class _ModelList(BaseModel):
 
 
 def read_models(value: Any) -> list[ModelCard]:
-    """Parse a server's list of models, which may be a bare list.
+    """Parse a server's list of models, which may be a JSON array without an object around it.
 
     Raises Malformed if the value is not a list of models.
     """
@@ -292,7 +292,7 @@ class Event:
 
 
 _FIELDS = frozenset({"", "data", "event", "id", "retry"})
-"""The field names of an event stream. The empty name is that of a comment."""
+"""The field names of an event stream. A comment is a field with an empty name."""
 
 
 class EventReader:
@@ -304,7 +304,7 @@ class EventReader:
 
     def __init__(self) -> None:
         self.began = False
-        """Whether a line had the form of an event stream, which is a field or a comment."""
+        """Whether a line had the form of a line in an event stream, which is a field or a comment."""
         self.text = ""
         """The text before the first line of an event stream. If an answer has no such line, the text is the whole
         answer, which is not a stream."""

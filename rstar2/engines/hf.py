@@ -1,8 +1,8 @@
 """An engine that runs transformers in this process, for machines without a GPU.
 
 One thread runs the model on a batch (continuous batching). Requests join and leave the batch while it runs, so that a
-long answer delays no other answer. VERL's CPU rollout server also uses this engine. VERL's server replaces the weights
-between two steps with `call`.
+long answer delays no other answer. VERL's CPU rollout server also uses this engine. VERL's server uses `call` to
+replace the weights between two steps.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ JOIN_EVERY = 4
 TINY_PARAMETERS = 10_000_000
 """A model with fewer parameters runs with one thread, because more threads make it slower."""
 GREEDY_BELOW = 1e-5
-"""A lower temperature means greedy decoding, as in vLLM. Dividing logits by it would overflow."""
+"""A temperature below this value means greedy decoding, as in vLLM, because logits divided by it would overflow."""
 _ALL_THREADS = torch.get_num_threads()
-"""Torch's default number of threads, from before any engine changed it."""
+"""Torch's default number of threads. It is read at import, before an engine changes the number of threads."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class HFEngine:
 
     Args:
         model_dir: a folder with config.json and weights.
-        stop_ids: token ids that end a turn, in addition to those of the model's configuration.
+        stop_ids: token ids that end a turn, in addition to the ids in the model's configuration.
         max_batch: maximum number of requests in the batch.
         threads: number of torch threads. If `threads` is None, a tiny model uses one thread, and any other model uses
             torch's default number.
@@ -138,7 +138,7 @@ class HFEngine:
         await asyncio.wrap_future(done)
 
     async def interrupt(self) -> None:
-        """Interrupt all requests, waiting ones included.
+        """Interrupt all requests, including the requests that wait.
 
         Each request returns the tokens that it has so far, with the finish `interrupted`. Raises EngineError if the
         engine is closed.
@@ -273,7 +273,7 @@ class HFEngine:
     def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
         """Sample one token per row by inverse transform. Each row has its own stream of random numbers.
 
-        If sampling or passing on the token fails for a row, only this row fails.
+        If a row's token cannot be sampled or cannot be passed on, only this row fails.
         """
         temperature = torch.tensor([row.sampling.temperature for row in rows])
         greedy = temperature < GREEDY_BELOW
@@ -366,7 +366,7 @@ def _left_pad(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
 
 
 def _truncated(probabilities: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
-    """Returns the probabilities with those outside of top-k and top-p set to zero. Shape (B, V) in and out."""
+    """Sets the probabilities outside of top-k and top-p to zero. The argument and the result have shape (B, V)."""
     if all(row.sampling.top_p >= 1.0 and row.sampling.top_k <= 0 for row in rows):
         return probabilities
     ordered, order = probabilities.sort(dim=-1, descending=True)

@@ -74,7 +74,9 @@ def find_model(name: str) -> Path | None:
 
 
 def model_name(folder: Path) -> str:
-    """Returns a short name for a model's folder. In a run it consists of the names of run and stage: demo-stage3."""
+    """Returns a short name for a model's folder. For a folder in a run, the name consists of the names of run and
+    stage, such as demo-stage3.
+    """
     folder = folder.resolve()
     for run in folder.parents:
         with contextlib.suppress(UserError):
@@ -125,8 +127,8 @@ def folder_with_config(named: str) -> Path | None:
 def named_shape(named: str, *, download: bool) -> ModelShape:
     """Returns the shape of a model, which is a folder, a run or stage, or a hub id. No weights are read.
 
-    For a hub id, the first of these is used: config.json in the hub's cache, a shape that rstar2 ships, and, with
-    `download`, config.json on the hub.
+    For a hub id, the first available source is used: config.json in the hub's cache, a shape that rstar2 ships, and,
+    with `download`, config.json on the hub.
 
     Raises:
         UserError: the model does not exist, its config.json cannot be read, or its kind is unknown.
@@ -140,7 +142,7 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
     if not download:
         raise UserError(
             f"the shape of {named} is unknown, because its config.json is not in the hub's cache",
-            f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+            f"Use a folder that has the config.json. Known without a network: {', '.join(SHAPES)}.",
         )
     check_on_hub(named, "config.json", for_plan=True)
     from huggingface_hub import hf_hub_download
@@ -153,7 +155,7 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
     except Exception as error:
         raise UserError(
             f"cannot read config.json of {named} from the hub: {first_line(error)}",
-            f"Use a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+            f"Use a folder that has the config.json. Known without a network: {', '.join(SHAPES)}.",
         ) from error
 
 
@@ -226,10 +228,10 @@ async def open_server(
     Args:
         url: the address of the server, such as `http://host:port`.
         name: the model's name. The name is required if the server has several models.
-        tokenizer: a model, in the form of `find_model`, whose tokenizer is used. If `tokenizer` is None, the tokenizer
+        tokenizer: names the model whose tokenizer is used, as for `find_model`. If `tokenizer` is None, the tokenizer
             in the place from which the server loaded the model is used.
-        retries: decides how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens. If
-            `retries` is None, the wait is at most `MODELS_S` seconds.
+        retries: decides how long to wait for the server's answer. If nothing listens at the URL, the wait is at most
+            `FIRST_ANSWER_S` seconds. If `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.
         key: the API key, if the server needs one.
         more: further fields of each request.
@@ -276,8 +278,8 @@ def server_tokenizer(url: str, served: Served) -> Any:
         raise UserError(
             f"the server at {url} loaded its model from {served.root}, but no tokenizer can be loaded from there on "
             "this machine",
-            "Name a folder or a hub id with the tokenizer with --model. With --api chat, `chat` and `eval` need no "
-            "tokenizer.",
+            "With --model, name a folder or a hub id that has the tokenizer. With --api chat, `chat` and `eval` need "
+            "no tokenizer.",
         ) from error
 
 

@@ -54,7 +54,7 @@ from rstar2.loop.engine import EngineError, EngineUnavailable
 
 _OPENAI = "https://api.openai.com"
 _TAKE_ALL = frozenset({"vllm", "rstar2"})
-"""Values of `owned_by` in the lists of models of servers that accept all sampling parameters."""
+"""A server accepts all sampling parameters if its list of models has one of these values as `owned_by`."""
 _CONNECT_S = 10.0
 MODELS_S = 30.0
 """Timeout in seconds for the list of models. A busy server or a slow machine may need several seconds."""
@@ -67,7 +67,8 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 _SMALL_CAP = 32
-"""A cap that is this many times smaller than the requested number of tokens counts only for one request at first.
+"""If a server's cap on the tokens of a reply is more than this many times smaller than the requested number, the cap
+counts only for one request at first.
 
 Such a small cap may come from a broken proxy, or the server's message may mean something else. If the server states the
 same cap for another conversation, the cap counts for all requests.
@@ -79,7 +80,7 @@ OnLeftOut = Callable[[str, str], None]
 OnAllowances = Callable[[Sequence[Allowance], float], None]
 """Called with the rate limits in a server's answer, and with the seconds since the request was sent."""
 OnCapped = Callable[[int, str], None]
-"""Called with a server's cap on the tokens of a reply that is below the requested number, and the server's message."""
+"""Called if a server caps the tokens of a reply below the requested number, with the cap and the server's message."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,11 @@ class ServerTexts:
 
 @dataclass(frozen=True)
 class Completed:
-    """The end of a completion."""
+    """How a completion ended, and its token counts."""
 
     finish: Finish
     usage: Usage = field(default_factory=Usage)
-    """The server's token counts. All are 0 if the server does not count tokens."""
+    """The server's token counts. All counts are 0 if the server does not count tokens."""
 
 
 @dataclass
@@ -125,9 +126,9 @@ class _Accepted:
     fixed: Mapping[str, Any]
     """Fields that the user adds to every request. The client never leaves these fields out of a request."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Fields that the server rejects, with its messages."""
+    """Maps each field that the server rejects to the server's message."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """Names of the field for the token limit that the server has not rejected. The first name is used."""
+    """The names of the token-limit field, without the names that the server has rejected. The first name is used."""
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
@@ -210,7 +211,7 @@ class OpenAIServer:
         self._accepted = _Accepted(fields or {})
         self._proxy = proxy_of(url)
         self.on_left_out: OnLeftOut | None = None
-        """Called once for each field that is left out because the server rejects it, if it affects the reply."""
+        """Called once for each field that affects the reply and is left out because the server rejects it."""
         self.on_capped: OnCapped | None = None
         """Called once for each cap of the server that is below the requested number of tokens."""
         self.on_allowances: OnAllowances | None = None
@@ -235,7 +236,7 @@ class OpenAIServer:
         server's only model.
 
         If the server has no list of models, any name is accepted. Raises EngineError if the server's list lacks the
-        named model, or has not exactly one model when `name` is None.
+        named model. If `name` is None, raises EngineError unless the list has exactly one model.
         """
         try:
             answer = await self._send("GET", "models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
@@ -284,7 +285,7 @@ class OpenAIServer:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Fields that the server rejects, with its messages."""
+        """Maps each field that the server rejects to the server's message."""
         return self._accepted.left_out
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
@@ -306,10 +307,10 @@ class OpenAIServer:
     ) -> Completed:
         """Request a completion.
 
-        If the conversation fills the model's context, the reply gets the rest of the context, which may be nothing, and
-        the finish is `length`. If the server rejects a field, the request is sent again without this field. The field
-        `tools` is an exception: its refusal is raised. If the server rejects a field during the reply,
-        EngineUnavailable is raised, so that a retry starts the reply again.
+        If the conversation and its reply do not fit the model's context, the reply is limited to the rest of the
+        context, which may be empty. The finish is then `length`. If the server rejects a field, the request is sent
+        again without this field. The field `tools` is an exception: its refusal is raised. If the server rejects a
+        field during the reply, EngineUnavailable is raised, so that a retry starts the reply again.
 
         Args:
             path: `completions` or `chat/completions`.
@@ -355,7 +356,7 @@ class OpenAIServer:
                 return completed
 
     def error(self, what: str, hint: str = "") -> EngineError:
-        """Returns an error of this server. `what` continues the sentence after the server's name."""
+        """Returns an error about this server. In the message, `what` follows the server's name."""
         return EngineError(f"{self._where} {what}", hint)
 
     async def aclose(self) -> None:
@@ -395,7 +396,9 @@ class OpenAIServer:
             self.on_allowances(allowed, time.monotonic() - sent_at)
 
     def _report_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
-        """Report that a request asks for fewer tokens than requested, because of the server's cap."""
+        """Report that the server's cap makes a request's token limit smaller than the number that the caller
+        requested.
+        """
         limit = sent.get(self._accepted.limit_names[0])
         if self.on_capped is None or room is None or limit in self._reported_caps:
             return
@@ -482,7 +485,7 @@ class OpenAIServer:
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
-        """Convert errors of parsing in this block to errors of the server, which may be retried."""
+        """Within this block, convert parsing errors to errors of the server. The request may then be retried."""
         try:
             yield
         except Malformed as error:
@@ -499,7 +502,7 @@ class OpenAIServer:
 
     def _not_json(self, text: str, hint: str = "") -> MalformedAnswer:
         """Returns the error for a text that is not JSON, such as a truncated answer or the web page of a proxy."""
-        hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
+        hint = hint or "Check that the address leads to an API like OpenAI's, such as https://host/v1."
         if (title := page_title(text)) is not None:
             return self._malformed(f"a web page ({title}) instead of an answer", hint)
         if not text.strip():

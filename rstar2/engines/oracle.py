@@ -22,8 +22,8 @@ WRONG_EVERY = 10
 class OracleEngine:
     """Answers each problem with its gold answer, which it looks up by the problem's text.
 
-    Every tenth answer is wrong on purpose. The first turn prints the answer with Python, and the second turn gives it.
-    `generate` raises EngineError if the prompt begins with none of the problems.
+    Every tenth answer is wrong on purpose. The first turn prints the answer with Python, and the second turn states the
+    answer. `generate` raises EngineError if the prompt begins with none of the problems.
     """
 
     name = "oracle"

@@ -16,11 +16,13 @@ from rstar2.retry import RetryPolicy, Service, ServiceGone
 T = TypeVar("T")
 TURN_TIMEOUT_S = 3600.0
 _MAX_WAIT_FOR_ONE_OF_SEVERAL_S = 60.0
-"""Seconds without an answer after which one of several engines counts as failed, and the others take over."""
+"""If a pool has several engines, an engine that has not answered for this many seconds counts as failed, and the other
+engines take over.
+"""
 
 
 class RetryingEngine:
-    """An engine that retries a turn if the engine below it does not answer.
+    """An engine that retries a turn if the engine that it wraps does not answer.
 
     Args:
         engine: the engine that makes the attempts.
@@ -76,7 +78,7 @@ class RetryingEngine:
 def _attempt_error(error: EngineUnavailable, sent_tokens: bool) -> EngineError:
     """Returns the error of an attempt.
 
-    If the caller has already received tokens, the error ends the turn, because a retry would send them twice.
+    If the caller has already received tokens, the error ends the turn, because a retry would send these tokens twice.
     """
     if not sent_tokens:
         return error
@@ -115,11 +117,12 @@ class EnginePool:
 
     @property
     def first(self) -> RetryingEngine:
-        """The first engine of the pool, which is the only one if there is one."""
+        """The first engine of the pool, which may be the only one."""
         return self._all[0]
 
     async def run(self, rollout: Callable[[Engine], Awaitable[T]]) -> T:
-        """Run a rollout on the least busy engine. If that engine stops answering, run the rollout again on another.
+        """Run a rollout on the least busy engine. If that engine stops answering, run the rollout again on another
+        engine.
 
         Raises ServiceGone if no engine answers, or if another service that the rollout needs does not answer.
         """

@@ -46,8 +46,9 @@ _LIMITS = (
     ("x-ratelimit-remaining", "x-ratelimit-reset"),
     ("ratelimit-remaining", "ratelimit-reset"),
 )
-"""Pairs of headers: the rest of a limit, and the time until its reset. Headers with `tokens` in the name count
-tokens."""
+"""Pairs of headers. The first header has the number of requests or tokens that are left, and the second the time until
+the limit is reset. A limit counts tokens if the names of its headers contain `tokens`.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class _Limit:
 
 
 def _limits(headers: Mapping[str, str]) -> Iterator[_Limit]:
-    """Yields the limits in an answer's headers whose reset time is known. The header names are in lower case."""
+    """Yields each limit that an answer's headers state together with a reset time. The header names must be in lower
+    case.
+    """
     for left, reset in _LIMITS:
         remaining, reset_s = _number(headers.get(left)), _pause_s(headers.get(reset, ""))
         if remaining is not None and reset_s is not None:
@@ -93,7 +96,7 @@ def allowances(headers: Mapping[str, str], tokens_a_request: float | None) -> li
 
 
 def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
-    """Returns the seconds after which a server that refused a request allows a retry. Returns 0 if it does not say.
+    """Returns how many seconds to wait before a refused request is retried. Returns 0 if the server does not say.
 
     The time is taken from the header `Retry-After`, the headers of an exhausted limit, or the text of the error.
     """
@@ -110,7 +113,7 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
 
 
 def _pause_s(text: str) -> float | None:
-    """Parses the seconds until a point in time.
+    """Parses a text that states a point in time. Returns the number of seconds until then.
 
     The text is a number of seconds, a duration such as `6m0s`, a Unix time in seconds or milliseconds, or a date in the
     form of HTTP (RFC 9110) or RFC 3339.

@@ -71,7 +71,7 @@ class ContextExceeded(Refused):
     Args:
         message: the message of the error.
         status: the HTTP status.
-        context: the maximum number of tokens in both together, if the server states it.
+        context: the maximum number of tokens in conversation and reply together, if the server states it.
         prompt: the number of tokens in the conversation, if the server states it.
     """
 
@@ -112,7 +112,7 @@ class MalformedAnswer(EngineUnavailable, UnusableAnswer):
     """A server's answer is not a completion of OpenAI's API. A retry of the request may succeed."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        hint = hint or "Check that the address is that of an API like OpenAI's."
+        hint = hint or "Check that the address leads to an API like OpenAI's."
         super().__init__(message, hint, cause="malformed answer")
 
 
@@ -143,7 +143,7 @@ class RefusedRequest:
 
 @dataclass(frozen=True)
 class _ErrorBody:
-    """The contents of a server's error, in one form for all servers."""
+    """The contents of a server's error, in a form that is the same for all servers."""
 
     message: str
     code: str = ""
@@ -180,7 +180,9 @@ def _error(
     text: str,
     in_answer: str = "",
 ) -> EngineError:
-    """Returns the error for an HTTP status, or for an error inside an answer, which `in_answer` describes."""
+    """Returns the error for an HTTP status, or for an error inside an answer. `in_answer` is empty, or describes the
+    error inside the answer.
+    """
     number = in_answer or f"HTTP {status}"
     message = f"{request.where} refused the request: {number}: {error.message}"
     if status == 402 or _NO_QUOTA_CODE.search(error.code) or _NO_QUOTA.search(error.message):
@@ -353,7 +355,8 @@ _ABOUT_SENDER = re.compile(
 def _filtered(status: int, error: _ErrorBody) -> bool:
     """Whether a filter rejected the content of the conversation.
 
-    Without an error code, the text decides, unless it is about the account that sent the request.
+    If no error code says so, the text of the error decides. A text about the account that sent the request does not
+    count.
     """
     if _FILTERED_CODE.search(error.code):
         return True
@@ -392,7 +395,7 @@ _CONTEXT = re.compile(
 _CONTEXT_FULL = re.compile(
     r"context size has been exceeded|exceeds the available context size", re.IGNORECASE
 )
-"""Matches llama.cpp's message, sent as error 500 during an answer, that the context is full."""
+"""Matches llama.cpp's message that the context is full. llama.cpp sends the message as error 500 during an answer."""
 
 
 def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
@@ -495,12 +498,16 @@ _ABOUT_A_CALL = re.compile(
     r"tool_use_failed|tool call (?:validation|arguments|id)|pars\w+ (?:the )?tool calls?|tool_call(?:s|_id)\b|\brole\b",
     re.IGNORECASE,
 )
-"""Matches words about a model's call or its reply. An error with these words concerns only one conversation."""
+"""Matches words about a tool call of the model or about the reply to a tool call. An error with these words concerns
+only one conversation.
+"""
 _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
 )  # fmt: skip
-"""Fields that a retry may leave out or rename. If an error names several, the first one in this list counts."""
+"""Fields that a retry may leave out or rename. If an error names several of these fields, the first one in this list
+counts.
+"""
 
 
 def _refused_field(body: Mapping[str, Any], error: _ErrorBody) -> str | None:

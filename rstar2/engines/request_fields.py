@@ -20,11 +20,11 @@ _OPTIONS = {
     "max_completion_tokens": "--max-tokens",
     "tools": "--no-tools or --tools-in-text",
 }
-"""Fields with their own option on the command line, and this option."""
+"""Maps each field that has its own option on the command line to that option."""
 _RESERVED = frozenset(
     {"messages", "prompt", "stream", "stream_options", "n", "logprobs", "return_token_ids", "stop_token_ids"}
 )
-"""Fields that rstar2 sets in every request. Parsing the answers depends on their values."""
+"""Fields that rstar2 sets in every request. With other values of these fields, rstar2 could not parse the answers."""
 
 
 def request_fields(texts: Sequence[str]) -> dict[str, Any]:

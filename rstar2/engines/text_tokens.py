@@ -20,11 +20,11 @@ from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
 ToolsIn = Literal["request", "text", "nothing"]
 """The part of a request that describes the tools.
 
-request: the field `tools` describes them, and calls are read from `tool_calls` in the answer. text: the system text
-describes them, and calls are read from the text of the answer. nothing: there are no tools.
+request: the field `tools` describes the tools, and calls are read from `tool_calls` in the answer. text: the system
+text describes the tools, and calls are read from the text of the answer. nothing: there are no tools.
 """
 BYTES = 4
-"""Maximum number of bytes in an id."""
+"""Maximum number of bytes that an id stands for."""
 START = "<|im_start|>"
 START_ID = 1
 END_ID = 2
@@ -36,7 +36,9 @@ TEMPLATE = (
     "{% for message in messages %}" + START + "{{ message.role }}\n{{ message.content }}" + END_OF_TURN + "\n"
     "{% endfor %}{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
 )
-"""The chat template for conversations in these ids. `messages_of` parses the result again, and no model sees it."""
+"""The chat template for conversations that `TextTokenizer` encodes. `messages_of` parses the encoded conversation, and
+no model sees it.
+"""
 
 
 class TextTokenizer:
@@ -83,7 +85,7 @@ def _template(source: str) -> Any:
 def plain_ids(text: str) -> list[int]:
     """Returns the ids of a text without special tokens.
 
-    In base 256, an id is the digit 1 followed by its bytes. The leading 1 preserves the number of bytes.
+    In base 256, an id is the digit 1 followed by the bytes of the text. The leading 1 preserves the number of bytes.
     """
     data = text.encode("utf-8", "replace")
     parts = (data[start : start + BYTES] for start in range(0, len(data), BYTES))
@@ -153,7 +155,9 @@ def _without_thought(turn: str) -> str:
 
 
 def _split(token_ids: Sequence[int]) -> list[list[int]]:
-    """Returns the ids of each message: those between a start id and the last end id before the next start id."""
+    """Returns the token ids of each message. A message lies between a start id and the last end id before the next
+    start id.
+    """
     parts: list[list[int]] = [[]]
     for token in token_ids:
         if token == START_ID:
@@ -174,7 +178,7 @@ def _add_reply(messages: list[Message], content: str) -> None:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages. Text in them that could begin or end a message is broken up."""
+    """Returns the messages, in which each text that could begin or end a message is broken up."""
     return [
         {**message, "content": without_turn_tokens(message["content"])}
         if isinstance(message.get("content"), str)

@@ -1,8 +1,8 @@
 """An engine for a vLLM server over HTTP: token ids in, token ids out.
 
 The request contains the prompt as token ids, and `return_token_ids` requests the sampled ids. Text of the model is
-therefore never tokenized again. Log-probabilities are those at the sampling temperature only if the server runs with
-`--logprobs-mode processed_logprobs`, which `rstar2 serve` sets.
+therefore never tokenized again. The log-probabilities are computed at the sampling temperature only if the server runs
+with `--logprobs-mode processed_logprobs`, which `rstar2 serve` sets.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class VLLMEngine:
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Set the function that is called for each limit on the tokens of a reply that the server imposes."""
+        """Set the function that is called whenever the server limits the number of tokens in a reply."""
         self._server.on_capped = on_capped
 
     async def aclose(self) -> None:

@@ -1,4 +1,6 @@
-"""Finds the usual causes of a server's end in its log. For each cause, the module has one sentence, and advice."""
+"""Finds the reason why a server ended in the server's log. For each usual cause, the module has a sentence and
+advice.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from rstar2.errors import Failure, RStarError, UserError
 from rstar2.supervision.logs import end_of, tail
 
 LINES = 400
-"""Number of lines from the end of a log that are searched."""
+"""Number of lines at the end of a log in which a cause is searched for."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A known cause of a server's end."""
+    """A known reason why a server ended."""
 
     pattern: re.Pattern[str]
     """Matches a line of the log."""
@@ -33,13 +35,13 @@ CAUSES = (
     _cause(
         r"address already in use|errno 98\b",
         "its port is in use",
-        "Give another port with --port, or stop the program that uses it; `rstar2 serve status` lists the servers "
-        "that rstar2 started.",
+        "Give another port with --port, or stop the program that uses the port; `rstar2 serve status` lists the "
+        "servers that rstar2 started.",
     ),
     _cause(
         r"gatedrepoerror|(?:access|is) (?:a )?gated repo|access to model .* is restricted|awaiting a review",
         "the model is gated: the hub requires an account that has accepted its terms",
-        "Accept them on the model's page, then run `hf auth login` or set HF_TOKEN.",
+        "Accept the terms on the model's page, then run `hf auth login` or set HF_TOKEN.",
     ),
     _cause(
         # The hub answers 401 for a name that does not exist.
@@ -57,17 +59,17 @@ CAUSES = (
         r"max seq len .* is larger than the maximum number of tokens|needed, which is larger than the available "
         r"kv cache memory",
         "the KV cache is too small for one conversation of that length",
-        "Give a smaller --max-model-len or a larger --tp; on a machine without a GPU, a larger --kv-gib.",
+        "Give a smaller --max-model-len or a larger --tp. On a machine without a GPU, give a larger --kv-gib.",
     ),
     _cause(
         r"user-specified max_model_len .* is greater than the derived",
         "the model's context is shorter than --max-model-len",
-        "Give a smaller --max-model-len, or leave it out.",
+        "Give a smaller --max-model-len, or leave out --max-model-len.",
     ),
     _cause(
         r"free memory on device .* is less than desired|no available memory for the cache blocks",
         "other programs use the GPU's memory",
-        "`nvidia-smi` shows which ones; stop them, or give `-- --gpu-memory-utilization 0.7`.",
+        "`nvidia-smi` shows these programs. Stop them, or give `-- --gpu-memory-utilization 0.7`.",
     ),
     _cause(
         r"out of memory|outofmemoryerror|cannot allocate memory|defaultcpuallocator: (?:can't|not enough)",
@@ -91,7 +93,7 @@ CAUSES = (
     _cause(
         r"error: (?:unrecognized arguments|argument -)",
         "vLLM does not know one of the arguments after --",
-        "`vllm serve --help=all` lists them.",
+        "`vllm serve --help=all` lists vLLM's arguments.",
     ),
     _cause(
         r"(?:model architectures?|model type) .*(?:not supported|does not recognize)|are not supported for now",
@@ -99,13 +101,13 @@ CAUSES = (
         "Install a newer vLLM or transformers.",
     ),
 )
-"""The first cause that matches is reported. A cause that follows from another one comes later."""
+"""The first cause that matches is reported. A cause that is a consequence of another cause comes later in the list."""
 
 
 _POINTER = "See root cause above"
-"""vLLM's last error says only this if its engine, which is another process, failed before."""
+"""vLLM's last error contains this text if vLLM's engine, which is a separate process, failed first."""
 _ERROR = re.compile(r"(?:^|[\])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
-"""The last line of a traceback. vLLM writes a prefix before every line."""
+"""Matches the last line of a traceback. vLLM writes a prefix before every line."""
 
 
 def find_cause(log: Path) -> Cause | None:
@@ -118,7 +120,7 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     """Returns the error of a server that failed.
 
     Args:
-        how: how the server failed, the beginning of the message.
+        how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
         unknown: the type of the error if the log has no known cause. The hint of such an error shows the end of the
             log.
@@ -132,7 +134,9 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
 
 
 def _root_error(lines: list[str]) -> str | None:
-    """Returns the error that vLLM's last error refers to, without vLLM's prefix. Returns None if it refers to none."""
+    """Returns the earlier error to which vLLM's last error refers, without vLLM's prefix, or None if it refers to no
+    other error.
+    """
     if not any(_POINTER in line for line in lines):
         return None
     errors = (match[1] for line in reversed(lines) if (match := _ERROR.search(line)) and _POINTER not in line)
@@ -142,7 +146,7 @@ def _root_error(lines: list[str]) -> str | None:
 def explained_end(name: str, code: int, log: Path) -> RStarError:
     """Returns the error of a server that ended with an exit code.
 
-    The error is a UserError if a restart would end likewise.
+    The error is a UserError if a restarted server would end in the same way.
     """
     # Our own servers, and vLLM for wrong arguments, end with the exit code of UserError.
     is_mistake = code == UserError.exit_code

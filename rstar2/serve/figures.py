@@ -15,7 +15,7 @@ _FIGURES = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "kv_cache",
 }
-"""Keys of `figures` by vLLM's metric."""
+"""Maps the name of each vLLM metric to a key in the result of `figures`."""
 _TIMEOUT_S = 5.0
 
 

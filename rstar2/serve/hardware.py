@@ -1,7 +1,8 @@
-"""Chooses the layout of a model on the GPUs of this machine, or in its memory.
+"""Chooses the layout of a model on the GPUs of this machine, or in the machine's memory if it has no GPU.
 
 Only the use of memory is estimated, not the speed. The weights and the KV cache of one conversation of full length must
-fit, beside the memory that vLLM needs for a step. vLLM measures the memory itself after it has loaded the model.
+fit into the memory, in addition to the memory that vLLM needs for a step. vLLM measures the memory itself after it has
+loaded the model.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from rstar2.model_shape import read_attention, weight_bytes
 from rstar2.terminal import percent
 
 VALUE_BYTES = 2
-"""Bytes of a number in the KV cache."""
+"""Number of bytes of each number in the KV cache."""
 STEP_GIB = 3.0
-"""GiB of each GPU for activations, CUDA graphs and the CUDA context."""
+"""GiB that activations, CUDA graphs and the CUDA context need on each GPU."""
 SHARE = 0.92
 """Share of a GPU's memory that vLLM takes if no other program uses the GPU. The share is vLLM's own default."""
 SMALLEST_CONTEXT = 4096
-"""The smallest context, in tokens, that a layout may be limited to. A model that reasons needs at least this."""
+"""The smallest context, in tokens, that a layout may be limited to. A reasoning model needs at least this many
+tokens.
+"""
 KV_GIB = 4
 """GiB for the KV cache of a model on the CPU, unless one conversation needs more or the memory is smaller."""
 PROCESS_GIB = 2.0
@@ -35,11 +38,11 @@ class ModelSize:
 
     weights_gib: float
     kv_bytes: int
-    """Bytes of one token in the KV cache."""
+    """Number of bytes that one token needs in the KV cache."""
     context: int
     """The model's context, in tokens."""
     heads: int
-    """Attention heads. The number of GPUs that share a copy must divide it."""
+    """Number of attention heads. It must be divisible by the number of GPUs that share a copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,15 @@ class Layout:
     """The layout of a model on the GPUs of this machine."""
 
     tp: int = 1
-    """GPUs that share one copy of the model."""
+    """Number of GPUs that share one copy of the model."""
     replicas: int = 1
-    """Copies of the model."""
+    """Number of copies of the model."""
     max_model_len: int | None = None
     """The context in tokens. If the value is None, vLLM uses the model's own context."""
     gpu_memory: float | None = None
     """Share of each GPU's memory for vLLM. If the value is None, vLLM uses its default share."""
     dtype: str | None = None
-    """Type of the weights. If `dtype` is None, the type is that in which the model was saved."""
+    """Type of the weights. If `dtype` is None, the weights have the type in which the model was saved."""
     notes: tuple[str, ...] = ()
     """Sentences for the user about the choice and its reasons."""
 
@@ -85,7 +88,7 @@ def choose_cache(
     """Chooses the KV cache and the context of a model on the CPU, from `free_gib` GiB of free memory.
 
     Returns:
-        GiB for the KV cache; the context in tokens, or None for the model's own; and notes for the user.
+        GiB for the KV cache; the context in tokens, or None for the model's own context; and notes for the user.
 
     Raises:
         UserError: the memory is too small for the model, or for a conversation of `max_model_len` tokens.
@@ -157,9 +160,10 @@ def choose_layout(
 def _fit(
     size: ModelSize, gpus: int, usable: float, tp: int | None, length: int | None, notes: list[str]
 ) -> tuple[int, int | None]:
-    """Returns the GPUs per copy and the context, such that weights and one conversation fit.
+    """Returns a number of GPUs per copy, and a context in tokens, with which the weights and one conversation fit.
 
-    `usable` is the memory of one GPU for them, in GiB. `tp` and `length` are used as they are, unless they are None.
+    `usable` is the memory, in GiB, that each GPU has for weights and conversation. If `tp` is not None, `tp` is the
+    number of GPUs. If `length` is not None, `length` is the context.
     """
 
     def tokens(shared_by: int) -> int:

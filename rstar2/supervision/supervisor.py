@@ -41,7 +41,9 @@ class Supervisor(ABC):
         self.folder = Path(settings.folder)
         self.logs = self.folder / "logs"
         self.waves: list[list[Part]] = []
-        """Groups of parts, in the order of their start. Later groups use earlier ones, so they are stopped first."""
+        """Groups of parts, in the order of their start. Later groups use earlier groups, so later groups are stopped
+        first.
+        """
         self._max_log_bytes = settings.max_log_bytes
         self._detached = settings.detached
         self._silent = silent
@@ -60,7 +62,9 @@ class Supervisor(ABC):
         """Called after each check of the parts, several times a second."""
 
     def restart_failed(self, error: RStarError) -> None:
-        """Called if a part cannot be restarted, or must not be. An error that this raises ends the service."""
+        """Called if a part cannot be restarted, or must not be restarted. An error that this method raises ends the
+        service.
+        """
         raise error
 
     def failed(self, error: RStarError) -> None:
@@ -76,7 +80,9 @@ class Supervisor(ABC):
         except BlockingIOError:
             raise taken from None
         except OSError as error:
-            log.warning("%s cannot be locked, so a second process is not noticed: %s", path, error)
+            log.warning(
+                "%s cannot be locked, so a second process that uses it is not noticed: %s", path, error
+            )
 
     def stopping(self, wait_s: float = 0.0) -> bool:
         """Whether the supervisor has to stop, now or within `wait_s` seconds."""
@@ -119,7 +125,7 @@ class Supervisor(ABC):
             self.check()
 
     def close(self) -> None:
-        """Stop all parts, the parts of a wave together, and release the lock of `claim`."""
+        """Stop all parts, wave by wave, and release the lock of `claim`. The parts of a wave are stopped together."""
         for wave in reversed(self.waves):
             stop_groups([part.process for part in wave], max((part.stop_s for part in wave), default=0.0))
         if self._lock is not None:

@@ -204,7 +204,7 @@ def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
         writer.write(trace.model_copy(update={"response_ids": [token + 1 for token in trace.response_ids]}))
     result = rstar2("analyze", tmp_path / "foreign.jsonl", "--model", model_folder)
     assert result.code == 2
-    assert "were written with another tokenizer than" in result.stderr
+    assert "were not written with the tokenizer of" in result.stderr
     assert "--model" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["foreign.jsonl"]
 

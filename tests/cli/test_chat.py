@@ -355,7 +355,7 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
     shutil.copytree(folder, other)
     save_format(patient(default_format()).model_copy(update={"user": "Solve: {problem}"}), other)
     error = _error_of(*ask, str(tmp_path / "kept"), "--model", str(other))
-    assert "is in a different format from this model's" in error
+    assert "differs from this model's format" in error
 
 
 def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(

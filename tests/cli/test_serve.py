@@ -216,7 +216,7 @@ def test_a_program_that_answers_in_the_place_of_the_server_is_not_taken_for_it(
 ) -> None:
     with (
         serve_app(Starlette(routes=[Route("/health", lambda _: Response())])) as url,
-        pytest.raises(UserError, match=f"another program answers at {url}, where vLLM should"),
+        pytest.raises(UserError, match=f"another program answers at {url}, where vLLM should answer"),
         running_server(["sleep", "600"], {}, url, tmp_path / "serve.log", ready_s=TIMEOUT_S),
     ):
         pass

@@ -620,7 +620,7 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
         SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"
     ) as failed:
         await measure(endpoint, tmp_path, samples=1)
-    assert failed.value.hint.startswith("Check that the address is that of an API like OpenAI's.")
+    assert failed.value.hint.startswith("Check that the address leads to an API like OpenAI's.")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["failed"] == {"malformed answer": 1}
     assert record["summary"]["samples"] == 14

@@ -1,7 +1,7 @@
-"""Checks of a GPU machine, with a report to paste into an issue. Run them first on a new machine.
+"""Checks of a GPU machine, with a report to paste into an issue. Run these checks first on a new machine.
 
 `rstar2 doctor --gpu-check` runs the checks. `python -m rstar2.doctor.gpu_check` does the same if only torch,
-transformers and numpy are installed. Checks that need packages that are not installed are reported as not run.
+transformers and numpy are installed. A check whose packages are not installed is reported as not run.
 
 - `check`: the types of a check, its settings and its result.
 - `checks/`: one file per check.

@@ -19,7 +19,7 @@ class Settings:
     """Settings that all checks share."""
 
     device: Device
-    """cuda: GPUs by NVIDIA or AMD; PyTorch uses this name for both."""
+    """cuda: GPUs by NVIDIA or AMD. PyTorch uses the name cuda for both."""
     gpus: int
     """The number of GPUs that training uses. On a CPU, the number of ranks."""
     work: Path
@@ -54,14 +54,14 @@ class Measured:
     """One sentence for the table of the report."""
     numbers: list[Number] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Sentences for the reader of the numbers."""
+    """Sentences that explain the numbers to the reader."""
 
     def add(self, name: str, value: Value, unit: str = "", planned: float | None = None) -> None:
         self.numbers.append(Number(name, value, unit, planned))
 
 
 class CheckFailed(Failure):
-    """A check failed. `measured` has the values that it measured before."""
+    """A check failed. `measured` has the values that were measured before the failure."""
 
     def __init__(self, message: str, hint: str = "", measured: Measured | None = None) -> None:
         super().__init__(message, hint)
@@ -99,7 +99,7 @@ class Result:
     reason: str = ""
     """Why the check failed or was not run."""
     remedy: str = ""
-    """What the user can do about it."""
+    """What the user can do about the failure."""
     measured: Measured = field(default_factory=Measured)
     log: str = ""
     """The file with the check's output."""

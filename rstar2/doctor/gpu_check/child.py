@@ -58,7 +58,7 @@ def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measure
 
 def _installation(missing: list[str]) -> str:
     if missing[0] in ("torch", "transformers"):
-        return "Install torch with the build for this machine's GPUs, then transformers."
+        return "Install the build of torch for this machine's GPUs, then transformers."
     from rstar2.install import install_command
 
     return f"Install the packages for training: {install_command('gpu')}"

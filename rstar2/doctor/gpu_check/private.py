@@ -19,13 +19,13 @@ _NAMED_SECRET = re.compile(
 _SECRET_NAME = re.compile(r"(?i)(key|token|secret|password|credential)s?$")
 _SHORTEST_SECRET = 6
 _COMMON = {"root", "user", "ubuntu", "localhost", "admin", "nobody"}
-"""Names that identify nobody, and that logs use with other meanings."""
+"""Names that are not replaced, because they identify nobody and have other meanings in logs."""
 
 
 def scrubbed(text: str) -> str:
     """Returns a text without addresses, secrets, and the names of this machine and its user.
 
-    Of absolute paths, only the last part is left.
+    Only the last part of an absolute path is left.
     """
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
@@ -50,7 +50,7 @@ def scrubbed_values(value: Any) -> Any:
 
 
 def _names() -> dict[str, str]:
-    """Returns replacements for the names of this machine and its user, by name."""
+    """Maps each name of this machine or its user to the word that replaces the name."""
     names = {socket.gethostname(): "HOST", socket.gethostname().partition(".")[0]: "HOST"}
     with suppress(KeyError, OSError):  # a container's user may have no name
         names[getpass.getuser()] = "USER"

@@ -57,7 +57,7 @@ class Report:
         return record
 
     def markdown(self) -> str:
-        """Returns the report for an issue."""
+        """Returns the Markdown report, which the user can paste into an issue."""
         return scrubbed("\n".join(self._lines()) + "\n")
 
     def _lines(self) -> Iterator[str]:
@@ -133,5 +133,5 @@ def _with_unit(value: Any, unit: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text for a table cell, in one line and with its bars escaped."""
+    """Returns a text for a cell of a Markdown table: on one line, with each `|` escaped."""
     return " ".join(text.split()).replace("|", "\\|")

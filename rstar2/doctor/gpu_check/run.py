@@ -27,13 +27,14 @@ from rstar2.supervision.logs import tail
 from rstar2.train.trainer.causes import find_cause
 
 STOP_S = 10.0
-"""Seconds in which a check that is stopped has to end."""
+"""Number of seconds within which a check has to end after it was stopped."""
 END_S = 90.0
-"""Seconds for which processes that a check started may outlive it. The processes of Ray need up to a minute to end
-after a kill."""
+"""Number of seconds for which processes that a check started may run after the check has ended. The processes of Ray
+need up to a minute to end after a kill.
+"""
 POLL_S = 0.2
 LOG_LINES = 15
-"""Lines of a failed check's log in the report."""
+"""Number of lines that the report shows from the end of a failed check's log."""
 MARK = "RSTAR2_GPU_CHECK"
 """Environment variable of all processes that a check starts. The variable identifies the processes that outlive the
 check."""
@@ -53,9 +54,9 @@ class CheckOptions:
     checks: tuple[str, ...] = ()
     """Names of the checks to run in addition to `environment`. If `checks` is empty, all checks run."""
     limit_s: float | None = None
-    """Seconds that each check may take. If `limit_s` is None, each check has its own limit."""
+    """Maximum number of seconds that each check may take. If `limit_s` is None, each check has its own limit."""
     keep: bool = False
-    """Keep the models and runs that the checks make."""
+    """Whether the models and runs that the checks make are kept."""
 
 
 def gpu_check(options: CheckOptions, say: Say) -> int:
@@ -102,7 +103,7 @@ def _device(choice: Literal["auto", "cuda", "cpu"]) -> Device:
         fault = (error.stderr.strip().splitlines() or ["no error message"])[-1]
         raise UserError(
             f"torch cannot be imported: {fault}",
-            "Install torch with the build for this machine's GPUs, and transformers.",
+            "Install transformers, and the build of torch for this machine's GPUs.",
         ) from error
     if choice != "auto":
         return choice
@@ -207,7 +208,9 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
 
 
 def _copy_trainer_logs(settings: Settings) -> list[str]:
-    """Copy the logs of the runs in `work`, which will be removed, to `logs`. Returns the names of the copies."""
+    """Copy the logs of the runs in `work` to `logs`, because `work` will be removed. Returns the names of the
+    copies.
+    """
     names = []
     for path in sorted(settings.work.glob("*/attempts/[0-9]*/*.log")):
         run, attempt = path.parts[-4], path.parts[-2]
@@ -237,7 +240,7 @@ def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float
 
 
 def _end_leftovers(mark: str, wait_s: float) -> list[str]:
-    """Kill the processes with a mark that have not ended within `wait_s` seconds, and return their names."""
+    """Wait `wait_s` seconds for the processes that have a mark to end. Then kill the others, and return their names."""
     _wait_for_none(mark, wait_s)
     processes = _marked(mark)
     for pid in processes:
@@ -254,7 +257,7 @@ def _wait_for_none(mark: str, wait_s: float) -> None:
 
 
 def _marked(mark: str) -> dict[int, str]:
-    """Returns the names of the running processes with a mark in their environment, by process id."""
+    """Returns the running processes that have a mark in their environment, as a map from process id to name."""
     names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user

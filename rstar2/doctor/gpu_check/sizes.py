@@ -13,7 +13,7 @@ from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
 
 VOCABULARY = 151_936
-"""Tokens of Qwen3's vocabulary."""
+"""Number of tokens in Qwen3's vocabulary."""
 LOGIT_SPREAD = 3.0
 """Standard deviation of the logits, in nats, so that a random model prefers some tokens as a trained model does. With
 the usual random weights, all tokens are nearly equally likely, and an error in the logits would not be detected."""
@@ -34,7 +34,7 @@ class Size:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The values of its config.json that decide its size."""
+        """The values in the model's config.json that decide the model's size."""
         return {
             "model_type": "qwen3",
             "vocab_size": self.vocab,
@@ -58,7 +58,7 @@ class Size:
 
 
 TINY = Size("tiny", 128, 256, 3, 4, 2, 32, 800)
-"""The size for a CPU, which is that of the demo."""
+"""The size for a CPU. The demo's model has the same size."""
 SIZES = (
     Size("0.1B", 512, 1536, 8, 8, 4, 64),
     Size("0.6B", 1024, 3072, 28, 16, 8, 128),
@@ -70,13 +70,13 @@ SIZES = (
 
 @dataclass(frozen=True)
 class OneDevice:
-    """One GPU, or the CPU as one rank, as a `rstar2.train.estimate.memory.Devices`."""
+    """One GPU, or the CPU as one rank, with the fields of `rstar2.train.estimate.memory.Devices`."""
 
     device: str
     nodes: int = 1
     gpus_per_node: int = 1
     gpu: str = "h100"
-    """Has no effect: the plan uses it only for speed and capacity, which are measured here."""
+    """This field has no effect, because the plan uses it only for speed and capacity, which the check measures."""
     gradient_checkpointing: bool = True
 
 
@@ -86,7 +86,9 @@ def planned_update(size: Size, device: str, tokens: int, logits: int) -> Memory:
 
 
 def planned_tensors(size: Size, device: str, tokens: int, logits: int) -> int:
-    """Returns the bytes of `planned_update` that PyTorch allocates, without those of CUDA and a sleeping engine."""
+    """Returns the bytes of `planned_update` that PyTorch allocates. The bytes that CUDA itself and a sleeping engine
+    take are left out.
+    """
     total = planned_update(size, device, tokens, logits).update_total
     return total - (ASLEEP if device == "cuda" else 0)
 

@@ -40,18 +40,18 @@ _FINISH = {
 
 @dataclass(frozen=True)
 class Context:
-    """The limit of tokens for prompt and answer together. Requests that exceed this limit are rejected."""
+    """Maximum number of tokens in prompt and answer together. Requests that exceed this limit are rejected."""
 
     tokens: int
     longest_token: int
-    """Characters of the tokenizer's longest token."""
+    """Number of characters in the tokenizer's longest token."""
 
     @classmethod
     def of(cls, tokens: int, tokenizer: Any) -> Context:
         return cls(tokens, max(map(len, tokenizer.get_vocab()), default=1))
 
     def check_text(self, characters: int) -> None:
-        """Raises ApiError if a text is too long even if each token is the longest one.
+        """Raises ApiError if a text is too long even if each of its tokens is as long as the tokenizer's longest token.
 
         Encoding such a text would take long.
         """
@@ -165,7 +165,7 @@ def _configured(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
 
 @functools.lru_cache(maxsize=8)
 def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
-    """Returns a codec with variables of its chat template, given as a JSON object.
+    """Returns a codec whose chat template has the given variables. `variables` is a JSON object with their values.
 
     The codec is cached, because making it takes long.
     """
@@ -253,7 +253,7 @@ async def _answer(
 
 
 class StopTexts:
-    """Passes on a text that arrives in pieces, up to the first of some stop texts.
+    """Passes on a text that arrives in pieces, until one of the stop texts occurs in it.
 
     The end of a piece is withheld as long as it may be the beginning of a stop text.
     """
@@ -297,7 +297,9 @@ class _Turns:
         self._stop = stop
         self._show = show
         self._content_begun = False
-        """Whether the content has begun. White space before it is left out, since formats put some between tags."""
+        """Whether the content has begun. White space before the content is left out, because formats put white space
+        between tags.
+        """
 
     @property
     def stopped(self) -> bool:

@@ -1,6 +1,6 @@
 """The process of the agent's endpoint. The process starts a judge unless its settings name one.
 
-The model runs in an engine's server. On a machine without vLLM, it runs in this process, with transformers.
+The model runs in an engine's server. On a machine without vLLM, the model runs in this process, with transformers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
 MAX_BATCH = 64
-"""Turns that a model in this process generates at once. Further turns wait until the model has room for them."""
+"""Maximum number of turns that a model in this process generates at the same time. Further turns wait until the model
+has room for them.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class OpenedModel:
     root: str
     """The folder or hub id with the model's tokenizer."""
     max_len: int | None
-    """Tokens that prompt and answer may have together. The value is None if the engine does not report its context."""
+    """Maximum number of tokens in prompt and answer together. The value is None if the engine does not report its
+    context.
+    """
 
 
 def open_model(settings: AgentServerSettings) -> OpenedModel:
@@ -78,7 +82,9 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
 
 
 def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[str, str | None]) -> FastAPI:
-    """Returns the application, which closes the model's engine at its end. `judge` is a URL and a token."""
+    """Returns the application, which closes the model's engine at its end. `judge` is the URL and the token of the
+    judge.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -25,7 +25,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One answer to a chat. All its objects have the same id, time and model."""
+    """One answer to a chat. All objects that are sent for this answer have the same id, time and model."""
 
     model: str
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")

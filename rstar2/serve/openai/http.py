@@ -21,7 +21,7 @@ from rstar2.serve.openai.answers import error_body
 
 log = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
-"""HTTP status, as in nginx, for a client that disconnected before the answer."""
+"""HTTP status for a client that disconnected before the answer. nginx uses the same status."""
 T = TypeVar("T")
 _SEND = (
     'send an object such as {"messages": [{"role": "user", "content": "…"}]} with the header '
@@ -36,7 +36,9 @@ _KINDS = {
     "model": "an object",
     "string": "a text",
 }
-"""The required kind of value, by pydantic's error type up to its first `_`, such as `list_type` or `int_parsing`."""
+"""Maps the first word of a pydantic error type, such as `list` in `list_type`, to the kind of value that is
+required.
+"""
 
 
 class ApiError(Exception):
@@ -99,7 +101,9 @@ def add_errors(app: FastAPI) -> None:
 
 
 def _validation_message(faults: Sequence[Any]) -> tuple[str, str | None]:
-    """Returns the message for pydantic's errors of a request body, and the wrong field or None for the whole body."""
+    """Returns a message for pydantic's errors about a request body, and the wrong field, or None if the whole body is
+    wrong.
+    """
     message = str(faults[0]["msg"]).removeprefix("Value error, ")
     if faults[0]["type"] == "json_invalid":
         return f"the body is not JSON ({faults[0]['ctx']['error']}): {_SEND}", None
@@ -128,7 +132,7 @@ def _brief(value: Any) -> str:
 
 
 def require_key(app: FastAPI, key: str | None) -> None:
-    """Refuse requests under /v1 that do not send `Authorization: Bearer KEY`. With None, no key is required."""
+    """Refuse requests under /v1 that do not send `Authorization: Bearer KEY`. If `key` is None, no key is required."""
     if key is None:
         return
 

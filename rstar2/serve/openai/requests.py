@@ -32,7 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
-"""Fields that are accepted only with the listed values, which have no effect."""
+"""Fields that are accepted only with the values that are listed here. These values have no effect."""
 _IGNORED = frozenset(
     {
         "metadata",
@@ -48,7 +48,7 @@ _IGNORED = frozenset(
 )
 """Fields that do not affect the answer. `parallel_tool_calls` is about the client's tools, which are rejected."""
 _CLIENT_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
-"""The fields with a client's own tools, and the field that allows the model to call them."""
+"""Maps each field that contains a client's own tools to the field that allows the model to call these tools."""
 _OLLAMA_RUNTIME = frozenset(
     {
         "low_vram",
@@ -85,7 +85,7 @@ class ChatRequest(BaseModel, extra="forbid"):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
-    """0 and -1 are off."""
+    """The values 0 and -1 mean that all tokens may be sampled."""
     seed: int | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -97,7 +97,7 @@ class ChatRequest(BaseModel, extra="forbid"):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: str | None = None
-    """Another variable of the chat template."""
+    """A variable of the chat template. OpenAI's API has a separate field for this variable."""
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +138,7 @@ class ChatRequest(BaseModel, extra="forbid"):
                 f"{json.dumps(stop, ensure_ascii=False)[:40]} is neither a text nor a list of texts"
             )
         if "" in texts:
-            raise ValueError("a text at which to stop is empty")
+            raise ValueError("one of the stop texts is empty")
         return texts
 
     @property
@@ -175,7 +175,7 @@ def _text(message: dict[str, Any]) -> str:
     if not isinstance(role, str):
         raise ValueError("each message needs a role")
     if role not in _ROLES:
-        raise ValueError(f"no message may have the role {role}, only {', '.join(_ROLES)}")
+        raise ValueError(f"a message has the role {role}, which is not one of {', '.join(_ROLES)}")
     content = message.get("content")
     if content is None:
         return ""
@@ -186,5 +186,5 @@ def _text(message: dict[str, Any]) -> str:
         raise ValueError("only text can be read: content is a string, or parts of type text")
     texts = [part.get("text") for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a part of type text needs its text, as a string")
+        raise ValueError("a part of type text needs its text in the field `text`, as a string")
     return "".join(texts)

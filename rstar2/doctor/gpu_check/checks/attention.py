@@ -1,4 +1,4 @@
-"""Checks whether each implementation of attention gives the log-probabilities of fp32, with and without padding.
+"""Checks whether each implementation of attention gives the same log-probabilities as fp32, with and without padding.
 
 The reference is the eager attention of transformers in fp32, on the same device. In bf16, each implementation has
 rounding errors. An implementation with a wrong mask or scale has far larger errors.
@@ -23,9 +23,9 @@ UNUSED = "flex_attention"
 """An implementation that rstar2 does not use. Errors of this implementation are reported, but the check does not
 fail."""
 TIMES_WORSE = 3.0
-"""The limit of an error is this many times the error of eager attention in bf16, plus `SLACK`."""
+"""An implementation's error may be at most this many times the error of eager attention in bf16, plus `SLACK`."""
 SLACK = 2e-3
-"""Nats."""
+"""Added to the limit of an implementation's error, in nats."""
 MOST_IN_BF16 = 0.3
 """Limit, in nats, of the mean error of eager attention in bf16. With a larger error, bf16 itself does not work."""
 MOST_IN_FP32 = 1e-3
@@ -45,7 +45,7 @@ def run(settings: Settings) -> Measured:
     seen = Measured()
 
     def errors(way: str, dtype: Any) -> tuple[float, float]:
-        """Returns two mean distances in nats: unpadded rows to the reference, and padded to unpadded rows."""
+        """Returns two mean distances in nats: from unpadded rows to the reference, and from padded to unpadded rows."""
         model = _model(size, way, dtype, device)
         model.load_state_dict(weights)
         alone = _unpadded(model, rows)
@@ -127,7 +127,9 @@ def _unpadded(model: Any, rows: list[Any]) -> list[Any]:
 
 
 def _padded(model: Any, rows: list[Any]) -> list[Any]:
-    """Returns the same as `_unpadded`, from one pass with all rows. The rows are padded on the left, as in VERL."""
+    """Returns the same log-probabilities as `_unpadded`, computed in one pass with all rows. The rows are padded on the
+    left, as in VERL.
+    """
     import torch
 
     longest = max(map(len, rows))
@@ -152,7 +154,7 @@ def _of_tokens(logits: Any, row: Any) -> Any:
 
 
 def _distance(some: list[Any], others: list[Any]) -> float:
-    """Returns the mean of |difference| over all tokens."""
+    """Returns the mean absolute difference over all tokens."""
     import torch
 
     return float((torch.cat(some) - torch.cat(others)).abs().mean())

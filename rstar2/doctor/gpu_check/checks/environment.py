@@ -27,9 +27,9 @@ PACKAGES = (
     "liger-kernel",
 )
 SIDE = 1024
-"""Rows and columns of the matrices in the test product."""
+"""Number of rows, and of columns, of the matrices that are multiplied as a test."""
 MOST_ERROR = 0.02
-"""Largest relative error of a product in bf16."""
+"""Maximum relative error that a product of matrices in bf16 may have."""
 
 
 def run(settings: Settings) -> Measured:

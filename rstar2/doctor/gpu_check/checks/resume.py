@@ -15,7 +15,7 @@ from rstar2.doctor.gpu_check.tools.device import torch_device
 from rstar2.terminal import percent
 
 MOST_OFF = 1e-3
-"""Largest relative error of a tensor's norm."""
+"""Maximum relative error that the norm of a tensor may have."""
 
 
 def run(settings: Settings) -> Measured:
@@ -57,7 +57,7 @@ def run(settings: Settings) -> Measured:
 def _off(base: Path, trained: Path, factor: float) -> float:
     """Returns the largest relative error of the norms of a trained model's tensors.
 
-    Each norm should be `factor` times that of the base model.
+    Each norm should be `factor` times the norm of the same tensor in the base model.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,5 @@
-"""Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills it with SIGKILL in the middle of a step.
+"""Runs steps of `rstar2 train` with FSDP and the rollout engine, and kills the run with SIGKILL in the middle of a
+step.
 
 The check `resume` later continues the killed run.
 """
@@ -90,7 +91,9 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
-    """Wait for `KILLED_AFTER` steps. Raises CheckFailed if training ends first. The check's limit ends the wait."""
+    """Wait for `KILLED_AFTER` steps. Raises CheckFailed if training ends first. The time limit of the check also ends
+    the wait.
+    """
     from rstar2.train.records.steps import step_metrics
 
     while len(step_metrics(stage)) < KILLED_AFTER:
@@ -100,7 +103,7 @@ def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage:
 
 
 def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
-    """Add memory and times with the figures of the plan, for the lengths of these rollouts."""
+    """Add the measured memory and times, each with the figure that the plan has for rollouts of this length."""
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
     from rstar2.model_shape import read_shape

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rstar2.loop.turns.codec import ChatCodec
 
 READY_S = 900.0
-"""Seconds that vLLM may take to load, compile and capture its graphs."""
+"""Maximum number of seconds that vLLM may take to load, compile and capture its graphs."""
 POLL_S = 0.5
 AT_ONCE, CPU_AT_ONCE = 128, 16
-"""Requests in flight when the speed of many requests is measured, on a GPU and on a CPU."""
+"""Number of concurrent requests when the speed of many requests is measured, on a GPU and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 32
-"""Tokens of each request."""
+"""Number of tokens that each request generates, on a GPU and on a CPU."""
 CODE, OUTPUT = "print(123 * 456)", "56088"
 
 
@@ -82,7 +82,7 @@ def _wait_until_it_answers(
 ) -> None:
     """Wait until the server answers.
 
-    Raises CheckFailed if the server ends first. The server gives up by itself after `READY_S`.
+    Raises CheckFailed if the server ends first. The server gives up by itself after `READY_S` seconds.
     """
     from rstar2.processes import answers
 
@@ -133,7 +133,7 @@ async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[i
 
 
 async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling: Sampling) -> float:
-    """Returns the tokens per second of `count` requests at a time."""
+    """Returns how many tokens per second `count` concurrent requests generate together."""
     begun_at = time.monotonic()
     turns = await asyncio.gather(*(engine.generate(prompt, sampling) for _ in range(count)))
     return sum(len(turn.token_ids) for turn in turns) / (time.monotonic() - begun_at)
@@ -169,7 +169,7 @@ async def _check_parser(
 
 
 class FirstForced:
-    """An engine whose first turn is forced, and whose later turns are free."""
+    """An engine that is forced to call the tool in its first turn, and is free in later turns."""
 
     def __init__(self, first: VLLMEngine, later: VLLMEngine) -> None:
         self._engines = [first, later]

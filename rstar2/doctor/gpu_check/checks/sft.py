@@ -1,4 +1,4 @@
-"""Runs one step of `rstar2 sft`, and compares its loss with that of transformers in fp32."""
+"""Runs one step of `rstar2 sft`, and compares its loss with the loss that transformers computes in fp32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rstar2.doctor.gpu_check.tools.device import torch_device
 CONVERSATIONS = 8
 MAX_TOKENS = 512
 MOST_OFF = 0.02
-"""Limit of the relative difference of the two losses."""
+"""Maximum relative difference between the loss of `rstar2 sft` and the loss that transformers computes."""
 
 
 def run(settings: Settings) -> Measured:
@@ -52,7 +52,7 @@ def run(settings: Settings) -> Measured:
 
 
 def _write_conversations(path: Path, model: Path) -> list[int]:
-    """Write conversations with tool calls. Returns the number of tokens of each."""
+    """Write conversations with tool calls. Returns the number of tokens of each conversation."""
     from rstar2.data import builtin
     from rstar2.doctor.gpu_check.tools.model import SEED
     from rstar2.loop.turns.choose import load_codec
@@ -65,7 +65,7 @@ def _write_conversations(path: Path, model: Path) -> list[int]:
 
 
 def _expected_loss(settings: Settings, model: Path, data: Path) -> float:
-    """Returns the mean loss of the tokens that the model has to write, by transformers in fp32, row by row."""
+    """Returns the mean loss of the tokens that the model has to write. Transformers computes it in fp32, row by row."""
     import torch
     from transformers import AutoModelForCausalLM
 

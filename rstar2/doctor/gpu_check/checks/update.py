@@ -1,7 +1,7 @@
 """Runs updates of a random Qwen3 with FSDP2 and AdamW, and measures their memory and tokens per second.
 
-The update is that of VERL, but needs only torch and transformers: fp32 weights, moments and gradients, computation in
-bf16, layers wrapped one by one, gradient checkpointing, rows without padding.
+The update does the same as an update of VERL, but needs only torch and transformers: fp32 weights, moments and
+gradients, computation in bf16, layers wrapped one by one, gradient checkpointing, rows without padding.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rstar2.machine import GIB
 from rstar2.train.estimate.work import Assumptions
 
 ROW = 1024
-"""Tokens of a row."""
+"""Number of tokens in a row of the batch."""
 TOKENS = (16_384, 4096)
-"""Tokens of an update on a GPU: as in the shipped profiles, and fewer for small GPUs."""
+"""Number of tokens in an update on a GPU: the number in the shipped profiles, and a lower number for small GPUs."""
 CPU_TOKENS = 4096
 SHARE = 0.75
-"""Share of the free memory that the planned update may take."""
+"""Share of the free memory that an update may take according to the plan."""
 WARM, TIMED = 2, 3
-"""The number of updates before the timed ones, and the number of timed updates."""
+"""The number of updates that are run first and not timed, and the number of timed updates."""
 IN_PLACE, COPIES = 1, 3
-"""Copies of the logits in memory, with the loss of flash-attn and with that of PyTorch."""
+"""Number of copies of the logits in memory: with flash-attn's loss function, and with PyTorch's loss function."""
 FAR = 0.25
-"""A relative difference from the plan that is worth an issue."""
+"""If the measured memory differs from the plan by more than this share, the user is asked to report it."""
 
 
 def run(settings: Settings) -> Measured:
@@ -99,7 +99,9 @@ def _planned_logits(settings: Settings, logits: int) -> int:
 
 
 def _fitting(settings: Settings, logits: int) -> tuple[Size, int]:
-    """Returns the size and the tokens of an update that fit this device. Raises NotRun if no size fits."""
+    """Returns the model's size and the number of tokens of an update that fits this device. Raises NotRun if no size
+    fits.
+    """
     if settings.device == "cpu":
         return TINY, CPU_TOKENS
     free = int(SHARE * free_bytes(settings))
@@ -128,7 +130,7 @@ def _process_group(settings: Settings) -> Iterator[None]:
 def _updates(
     settings: Settings, size: Size, tokens: int, device: Any, in_place: bool
 ) -> tuple[float, list[float]]:
-    """Seconds of an update, and the loss of each."""
+    """Returns the median duration of the timed updates in seconds, and the loss of every update."""
     import torch
 
     model = _sharded(settings, size, device, in_place)
@@ -149,7 +151,7 @@ def _updates(
 
 
 def _sharded(settings: Settings, size: Size, device: Any, in_place: bool) -> Any:
-    """The model as VERL wraps it."""
+    """The model, wrapped for FSDP2 in the same way as VERL wraps it."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -174,10 +176,9 @@ def _sharded(settings: Settings, size: Size, device: Any, in_place: bool) -> Any
 
 
 def _loss(logits: Any, ids: Any, in_place: bool) -> Any:
-    """The mean cross entropy of logits (B, T, V) and the tokens (B, T) that they are made of.
+    """The mean cross entropy of logits (B, T, V). `ids` (B, T) are the tokens from which the logits were computed.
 
-    As in VERL, the logits are not copied to leave out a row's last position; the loss of the last position is masked
-    afterwards.
+    As in VERL, the loss of a row's last position is masked afterwards. Cutting it off beforehand would copy the logits.
     """
     import torch
 

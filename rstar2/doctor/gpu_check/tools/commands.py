@@ -15,12 +15,12 @@ from rstar2.supervision.logs import tail
 
 STOP_S = 30.0
 ERROR_LINES = 60
-"""A command's error is searched in this many lines at the end of its log."""
+"""The error of a command is searched for in this many lines at the end of the command's log."""
 
 
 @contextmanager
 def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`rstar2 WORDS` for the length of a `with` block; its output is appended to the log of the check `name`."""
+    """Start `rstar2 WORDS`, and stop it at the end of the `with` block. The log of the check `name` gets the output."""
     # With RAY_ADDRESS, training would use that cluster instead of this machine's GPUs.
     os.environ.pop("RAY_ADDRESS", None)
     print("$ rstar2", *words, flush=True)
@@ -32,7 +32,7 @@ def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[sub
 
 
 def log_of(settings: Settings, name: str) -> Path:
-    """Returns the log of a check, to which its commands append."""
+    """Returns the log of a check, to which the commands of the check append their output."""
     return settings.logs / f"{name}.log"
 
 
@@ -50,7 +50,9 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
 def command_failed(
     settings: Settings, name: str, verb: str, code: int, measured: Measured | None = None
 ) -> CheckFailed:
-    """Returns the CheckFailed for a command that did not end with exit code 0, with the command's error and hint."""
+    """Returns the CheckFailed for a command whose exit code is not 0. It has the error and hint that the command
+    printed.
+    """
     lines = tail(log_of(settings, name), ERROR_LINES)
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
     if at is None:

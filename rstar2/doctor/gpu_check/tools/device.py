@@ -19,14 +19,14 @@ def torch_device(settings: Settings) -> Any:
 
 
 def free_bytes(settings: Settings) -> int:
-    """Returns the free bytes of the GPU, or of this machine's memory."""
+    """Returns the number of free bytes in the GPU's memory, or in this machine's memory if the device is the CPU."""
     import torch
 
     return int(torch.cuda.mem_get_info()[0]) if settings.device == "cuda" else memory_bytes()[1]
 
 
 def total_bytes(settings: Settings) -> int:
-    """Returns the bytes of the GPU's memory, or of this machine's memory."""
+    """Returns the number of bytes in the GPU's memory, or in this machine's memory if the device is the CPU."""
     import torch
 
     return int(torch.cuda.mem_get_info()[1]) if settings.device == "cuda" else memory_bytes()[0]
@@ -41,7 +41,9 @@ def synchronize(settings: Settings) -> None:
 
 
 def peak_bytes(settings: Settings) -> int:
-    """Returns the peak of PyTorch's allocations on the GPU, in bytes; on a CPU, the peak memory of this process."""
+    """Returns the peak of PyTorch's allocations on the GPU, in bytes. On a CPU, returns the peak memory of this
+    process.
+    """
     import torch
 
     if settings.device == "cuda":

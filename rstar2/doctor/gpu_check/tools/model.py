@@ -19,19 +19,19 @@ SEED = 1
 CONVERSATIONS = 400
 """The tokenizer is trained on this many conversations."""
 TRAINED: tuple[Size, ...] = SIZES[:2]
-"""Sizes that are trained. Each checkpoint of a larger size would take minutes and tens of GB."""
+"""Sizes of models that the checks train. Each checkpoint of a larger size would take minutes and tens of GB."""
 TOKENS = 4096
-"""Tokens of a micro-batch."""
+"""Number of tokens in a micro-batch."""
 SHARE = 0.5
 """The trainer's share of the GPU's free memory. The engine uses part of the rest."""
 CHECKPOINTS = 4
 """The disk must have room for this many checkpoints: two of RL, one of SFT, and the models."""
 BYTES_OF_CHECKPOINT = 12
-"""Bytes for each parameter: the weight and two moments in fp32."""
+"""Number of bytes in a checkpoint for each parameter: the weight and two moments in fp32."""
 
 
 def trained_size(settings: Settings) -> Size:
-    """Returns the largest size that fits this device and the disk. Raises NotRun if no size fits."""
+    """Returns the largest model size that fits this device and the disk. Raises NotRun if no size fits."""
     if settings.device == "cpu":
         return TINY
     memory, disk = SHARE * free_bytes(settings), shutil.disk_usage(settings.work).free
@@ -83,7 +83,7 @@ def _fill_vocabulary(path: Path, size: int) -> None:
 
 
 def _write_weights(folder: Path, size: Size) -> None:
-    """Replace the tiny model's weights and config with those of a random one of this size, in bf16."""
+    """Replace the tiny model's weights and config with the weights and config of a random bf16 model of this size."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 

@@ -16,18 +16,19 @@ from rstar2.train.records.steps import Metrics
 STEPS = 4
 PROMPTS, ROLLOUTS, KEPT = 8, 8, 4
 RATE = 0.2
-"""Learning rate times weight decay, the share of every weight that a step subtracts. All rollouts of a random model get
-the same reward, so the gradient is zero and AdamW only decays the weights. The trained weights are therefore known
-exactly. The logits change so much that an engine with the weights of an earlier step would be detected."""
+"""The share of every weight that a step subtracts, which is the learning rate times the weight decay. All rollouts of a
+random model get the same reward, so the gradient is zero and AdamW only decays the weights. The trained weights are
+therefore known exactly. The logits change so much that an engine with the weights of an earlier step would be detected.
+"""
 ENGINE_SHARE = 0.35
 """The engine's share of the GPU's memory."""
 UNKNOWN_GPU = "h100"
-"""The plan uses the figures of this GPU for unknown GPUs."""
+"""The plan uses the figures of this GPU for a GPU that it does not know."""
 PROMPT_TOKENS = 128
 BUDGET, CPU_BUDGET = 256, 48
-"""Tokens of a rollout."""
+"""Maximum number of tokens in a rollout, on a GPU and on a CPU."""
 AGREEMENT = 0.05
-"""Limit, in nats, of the difference of mean log-probabilities between engine and trainer that rounding can cause."""
+"""The mean log-probabilities of engine and trainer may differ by at most this many nats, which rounding can cause."""
 
 
 def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
@@ -101,7 +102,9 @@ def add_memory(seen: Measured, settings: Settings, held_gib: float, planned: int
 
 
 def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
-    """Add the differences of engine and trainer. Returns a sentence for each step in which they differ too much."""
+    """Add the differences between the engine's and the trainer's probabilities. Returns a sentence for each step in
+    which the two differ too much.
+    """
     metrics = {
         "largest difference of a token's probability, engine and trainer": (
             "training/rollout_probs_diff_max",
