@@ -34,9 +34,11 @@ def command(
         ),
     ] = None,
     recipe: Recipe = "demo",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, model and sampling.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed of the data, the model and the sampling.")
+    ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both.")
+        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both methods.")
     ] = False,
     isolation: Annotated[
         Literal["strict", "landlock", "none"] | None,

@@ -103,7 +103,9 @@ def command(
         ),
     ] = None,
     judge_token: JudgeToken = None,
-    judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge that is started.")] = 2,
+    judge_workers: Annotated[
+        int, typer.Option(min=1, help="Number of workers of the judge that is started.")
+    ] = 2,
     solved: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +119,7 @@ def command(
         typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and exit."),
     ] = False,
 ) -> None:
-    """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.
+    """Train a model by GRPO-RoC with VERL, in one or more stages. Each stage starts from the previous stage's model.
 
     RoC is Resampling on Correct. It samples twice as many rollouts of a problem as it trains on, and among the correct
     ones it prefers those with few failed tool calls.
@@ -178,7 +180,7 @@ def _show_plan(request: _TrainRequest, model: Path | str) -> None:
 def _checked_plan(request: _TrainRequest, model: str) -> TrainPlan:
     """Check the machines, the judge, the model and the data, and return the plan of the run.
 
-    The checks that take a moment come first: later imports take seconds, and a model may have to be downloaded.
+    The fast checks come first, because later checks import packages for several seconds and may download a model.
     """
     recipes, judge = request.recipes, request.judge
     machines = [recipe.machines for recipe in recipes.values()]
@@ -239,7 +241,7 @@ def _train(plan: TrainPlan, run: Path) -> None:
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """Yield a line for each file with problems that no output can be graded correct against.
+    """Yield a line for each file that has problems with unreadable reference answers.
 
     The line gives the number of these problems and the first few of their answers.
     """

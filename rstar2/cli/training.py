@@ -73,7 +73,10 @@ def shell_lines(argv: list[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell, with double quotes if it has single quotes and nothing that needs an escape."""
+    """Quote a word for a shell.
+
+    Double quotes are used if the word has a single quote and needs no backslash in them.
+    """
     return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
 

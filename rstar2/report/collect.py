@@ -294,7 +294,7 @@ def _cell(value: float | None) -> float | str | None:
 
 
 def stage_traces(run: Path) -> list[StageTraces]:
-    """The stages of a run that stored traces, in order. Stages under plain GRPO come last."""
+    """The stages of a run whose traces were stored, in order. Stages under plain GRPO come last."""
     stages = []
     for prefix, folder in (("", run), ("plain GRPO ", run / "plain")):
         for stage in sorted(folder.glob("stage[0-9]")):

@@ -177,7 +177,7 @@ class _TraceIndex:
         self._problem_numbers: dict[tuple[int, str], int] = {}
         self._problem_texts: list[dict[str, Any]] = []
         self._first_versions: list[tuple[str, str | None]] = []
-        """The text and the gold answer of each problem in its first trace."""
+        """The text and the gold answer of each problem, taken from the first trace of the problem."""
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
     def add(self, section: int, trace: Trace, chunk: int, place: int) -> bool:

@@ -115,8 +115,8 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
 def snapshot(folder: Path) -> Snapshot:
     """Read the folder of a run, or of one of its stages.
 
-    The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage is
-    finished once its folder contains the trained model.
+    The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage counts
+    as finished if its folder contains the trained model.
 
     Raises:
         UserError: the folder belongs to no training run.
@@ -242,7 +242,10 @@ def _sft_measures(folder: Path | None) -> tuple[list[Measurement], str]:
 
 
 def _filter_of(root: Path, stage: int) -> tuple[int, SamplesDone | None]:
-    """The stage after `stage` whose problems are being filtered, and the filter's progress; else (0, None)."""
+    """Returns the first stage after `stage` for which problems are filtered, and the filter's progress.
+
+    Returns (0, None) if there is no such stage.
+    """
     for number in range(stage + 1, 4):
         samples = samples_done(root / f"stage{number}" / "solved")
         if samples is not None:

@@ -19,7 +19,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 20
 """Maximum number of characters of a course, which is a line of bars."""
 _LEVEL = 1e-9
-"""Values count as equal if they differ by less than this share of themselves, since means have rounding errors."""
+"""Values count as equal if their relative difference is below this limit, since means have rounding errors."""
 _STATE_STYLES = {
     "running": "cyan",
     "finished": "green",
@@ -28,7 +28,7 @@ _STATE_STYLES = {
     "stopped": "yellow",
 }
 _WIDE = 130
-"""Width of a terminal, in characters, from which on the table has the column "usual"."""
+"""Minimum width of a terminal, in characters, for which the table has the column "usual"."""
 _MOST_ALARMS = 4
 
 
