@@ -75,9 +75,9 @@ def command(
 ) -> None:
     """Look inside traces: uncertain tokens, failed calls, behaviour.
 
-    For a training run, leave out both --model and --url. The run's own models compute the entropies of its evaluations,
-    and the entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies are stored
-    beside the traces, and `rstar2 report` shades the traces by them.
+    For a training run, neither --model nor --url is needed. The run's own models compute the entropies of its
+    evaluations, and the entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies
+    are stored beside the traces, and `rstar2 report` shades the traces by them.
     """
     import json
 

@@ -225,7 +225,7 @@ class _Notices:
 
 
 def _single_question(question: str | None, as_json: bool) -> str | None:
-    """Returns the question of the command line or a pipe, or None if a person types at a terminal.
+    """Returns the question from the command line or a pipe, or None if a person types at a terminal.
 
     Raises UserError if the question is empty or not UTF-8, or if `as_json` is true and there is no question.
     """
@@ -240,10 +240,11 @@ def _single_question(question: str | None, as_json: bool) -> str | None:
         raise UserError(f"the question is not UTF-8: {error}", "Save it as UTF-8.") from error
     if question is None and as_json:
         raise UserError(
-            "--json prints one answer and needs a question", "Give it with --prompt or on standard input."
+            "--json prints one answer and needs a question",
+            "Give the question with --prompt or on standard input.",
         )
     if question is not None and not question.strip():
-        raise UserError("there is no question", "Give it with --prompt or on standard input.")
+        raise UserError("there is no question", "Give the question with --prompt or on standard input.")
     return question.strip() if question else None
 
 

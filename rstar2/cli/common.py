@@ -249,7 +249,7 @@ class RunGroup(TyperGroup):
 
 
 class _RunContext(typer.Context):
-    """Context of a command without a name.
+    """Context of a command whose name is left out.
 
     Typer would end the command's path with a space, and the usage line would show it; this class removes the space.
     """
@@ -340,7 +340,10 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
 
 
 def examples(*lines: tuple[str, str]) -> str:
-    """Returns the end of a help text, with one example per paragraph. `lines` are pairs of purpose and command line."""
+    """Returns the end of a help text, with one example per paragraph.
+
+    `lines` has a pair for each example: its purpose and its command line.
+    """
     paragraphs = "\n\n".join(
         f"[dim]{purpose}[/dim]\n\n  [cyan]{command}[/cyan]" for purpose, command in lines
     )

@@ -166,8 +166,9 @@ def prepare(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drop rows that share runs of words with this benchmark (its name or a file). The "
-            "recipe key grams.rule decides which runs count. Repeatable. [default: the mixture's]",
+            help="Drop rows that share sequences of words with this benchmark (its name or a file). "
+            "The recipe key grams.rule decides which sequences count. Repeatable. [default: the "
+            "mixture's]",
             autocompletion=completed_by(_benchmarks),
         ),
     ] = None,
@@ -344,7 +345,8 @@ def _print_card(card: Card, output: Path) -> None:
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.checked:
         err.print(
-            "[yellow]not checked against any benchmark[/]: name those that you will evaluate on with --against",
+            "[yellow]not checked against any benchmark[/]: use --against to name the benchmarks "
+            "that you will evaluate on",
             soft_wrap=True,
         )
     data, card_file = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
@@ -495,21 +497,22 @@ def from_traces(
         int,
         typer.Option(
             min=1,
-            help="Maximum number of traces of a problem; those with the lowest penalty of Resampling on Correct "
-            "(RoC) come first.",
+            help="Maximum number of traces per problem. The traces with the lowest penalty in "
+            "Resampling on Correct (RoC) are taken first.",
         ),
     ] = 4,
     failed_calls: Annotated[int, typer.Option(min=0, help="Maximum number of failed calls in a trace.")] = 0,
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that wrote the traces: its folder, or that of a run. [default: the run's]"
+            help="The model that wrote the traces: the model's folder, or the folder of a run. "
+            "[default: the run's]"
         ),
     ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drop conversations that share runs of words with this benchmark (its name or a "
+            help="Drop conversations that share sequences of words with this benchmark (its name or a "
             "file). Repeatable."
         ),
     ] = None,

@@ -42,7 +42,10 @@ def command(
     ] = False,
     isolation: Annotated[
         Literal["strict", "landlock", "none"] | None,
-        typer.Option(help="The judge's isolation tier; by default the best available here, never none."),
+        typer.Option(
+            help="The judge's isolation tier; by default the strongest tier that works on this machine, "
+            "never none."
+        ),
     ] = None,
     change: Change = None,
     dry_run: Annotated[

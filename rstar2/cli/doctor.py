@@ -63,7 +63,9 @@ def command(
     limit: Annotated[
         float | None,
         typer.Option(
-            min=1, help="With --gpu-check: seconds that each check may take; by default its own limit."
+            min=1,
+            help="With --gpu-check: seconds that each check may take; by default each check has its "
+            "own limit.",
         ),
     ] = None,
     keep: Annotated[

@@ -69,7 +69,7 @@ MaxTokens = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("-n", "--samples", min=1, help=f"Rollouts per problem{_OWN}, 16 for mathematics."),
+    typer.Option("-n", "--samples", min=1, help=f"Number of rollouts per problem{_OWN}, 16 for mathematics."),
 ]
 Temperature = Annotated[
     float | None,
@@ -95,7 +95,7 @@ NativeCalls = Annotated[
     ),
 ]
 NoTools = Annotated[
-    bool, typer.Option("--no-tools", help="With --api chat: send no tools, for a model that takes none.")
+    bool, typer.Option("--no-tools", help="With --api chat: send no tools, for a model that accepts none.")
 ]
 ToolsInText = Annotated[
     bool,
@@ -123,7 +123,7 @@ Judge = Annotated[
     ),
 ]
 JudgeWorkers = Annotated[
-    int, typer.Option(min=1, max=4096, help="Workers of the judge that is started for the run.")
+    int, typer.Option(min=1, max=4096, help="Number of workers of the judge that is started for the run.")
 ]
 Wait = Annotated[
     float,
@@ -329,10 +329,12 @@ def ctl(
     ] = "status",
     value: Annotated[
         str,
-        typer.Argument(metavar="VALUE", help="For in-flight: N. For cancel: the sample, as status lists it."),
+        typer.Argument(
+            metavar="VALUE", help="For in-flight: N. For cancel: the name of the sample, as status lists it."
+        ),
     ] = "",
 ) -> None:
-    """Control a running evaluation: pause and resume it, set the number of samples at once, or cancel a sample.
+    """Control a running evaluation: pause and resume it, set how many samples run at a time, or cancel a sample.
 
     This works over ssh too, and for a run under nohup. A cancelled sample does not count as a wrong answer. It is left
     out and counted as cancelled, and the next start of the evaluation samples it again.

@@ -388,8 +388,8 @@ def worker(
 def mcp(url: Url = None, token: Token = None) -> None:
     """Serve the judge's Python tools to an assistant.
 
-    This is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, it uses the judge
-    that is running on this machine, or else starts one.
+    This is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, the server uses
+    the judge that is running on this machine, or else starts a judge.
     """
     import tempfile
     from contextlib import ExitStack
@@ -423,7 +423,7 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Run one program on the judge and show its output; exit code 1 unless its outcome is ok."""
+    """Run one program on the judge and show its output; the exit code is 1 unless the outcome is ok."""
     from pydantic import ValidationError
 
     from rstar2.errors import UserError, as_user_error

@@ -61,7 +61,9 @@ def command(
             autocompletion=completed_by(_known_models),
         ),
     ],
-    stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")] = "1..3",
+    stage: Annotated[
+        str, typer.Option(help="The stages to plan: 1, 2, 3, or a range such as 1..3.")
+    ] = "1..3",
     profile: Profile = None,
     recipe: Annotated[
         str,
@@ -129,7 +131,7 @@ def show_run(
     run: Path,
     problems: int,
 ) -> None:
-    """Print the plan with which a dry run begins, or a line if the size of the model is not known.
+    """Print the plan at the beginning of a dry run, or a line if the size of the model is not known.
 
     Args:
         model: the model's folder, hub id, or shape.
@@ -163,7 +165,7 @@ def show_run(
 
 
 def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: Path) -> None:
-    """Print the plan with which a dry run of SFT begins. See `show_run`."""
+    """Print the plan at the beginning of a dry run of SFT. See `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_disk, sft_saving
 
@@ -378,8 +380,9 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
     out.print(f"Hours in total: {estimate.hours['total']:,.1f}.", soft_wrap=True)
     _note(
         "The update has two phases: the log-probabilities are computed first, and then the "
-        "weights are updated. The peak is that of the phase that needs more memory. The row of "
-        "activations has the larger value of the two phases. The rows above the peak therefore "
+        "weights are updated. The peak is the memory of the phase that needs more memory. The "
+        "row of activations shows the larger value of the two phases. The rows above the peak "
+        "therefore "
         "do not add up to it."
     )
     assumed = estimate.assumptions

@@ -61,7 +61,8 @@ def run(
     engine: Annotated[
         Literal["vllm", "transformers"],
         typer.Option(
-            help="transformers needs no vLLM. It runs slowly, on the CPU, and only with --with-tools."
+            help="transformers needs no vLLM. It is slow, because it runs on the CPU, and it needs "
+            "--with-tools."
         ),
     ] = "vllm",
     with_tools: Annotated[
@@ -127,7 +128,7 @@ def run(
         str | None,
         typer.Option(
             callback=common.checked_judge,
-            help="With --with-tools: URL of a judge; by default one is started.",
+            help="With --with-tools: URL of a judge; by default a judge is started.",
         ),
     ] = None,
     judge_token: common.JudgeToken = None,

@@ -176,7 +176,10 @@ def _train(plan: SftPlan, run: Path) -> Path:
 
 
 def survey_lines(conversations: Survey, recipe: SftRecipe) -> Iterator[str]:
-    """Yield the lines of `split_lines` for conversations that SFT has not read yet. Lines with estimates say so."""
+    """Yield lines with the numbers of conversations, as `split_lines` does.
+
+    If a number is an estimate, its line says so.
+    """
     if conversations.split is not None:
         yield from split_lines(conversations.split, recipe)
     elif (estimate := conversations.estimate) is not None:

@@ -75,7 +75,7 @@ MAX_ANSWERS = 5
 
 
 def command(
-    stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")],
+    stage: Annotated[str, typer.Option(help="The stages to train: 1, 2, 3, or a range such as 1..3.")],
     model: Annotated[
         str,
         typer.Option(
@@ -109,8 +109,9 @@ def command(
     solved: Annotated[
         Path | None,
         typer.Option(
-            help="For stage 3: an `rstar2 eval` run over the training problems with the model that the stage starts "
-            "from, or the `solved` folder of a stage that filtered them."
+            help="For stage 3: answers of the model that the stage starts from to the training "
+            "problems. Give an `rstar2 eval` run over these problems, or the `solved` folder of "
+            "a stage that filtered the problems."
         ),
     ] = None,
     change: Change = None,
@@ -121,8 +122,8 @@ def command(
 ) -> None:
     """Train a model by GRPO-RoC with VERL, in one or more stages. Each stage starts from the previous stage's model.
 
-    RoC is Resampling on Correct. It samples twice as many rollouts of a problem as it trains on, and among the correct
-    ones it prefers those with few failed tool calls.
+    Resampling on Correct (RoC) samples twice as many rollouts of a problem as it trains on. Among the correct rollouts,
+    it prefers rollouts with few failed tool calls.
     """
     from rstar2.engines.models import find_model
     from rstar2.eval.settings import JudgeChoice

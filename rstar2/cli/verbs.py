@@ -99,7 +99,7 @@ class VerbGroup(TyperGroup):
 
 
 def _message_with_value(error: typer.BadParameter) -> str:
-    """Returns pydantic's message about a rejected value, without pydantic's prefix and with the value."""
+    """Returns pydantic's message about a rejected value. Pydantic's prefix is removed, and the value is added."""
     cause: Any = error.__cause__
     if not hasattr(cause, "errors"):
         return error.message

@@ -88,7 +88,7 @@ class DemoPlan:
         return Path("runs") / ("demo" if self.demo.seed == 1 else f"demo-seed{self.demo.seed}")
 
     def config(self) -> dict[str, Any]:
-        """The content of the run's config.json. A run is not resumed with another recipe (see `compared`)."""
+        """The content of the run's config.json. A run is resumed only with the same recipe (see `compared`)."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}
         return {"demo": self.demo.model_dump(mode="json"), "sft": self.sft.model_dump(mode="json"), **stages}
 

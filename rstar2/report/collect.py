@@ -80,7 +80,7 @@ class RunPage:
     """One measurement per folder with a traces.jsonl, named after the folder's path in the run's folder. The
     measurements are in the order in which the user named the benchmarks."""
     stage_traces: list[StageTraces]
-    """The stored traces of each training stage that stored traces."""
+    """The stored traces of training, with one item for each stage that has stored traces."""
     summary: dict[str, Any] | None
     """Content of summary.json, with the numbers of each phase under `phases`. `summary` is None if the run has only one
     stage."""
@@ -101,7 +101,7 @@ def collect(run: Path) -> RunPage:
     """Read the folder of a run or of prepared data.
 
     Raises:
-        UserError: the folder is neither, or a file in it is damaged.
+        UserError: the folder is neither a run nor prepared data, or a file in it is damaged.
     """
     if (run / "card.json").exists():
         return _prepared(run)

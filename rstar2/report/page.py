@@ -225,7 +225,7 @@ class _TraceIndex:
 
 
 def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
-    """Yields the details of all traces as JSON lists of about `_CHUNK_CHARACTERS`, and adds each trace to the index."""
+    """Yields the details of all traces as JSON lists of about `_CHUNK_CHARACTERS` characters, and adds each trace to the index."""
     chunk: list[str] = []
     size = number = 0
     sections = [shaded_traces(measurement.traces) for measurement in page.sections]
@@ -257,7 +257,7 @@ def _verdict(trace: Trace) -> str:
 
 
 def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
-    """The data of a trace that the viewer needs beside its row of the index."""
+    """The data of a trace that the viewer needs in addition to the trace's row of the index."""
     shading_entry = {} if shading is None else {"shading": shading}
     return {
         "turns": [

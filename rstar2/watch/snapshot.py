@@ -39,7 +39,8 @@ class Snapshot:
     """The folder of the run, or of one of its stages."""
     kind: str
     state: str
-    """The run's state: running, finished, failed, stopped or killed. The state is unknown without status.json."""
+    """The run's state: running, finished, failed, stopped or killed. If there is no status.json, the state is
+    unknown."""
     phase: str
     """SFT, stage 1, filter before stage 3, and so on. The text is empty before the first phase."""
     step: int
@@ -161,7 +162,7 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
-    """The run of a stage's folder, the folder of the stage's arm, and the stage's name. The result is None if `folder`
+    """Returns the run to which a stage's folder belongs, the folder of the stage's arm, and the stage's name. The result is None if `folder`
     is not the folder of a stage.
 
     The stages of the demo's second arm are in the folder `plain` of the run.
@@ -175,7 +176,10 @@ def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
 
 
 def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
-    """Read a whole run. `arm` is the folder with the stages to read; by default that of the last arm that began."""
+    """Read a whole run.
+
+    `arm` is the folder with the stages to read; by default the folder of the last arm that began.
+    """
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(
