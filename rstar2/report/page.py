@@ -225,7 +225,10 @@ class _TraceIndex:
 
 
 def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
-    """Yields the details of all traces as JSON lists of about `_CHUNK_CHARACTERS` characters, and adds each trace to the index."""
+    """Yields the details of all traces as JSON lists, and adds each trace to the index.
+
+    A list has about `_CHUNK_CHARACTERS` characters.
+    """
     chunk: list[str] = []
     size = number = 0
     sections = [shaded_traces(measurement.traces) for measurement in page.sections]

@@ -18,7 +18,7 @@ text, and `marks` are the marks of `rstar2.analysis.stored`."""
 
 
 def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
-    """The traces of a file, each with its shading, or None if the trace has no shading.
+    """Yields each trace of a file with its shading. The shading is None if the trace has none.
 
     Raises:
         UserError: the file of traces, or the file of entropies beside it, is damaged.

@@ -162,10 +162,10 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
-    """Returns the run to which a stage's folder belongs, the folder of the stage's arm, and the stage's name. The result is None if `folder`
-    is not the folder of a stage.
+    """Returns the run to which a stage's folder belongs, the folder of the stage's arm, and the stage's name.
 
-    The stages of the demo's second arm are in the folder `plain` of the run.
+    The result is None if `folder` is not the folder of a stage. The stages of the demo's second arm are in the folder
+    `plain` of the run.
     """
     folder = folder.resolve()
     if not folder.is_dir() or (folder / "config.json").is_file() or not _STAGE.fullmatch(folder.name):
