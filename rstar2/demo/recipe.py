@@ -1,4 +1,4 @@
-"""The demo's recipe file, and the recipes of SFT and the stages that follow from it."""
+"""The demo's recipe file, and the recipes of SFT and of the stages, which are computed from this file."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _CURVES = (
 )
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60
-"""Maximum number of traces of a stage on the page: traces of its steps, and traces of rollouts that the engine could
-not finish."""
+"""Maximum numbers of traces that the page shows of one stage: `_MOST_OF_STEPS` traces of its steps, and `_MOST_FAILED`
+traces of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
 """Keys of the demo's model, with their names on the page."""
 
@@ -89,8 +89,8 @@ class RunPage:
     """The steps of training: `charts`, `alarms` and `decisions` (texts), and `columns` and `rows` of all
     measurements."""
     analysis: dict[str, Any] | None
-    """Result of `rstar2 analyze`: `tables` and `charts`, and `stale`, which says whether the traces have changed
-    since."""
+    """Result of `rstar2 analyze`: `tables` and `charts`, and `stale`, which says whether the traces have changed since
+    the analysis."""
     card: dict[str, Any] | None = None
     """Content of card.json of prepared data."""
     chosen: str = ""
@@ -289,7 +289,7 @@ def _training(run: Path) -> dict[str, Any] | None:
 
 
 def _cell(value: float | None) -> float | str | None:
-    """A measurement as JSON, which has neither NaN nor infinities: these become texts."""
+    """A measurement as JSON, which has neither NaN nor infinities. NaN and infinities become texts."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
