@@ -41,9 +41,8 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that wrote the traces; a forward pass of this model computes exact "
-            "entropies. A model's folder, the "
-            "folder of a run or stage that made it, or a hub id. With --url, only the model's "
+            help="The model that wrote the traces; a forward pass of this model computes exact entropies. A "
+            "model's folder, the folder of a run or stage that made it, or a hub id. With --url, only the model's "
             "tokenizer is used."
         ),
     ] = None,

@@ -170,9 +170,8 @@ ModelName = Annotated[
 Api = Annotated[
     Literal["tokens", "chat"],
     typer.Option(
-        help="tokens: exchange token ids with a vLLM server, so that no token is decoded and encoded "
-        "again. chat: use any OpenAI-compatible "
-        "endpoint, without a tokenizer."
+        help="tokens: exchange token ids with a vLLM server, so that no token is decoded and encoded again. chat: "
+        "use any OpenAI-compatible endpoint, without a tokenizer."
     ),
 ]
 

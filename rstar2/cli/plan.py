@@ -382,8 +382,7 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
         "The update has two phases: the log-probabilities are computed first, and then the "
         "weights are updated. The peak is the memory of the phase that needs more memory. The "
         "row of activations shows the larger value of the two phases. The rows above the peak "
-        "therefore "
-        "do not add up to it."
+        "therefore do not add up to it."
     )
     assumed = estimate.assumptions
     problems = f"{assumed.problems:,} problems before stage {sampled_before}, " if sampled_before else ""

@@ -120,7 +120,7 @@ def command(
         typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and exit."),
     ] = False,
 ) -> None:
-    """Train a model by GRPO-RoC with VERL, in one or more stages. Each stage starts from the previous stage's model.
+    """Train a model by GRPO-RoC with VERL, in stages that each start from the previous stage's model.
 
     Resampling on Correct (RoC) samples twice as many rollouts of a problem as it trains on. Among the correct rollouts,
     it prefers rollouts with few failed tool calls.

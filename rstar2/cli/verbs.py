@@ -29,7 +29,7 @@ VERBS: dict[str, dict[str, str]] = {
         "data": "List the known data sources, prepare them for training, and look at prepared data.",
         "plan": "Estimate what training will cost: memory, work per step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
-        "train": "Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.",
+        "train": "Train a model by GRPO-RoC with VERL, in stages that each start from the previous stage's model.",
         "watch": "Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.",
     },
     "Measure": {
