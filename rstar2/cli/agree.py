@@ -53,9 +53,9 @@ def command(
 ) -> None:
     """Sample a model on every candidate problem and record how often its answer agrees with the label.
 
-    The command runs an evaluation, but stores no traces. It writes the id, sample and verdict of each rollout to
-    verdicts.jsonl in the run's folder. Pass this folder to `data prepare`: as --agree, or as --measured if you use
-    --pass-rate or --exclude-solved.
+    The command runs an evaluation, but stores no traces. The command writes the id, sample and verdict of each rollout
+    to verdicts.jsonl in the run's folder. Pass the run's folder to `data prepare`: as --agree, or as --measured if you
+    use --pass-rate or --exclude-solved.
     """
     from rstar2.eval.measure import measure
     from rstar2.eval.plan import EvalRequest

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rstar2.analysis.tables import Table
 
 MAX_COLUMNS = 8
-"""A table with more columns than this is printed transposed, with its rows as columns."""
+"""Maximum number of columns of a table. A table with more columns is printed transposed, with its rows as columns."""
 MAX_TRANSPOSED_ROWS = 5
 """Maximum number of rows that a transposed table shows side by side."""
 
@@ -49,8 +49,8 @@ def command(
     url: Annotated[
         str | None,
         typer.Option(
-            help="A vLLM server with the model that wrote the traces. It returns only the 20 largest "
-            "log-probabilities of each token, which give bounds of the entropy."
+            help="A vLLM server with the model that wrote the traces. The server returns only the 20 "
+            "largest log-probabilities of each token, which give bounds of the entropy."
         ),
     ] = None,
     model_name: ModelName = None,

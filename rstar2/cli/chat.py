@@ -215,7 +215,7 @@ class _Notices:
     """Shows notices, for instance that a server does not answer, on the screen that is in use."""
 
     show: Callable[[str], None] | None = None
-    """Function that shows one notice. If it is None, notices are printed to standard error."""
+    """Function that shows one notice. If the function is None, notices are printed to standard error."""
 
     def __call__(self, text: str) -> None:
         if self.show is not None:

@@ -81,7 +81,7 @@ Completion = Callable[[str], list[str]]
 def completed_by(read: Callable[[], Iterable[str]]) -> Completion:
     """Returns a `Completion` that offers the names that `read` returns.
 
-    It completes nothing if an extra that `read` needs is not installed.
+    The function completes nothing if an extra that `read` needs is not installed.
     """
 
     def names(incomplete: str) -> list[str]:

@@ -29,8 +29,8 @@ GENERAL = tuple(
         for path in (Path(rstar2.eval.__file__).parent / "benchmarks").glob("[!_]*.py")
     )
 )
-"""Names of the benchmarks other than mathematics. They are taken from file names, so that the help text can be printed
-without importing the benchmarks' packages."""
+"""Names of the benchmarks other than mathematics. The names are taken from file names, so that the help text can be
+printed without importing the benchmarks' packages."""
 GROUPS = ("paper-math", "paper-general", "paper-all")
 
 
@@ -82,7 +82,8 @@ Baseline = Annotated[
 JudgeModelUrl = Annotated[
     str | None,
     typer.Option(
-        help="URL of an OpenAI-compatible server with a model that grades arena-hard. Its key is in OPENAI_API_KEY."
+        help="URL of an OpenAI-compatible server with a model that grades arena-hard. The server's "
+        "key is in OPENAI_API_KEY."
     ),
 ]
 JudgeModelName = Annotated[
@@ -336,8 +337,8 @@ def ctl(
 ) -> None:
     """Control a running evaluation: pause and resume it, set how many samples run at a time, or cancel a sample.
 
-    This works over ssh too, and for a run under nohup. A cancelled sample does not count as a wrong answer. It is left
-    out and counted as cancelled, and the next start of the evaluation samples it again.
+    The command also works over ssh, and for a run under nohup. A cancelled sample does not count as a wrong answer. The
+    sample is left out and counted as cancelled, and the next start of the evaluation samples it again.
     """
     from rstar2.eval.control import ask
 

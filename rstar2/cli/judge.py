@@ -388,8 +388,8 @@ def worker(
 def mcp(url: Url = None, token: Token = None) -> None:
     """Serve the judge's Python tools to an assistant.
 
-    This is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, the server uses
-    the judge that is running on this machine, or else starts a judge.
+    The command is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, the server
+    uses the judge that is running on this machine, or else starts a judge.
     """
     import tempfile
     from contextlib import ExitStack

@@ -61,8 +61,8 @@ def run(
     engine: Annotated[
         Literal["vllm", "transformers"],
         typer.Option(
-            help="transformers needs no vLLM. It is slow, because it runs on the CPU, and it needs "
-            "--with-tools."
+            help="transformers needs no vLLM. The engine transformers is slow, because it runs on the "
+            "CPU, and it needs --with-tools."
         ),
     ] = "vllm",
     with_tools: Annotated[

@@ -56,7 +56,7 @@ EXAMPLES = (
 
 
 class VerbGroup(TyperGroup):
-    """The root command. It imports the module of a verb only when that verb is used.
+    """The root command. The root command imports the module of a verb only when that verb is used.
 
     Its help text is written without rich, because importing rich takes as long as everything else in this module.
     """

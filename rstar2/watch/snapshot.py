@@ -42,7 +42,8 @@ class Snapshot:
     """The run's state: running, finished, failed, stopped or killed. If there is no status.json, the state is
     unknown."""
     phase: str
-    """The name of the phase: SFT, stage 1, filter before stage 3, and so on. It is empty before the first phase."""
+    """The name of the phase: SFT, stage 1, filter before stage 3, and so on. The name is empty before the first
+    phase."""
     step: int
     """Number of finished steps of the phase."""
     of: int | None
