@@ -250,7 +250,7 @@ class RunGroup(TyperGroup):
 class _RunContext(typer.Context):
     """Context of a command whose name is left out.
 
-    Typer would end the command's path with a space, and the usage line would show it; this class removes the space.
+    Typer would end the command's path with a space, which the usage line would show. This class removes the space.
     """
 
     @property

@@ -83,7 +83,7 @@ def _quoted(word: str) -> str:
 class ProgressRows:
     """Shows the progress of phases on a terminal, with one row per phase.
 
-    If the output is not a terminal, it prints lines.
+    If the output is not a terminal, lines are printed instead.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ MARKUP = [token for tag in _TAGS for token in (f"<{tag}>", f"</{tag}>")]
 """Each of these tags is one token of the tokenizer, but not a special token. Qwen3's own vocabulary has the first three
 tags."""
 _ROWS = 128
-"""The number of rows of the embedding is a multiple of this, and larger than the number of tokens, as in Qwen3."""
+"""The number of rows of the embedding is a multiple of this number. As in Qwen3, there are more rows than tokens."""
 _SHARD = "500KB"
 """Largest size of a file of weights."""
 _TEMPLATE = """\
