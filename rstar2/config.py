@@ -72,7 +72,7 @@ def resolve(
     """Makes a model from values and overrides.
 
     Args:
-        overrides: the user's changes, each as `a.b=c`.
+        overrides: the user's changes, each as `a.b=c`. The value `null` unsets a key that may be absent.
         where: the source of the values in messages, such as a file.
         within: the tables of a larger model that has the values, if the overrides were already applied to that model.
             With `within`, the overrides are only used to find the source of a wrong value.
@@ -100,7 +100,8 @@ def _apply(values: dict[str, Any], override: str, before: str) -> None:
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        # TOML cannot express an absent value.
+        value = None if text.strip() == "null" else text
     node = values
     for part in parts[:-1]:
         child = node.setdefault(part, {})
@@ -137,7 +138,7 @@ def _refusal(
             fault = f"{key}: {fault}"
     else:
         value = item["input"]
-        value_text = "a table" if isinstance(value, dict) else repr(value)[:60]
+        value_text = "a table" if isinstance(value, dict) else "null" if value is None else repr(value)[:60]
         names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         fault = f"{key} must be {_kind(field)}, not {value_text}{did_you_mean(str(value), names)}"
     return UserError(f"{source}: {fault}", hint)

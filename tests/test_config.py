@@ -84,6 +84,7 @@ def test_an_unknown_key_is_named_with_the_known_ones_at_its_place() -> None:
         ("trainer.lr=false", r"trainer\.lr must be a number, not False"),
         ("trainer.lr=inf", r"trainer\.lr must be a number, not inf"),
         ("trainer.lr=nan", r"trainer\.lr must be a number, not nan"),
+        ("trainer.steps=null", r"trainer\.steps must be a whole number above 0, not null"),
     ],
 )
 def test_a_wrong_override_names_itself(override: str, message: str) -> None:
@@ -122,6 +123,11 @@ def test_what_was_set_in_a_table_of_the_demo_is_named_as_it_was_typed(override: 
     with pytest.raises(UserError) as caught:
         demo_plan("demo", None, ["seed=2", override])
     assert caught.value.message == f"--set {override}: {message}"
+
+
+def test_null_unsets_an_optional_key_that_a_recipe_sets() -> None:
+    assert demo_plan("demo", None, []).stages[1].rounds is not None
+    assert demo_plan("demo", None, ["rl.groups.round=null"]).stages[1].rounds is None
 
 
 def test_a_missing_key_is_named() -> None:

@@ -42,6 +42,8 @@ from rstar2.train.records.steps import Metrics, step_metrics
 from rstar2.train.sampling import Evaluation
 
 T = TypeVar("T")
+PAPER = ("rl.groups.round=null", "rl.algorithm.loss_weights=tokens", "rl.optim.epochs=1")
+"""The paper's settings for keys that the demo changes. Arms start from them."""
 STAGES = ("rl", "stage1", "stage2", "stage3")
 """Keys of the demo's recipe that change nothing in the SFT model."""
 
@@ -74,7 +76,7 @@ class Arm:
     def plan(self, seed: int) -> DemoPlan:
         """The demo's plan with this arm's keys. Only its first stage is run."""
         every = self.steps // self.points
-        keys = [*self.keys, f"rl.steps={self.steps}", f"rl.checkpoint.every={every}"]
+        keys = [*PAPER, *self.keys, f"rl.steps={self.steps}", f"rl.checkpoint.every={every}"]
         if self.points > 1:
             keys.append(f"rl.checkpoint.export_every={every}")
         return demo_plan("demo", seed, keys)

@@ -30,7 +30,8 @@ HEAD = """\
 # Recipe keys
 
 This page is written by `docs/generators/recipe_reference.py` from the models that check the recipes; do not edit it.
-A recipe is a TOML file, such as those in `recipes/`. `--set KEY=VALUE` changes a key for one run.
+A recipe is a TOML file, such as those in `recipes/`. `--set KEY=VALUE` changes a key for one run, and
+`--set KEY=null` unsets an optional key that the recipe sets.
 The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if the paper states none.
 """
 NAMED = {SelectSettings: SELECTIONS, CurriculumSettings: CURRICULA}

@@ -1,1 +1,1 @@
-"""Benchmarks, training data and its preparation, and problems made from nothing."""
+"""Benchmarks, training data and its preparation, and generated problems."""

@@ -1,6 +1,6 @@
-r"""Finds conversations that can be taught in the form that RL rewards, and the definite values that answer questions.
+r"""Finds conversations that SFT can teach in the form that RL rewards, and the answers that have a definite value.
 
-RL rewards a `\boxed{}` inside `<answer>`. Most replies in SFT data have no such value. A wrong value in a box does more
+RL rewards a `\boxed{}` inside `<answer>`. Most replies in SFT data have no box. A wrong value in a box does more
 harm than a right value does good. Therefore a reply is taught without a box if there is any doubt about its value.
 """
 
@@ -18,7 +18,7 @@ from rstar2.loop.turns import tags
 
 Message = dict[str, Any]
 THOUGHT = "reasoning_content"
-"""The key of a turn's thought, if it is not in the turn's text."""
+"""The key of a message that contains the turn's thought, unless the thought is part of the message's text."""
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _ANY_NUMBER = re.compile(rf"[-−]?{_NUMBER}")
@@ -32,7 +32,7 @@ _UNIT = (
     r"|seconds?|minutes?|hours?|days?|weeks?|months?|years?(?: old)?"
     r"|km/h|mph|m/s|(?:kilometers|miles) per hour|calories|kcal|joules?|watts?)"
 )
-"""Units that may follow a number. The number is then still the whole value."""
+"""Units that may follow a number. A number with one of these units still counts as a complete value."""
 _STATED = re.compile(
     r"(?:\b(?:is|are|(?:will|would) be|equals?|comes to)|'s|=)\s+(?:equal to\s+|approximately\s+)?"
     rf"\**({_CURRENCY}?\s?[-−]?{_CURRENCY}?)({_NUMBER})(?:\s?{_UNIT})?(?=\**(?:\.\**(?:\s|$)|\s*$))"
@@ -52,12 +52,12 @@ _NO_ANSWER = re.compile(
     r"|might|may|could|should|assum\w+|estimat\w+|limit|minimum|maximum)\b|n't\b",
     re.IGNORECASE,
 )
-"""Matches words in a sentence that show that it states no value, or more than one value."""
+"""Matches words which show that a sentence states no value, or more than one value."""
 _NO_ANSWER_AT_ALL = re.compile(
     r"\b(?:sorry|apologi[sz]e|unfortunately|errors?|fail(?:ed|s|ure)?|unable|cannot|invalid)\b|n't\b",
     re.IGNORECASE,
 )
-"""Matches words that show that a reply contains no answer."""
+"""Matches words which show that a reply contains no answer."""
 _NAMES = re.compile(
     r"(?:^|[^a-z])(?:ids?|codes?|status|errors?|isbn|zip|pin|passwords?|phone|serial|account|flight|invoice|booking"
     r"|reservation|confirmation|tracking|orders?|tickets?|tables?|rooms?|seats?|gates?|pages?|rows?|steps?|versions?"
@@ -65,14 +65,15 @@ _NAMES = re.compile(
     r"|minute|alarms?|reminders?|latitude|longitude)(?:[^a-z]|$)",
     re.IGNORECASE,
 )
-"""Matches words for numbers that are no answers: names of things, counts of results, and parts of dates."""
+"""Matches words which show that a number is not an answer, but the name of a thing, a count of results, or a part of a
+date."""
 _IN_CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _BOX = re.compile(r"\\boxed\s*\{")
 _BEHIND_BOX = re.compile(r"[\s.!$*]*|\s*\\[\])][\s.]*")
 _BEFORE_BOX = re.compile(r"(?:\b(?:is|are|equals?|answer)|=|:)[\s:$*(\[\\]*$")
 _ABOUT_LATEX = re.compile(r"latex|amsmath|amssymb|\btex\b|markdown|`", re.IGNORECASE)
 _MAX_BOXED = 100
-"""Maximum length of a boxed value in characters. A longer box contains a derivation."""
+"""Maximum length of a boxed value in characters. A longer box is assumed to contain a derivation."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Question:
     start: int
     """Index of the user's message in the conversation."""
     end: int
-    """Index after the last message that belongs to the question."""
+    """One more than the index of the last message that belongs to the question."""
     answered: bool
     """Whether the question ends with a reply. If False, the question ends with a call, which is the conversation's last
     turn."""
@@ -91,7 +92,8 @@ class Question:
 
 
 def split_thought(message: Message) -> tuple[str | None, str]:
-    """Returns the thought of a turn and its other text, in which calls in tags stay.
+    """Returns the thought of a turn, and the rest of the turn's text. Calls that are written in tags stay in the rest
+    of the text.
 
     The thought is None if the turn has no thought.
     """
@@ -124,7 +126,7 @@ def questions(messages: Sequence[Message], solves: bool = False) -> list[Questio
     A conversation cannot be taught in this form in three cases: it has its own system text, its texts contain rstar2's
     tags, or it has turns before the first question.
 
-    If `solves` is set, a model wrote the conversation to solve a problem, and the box in it is the answer.
+    Set `solves` if a model wrote the conversation to solve a problem. The last box in the reply is then the answer.
     """
     if messages[0]["role"] != "user":
         return None
@@ -160,7 +162,7 @@ def _question(messages: Sequence[Message], start: int, end: int, solves: bool) -
 
 
 def _mentions_tags(text: str) -> bool:
-    """Whether a text contains rstar2's tags, except around the answer at its end."""
+    """Whether a text contains rstar2's tags, not counting the tags around an answer at the end of the text."""
     return any(tags.has_tags(part) for part in tags.ending_answer(text) or (text,))
 
 
@@ -178,7 +180,8 @@ def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) ->
     Without a box, a number is the value if all of these conditions hold:
 
     - Every other number in the reply also occurs in the question or in a call, and no number is written in words.
-    - A sentence of the reply ends with the number, as in `The total is $12.50.`, and has no words that limit it.
+    - A sentence of the reply ends with the number, as in `The total is $12.50.`, and contains no words that cast doubt
+      on the number, such as `at most` or `might`.
     - A tool returned exactly this number, as a value in its JSON or as a line of its output. The number is not the name
       of a thing, such as an id or an error code.
     - Neither the question nor a call contains the number.
@@ -232,7 +235,8 @@ def _boxed(reply: str, stated: Sequence[str]) -> str | None:
 
 
 def _values(output: str) -> set[Decimal]:
-    """Returns the numbers in a tool's output: values in its JSON, or whole lines."""
+    """Returns the numbers in a tool's output. A number counts if it is a value in JSON output, or a whole line of other
+    output."""
     try:
         parsed = json.loads(output, parse_float=Decimal, parse_int=Decimal)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Loads benchmarks by name, from the hub or from files.
 
-Hub ids are those that the field uses. If a data set no longer has the expected columns, an error says so, and no other
-column is guessed. Without a network, a JSON Lines file with `problem`, `answer` and optionally `id` can replace a
-benchmark on the hub.
+The hub ids are the ones that other evaluations commonly use. If a data set no longer has the expected columns, an error
+names the missing columns. The loader does not guess other columns. Without a network, a JSON Lines file with `problem`,
+`answer` and optionally `id` can replace a benchmark on the hub.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Source:
     answer: str = "answer"
     """The name of the column with the gold answer."""
     id: str | None = None
-    """The name of the column with the id. If None, the number of a row is its id."""
+    """The name of the column with the id. If None, the row number is the id."""
     configs: tuple[str | None, ...] = (None,)
     """The configs of the data set, in the order in which they are read."""
     make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
-    """Converts a row to (problem, answer). None if the two columns contain exactly the problem and the answer."""
+    """Converts a row to (problem, answer). None if the columns `problem` and `answer` can be used unchanged."""
     more_columns: tuple[str, ...] = ()
     """Further columns that `make` reads."""
     gated: bool = False
@@ -57,14 +57,16 @@ class Source:
 
 
 def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
-    """Read a row of GSM8K. The gold answer follows `####` at the end of the solution, with commas in long numbers."""
+    """Read a row of GSM8K. The gold answer follows `####` at the end of the solution. Commas in long numbers are
+    removed."""
     return row[source.problem], str(row[source.answer]).rpartition("####")[2].strip().replace(",", "")
 
 
 def _gpqa(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
     """Read a row of GPQA.
 
-    The order of the four choices is derived from the texts, so the order is the same in every run.
+    The order of the four choices is derived from the texts of the question and the choices, so the order is the same in
+    every run.
     """
     choices = [row[source.answer], *(row[column] for column in source.more_columns)]
     question = str(row[source.problem]).strip()
@@ -121,7 +123,7 @@ def load_benchmark(
         name: one of `NAMES`, a JSON Lines file, a parquet file, or a prepared folder.
         data: a JSON Lines file to read in place of the hub.
         seed: seed of the generated problems of the benchmark `builtin`.
-        option: the option with which a user names `data`, for messages.
+        option: the command-line option that sets `data`. Error messages show this option.
 
     Raises:
         UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
@@ -147,7 +149,7 @@ def load_benchmark(
         return _of_parquet(Path(name) / PREPARED)
     raise UserError(
         f"unknown benchmark: {name}{did_you_mean(name, NAMES)}",
-        f"Known: {', '.join(NAMES)}; or a .jsonl or .parquet file.",
+        f"Use one of {', '.join(NAMES)}, or a .jsonl or .parquet file.",
     )
 
 
@@ -171,7 +173,8 @@ def _of_parquet(file: Path) -> list[Problem]:
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """Returns a digest of the contents of problems. Two runs with the same digest measured the same problems."""
+    """Returns a digest of the ids, texts and answers of problems. Two runs with the same digest measured the same
+    problems."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
@@ -179,7 +182,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether the problems, or the first n of them for some n, have this `fingerprint`."""
+    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for any n."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
@@ -232,7 +235,7 @@ def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
         if problem.id in first:
             raise UserError(
                 f'{place}: field "id": {problem.id!r} is already used at {first[problem.id]}',
-                "Give each row its own id, or leave out all ids. The ids are then the line numbers.",
+                "Give each row its own id, or leave out all ids to use the line numbers as ids.",
             )
         first[problem.id] = place
         problems.append(problem)
@@ -273,8 +276,8 @@ def load_hub(
         name: the name of the benchmark, for messages.
         source: the place of the benchmark on the hub.
         config: the config to load.
-        file_hint: describes the rows of a file that can replace the hub.
-        option: the option with which a user names such a file.
+        file_hint: a sentence for error messages about the rows of a file that can replace the hub.
+        option: the command-line option that names a file to replace the hub. Error messages show this option.
 
     Raises:
         UserError: the rows cannot be loaded.

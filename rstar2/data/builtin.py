@@ -1,7 +1,7 @@
 """Generates arithmetic problems that are easier with Python, and tool-use conversations that solve such problems.
 
-Held-out problems never appear in training, for any seed, because a hash of the text decides whether a problem is held
-out.
+Held-out problems never appear in training, for any seed, because a hash of a problem's text decides whether the problem
+is held out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.turns import tags
 
 HELD_OUT_SHARE = 4
-"""One in this many problems is held out."""
+"""One in `HELD_OUT_SHARE` problems is held out."""
 
 OPERANDS = range(10, 100)
 """The range of the two numbers in a problem."""
@@ -36,7 +36,7 @@ FORMAT = read_format("demo")
 
 @dataclass(frozen=True)
 class Question:
-    """A problem with a program that solves it and one that fails."""
+    """A problem, a program that solves the problem, and a program that fails."""
 
     problem: Problem
     code: str
@@ -49,7 +49,8 @@ class Family:
     """A family of problems that differ only in two numbers, `a` and `b`, of two digits each."""
 
     ask: str
-    """The quantity to find, in words without digits, so that the two numbers are easy to see."""
+    """A description of the quantity to find. It contains no digits, so that the two numbers of a problem are easy to
+    see."""
     expression: str
     """The Python expression for the quantity. Like `ask`, the expression has no digits."""
     imports: str = ""
@@ -70,7 +71,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Yields distinct questions of one side of the split, from each family in turn, until none is left."""
+    """Yields distinct questions, which are either all held out or all for training, until none is left. The families
+    take turns."""
     rng = random.Random(f"{seed}-{held_out}")
     drawn: set[str] = set()
     while len(drawn) < len(FAMILIES) * len(OPERANDS) ** 2:

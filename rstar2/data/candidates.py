@@ -2,8 +2,8 @@
 a number.
 
 The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. Reading and writing
-such streams takes a third of the time of parquet, and each process can write and read batches independently. Memory
-holds one byte per row, and eight more while a filter needs keys.
+such streams takes a third of the time of parquet, and each process can write and read batches independently. In memory,
+the candidates need one byte per row, and eight more bytes per row while a filter compares keys.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class _Place:
     file: Path
     kind: Kind
     offset: int
-    """Offset in bytes."""
+    """Offset of the record batch in the file, in bytes."""
     first: int
-    """Number of the first row of the batch."""
+    """Number of the record batch's first row, counted over all files."""
     rows: int
 
     def read(self, columns: Sequence[str]) -> Any:
@@ -77,7 +77,8 @@ class Group:
     alive: Mask
 
     def read(self, columns: Sequence[str]) -> tuple[Numbers, Any]:
-        """Returns the numbers of the rows that are not dropped, and a record batch with these columns."""
+        """Returns the numbers of the rows that are not dropped, and a record batch with the given columns of these
+        rows."""
         batch = self.place.read(columns)
         return self.place.first + np.flatnonzero(self.alive), batch.filter(pa.array(self.alive))
 
@@ -99,14 +100,14 @@ class Candidates:
                     self._places.append(_Place(file, kind, offset, starts[-1], rows))
                     starts[-1] += rows
         self.starts = np.array(starts)
-        """Number of each file's first row, followed by the number of all rows."""
+        """The number of the first row of each file, followed by the total number of rows."""
         self.alive: Mask = np.ones(starts[-1], dtype=np.bool_)
 
     def drop(self, numbers: Numbers) -> None:
         self.alive[numbers] = False
 
     def groups(self) -> Iterator[Group]:
-        """Yields every record batch in which a row is left, in order."""
+        """Yields, in order, every record batch with at least one row that is not dropped."""
         for place in self._places:
             alive = self.alive[place.first : place.first + place.rows]
             if alive.any():
@@ -119,7 +120,8 @@ class Candidates:
         return keys
 
     def batches(self, columns: Sequence[str], numbers: Numbers) -> Iterator[tuple[Numbers, Any]]:
-        """Yields the rows with these ascending numbers, as pairs of numbers and table, one record batch at a time."""
+        """Yields rows by their numbers, which must be in ascending order. Each item contains the numbers and the table
+        of the rows from one record batch."""
         for place in self._places:
             first, end = np.searchsorted(numbers, [place.first, place.first + place.rows])
             if first < end:

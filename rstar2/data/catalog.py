@@ -23,13 +23,13 @@ class Card:
     hub: str
     """Hub id with config and split. Empty if the source is generated or is not on the hub."""
     columns: str
-    """The columns that are read."""
+    """The columns of the source that are read."""
     rows: str
     licence: str
     verb: str
     """The command of rstar2 that reads the source."""
     gated: bool = False
-    """Whether the user must first accept its terms on the hub."""
+    """Whether the user must first accept the source's terms on the hub."""
     kept: str = ""
     """The part of the source that the paper uses."""
     download: str = ""

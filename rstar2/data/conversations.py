@@ -38,7 +38,7 @@ _TYPES = {
 }
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-"""Keywords of JSON Schema whose value has schemas by name."""
+"""Keywords of JSON Schema whose value is an object that contains schemas by name."""
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 """Keywords of JSON Schema whose value is a list of schemas."""
 _SCHEMAS = frozenset(
@@ -81,7 +81,7 @@ _MARKED_CALL = re.compile(
     r"|\[\s*[a-z_][\w. ]*\(\s*\w+\s*=|[\"']name[\"']\s*:\s*[\"'][^{}]*[\"'](?:arguments|parameters)[\"']\s*:",
     re.IGNORECASE,
 )
-"""Matches the start of a call in the tags, JSON or brackets of any source or model family."""
+"""Matches the start of a tool call, in the tags, JSON or brackets that any source or model family writes."""
 _ASCII_BRACKETS = str.maketrans("（）［］｛｝：＝", "()[]{}:=")
 
 KEPT_TOOLS = 4096
@@ -94,7 +94,7 @@ class Tools:
     The schemas have the form `{name, description, parameters}`, or the form of OpenAI's API.
 
     Raises:
-        Refused: a schema has neither form.
+        Refused: a schema has neither of these two forms.
     """
 
     def __init__(self, schemas: Iterable[Any] = ()) -> None:
@@ -189,7 +189,7 @@ def _subschema(value: Any) -> Any:
 
 
 def _type(name: Any) -> str | None:
-    """Returns the JSON type for a source's word. Returns None if the word means any type."""
+    """Returns the JSON type for the name that a source uses for a type. Returns None if the name means any type."""
     word = str(name).lower()
     word = _TYPES.get(word, word)
     return word if word in _JSON_TYPES else None
@@ -212,7 +212,7 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def text_message(role: str, content: Any) -> Message:
-    """Returns a message with text, of the system, the user or the assistant.
+    """Returns a message that contains only text, from the system, the user or the assistant.
 
     Raises Refused if the content is not text, or is empty.
     """
@@ -260,9 +260,10 @@ def prose_message(content: Any, tools: Tools) -> Message:
 
 
 def _call_in(text: str, tools: Tools) -> str:
-    """Returns the start of a text that looks like a call of one of the tools.
+    """Finds a passage in a text that looks like a call of one of the tools, and returns the passage's first 80
+    characters.
 
-    Returns an empty text if the text contains no such call.
+    Returns an empty text if no passage looks like a call.
     """
     plain = text.translate(_ASCII_BRACKETS)
     if marked := _MARKED_CALL.search(plain):
@@ -277,8 +278,8 @@ def _call_in(text: str, tools: Tools) -> str:
 
 
 def refuse_unread_tools(system: str, rest: str) -> None:
-    """Raise Refused if a system text without readable tools mentions tools. A sentence such as 'There are no tools'
-    does not count as a mention.
+    """Raise Refused if a system text mentions tools, although no tools could be read from it. A sentence such as 'There
+    are no tools' does not count as a mention.
 
     The error quotes `rest`, which is a part of the text.
     """
@@ -315,13 +316,13 @@ def tool_reply(content: Any) -> Message:
 def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     """Returns the columns `messages` and `tools` of a conversation.
 
-    A reply may name its call: its `tool_call_id` is then the `id` of the call. Replies without `tool_call_id` are in
-    the order of the calls. The returned replies are always in the order of the calls. Messages after the assistant's
-    last message are left out, because SFT learns nothing from them.
+    A tool's reply may name the call that it answers: the reply's `tool_call_id` is then the `id` of the call. A reply
+    without `tool_call_id` answers the earliest call that has no reply yet. The returned replies are always in the order
+    of the calls. Messages after the assistant's last message are left out, because SFT learns nothing from them.
 
     Raises:
-        Refused: no message of the assistant answers a user, the first message is the assistant's, a call does not match
-            a tool, or calls and replies do not correspond.
+        Refused: no message of the assistant answers a user, the assistant wrote the first message, a call does not
+            match a tool, or calls and replies do not correspond.
     """
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
@@ -357,7 +358,7 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
 
 
 def _call_number(reply: Message, waiting: dict[str, int]) -> int:
-    """Removes the call that a tool's reply answers from the waiting calls, and returns its number."""
+    """Finds the call that a tool's reply answers, removes this call from the waiting calls, and returns its number."""
     if not waiting:
         raise Refused(
             "malformed",

@@ -1,7 +1,7 @@
 """Finds and opens the files of a data set on the hub. Only files of the required split are used.
 
 From parquet files, only the required columns are read, by range requests over the network. Other files are downloaded
-to the hub's cache. With `HF_HUB_OFFLINE=1` only files in this cache are used.
+to the hub's cache. If `HF_HUB_OFFLINE=1` is set, only files in the hub's cache are used.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
 
 
 def refusal(name: str, hub_id: str, gated: bool, files: str, error: Exception) -> UserError:
-    """Returns the UserError for an error of the hub's libraries. The hint says what the user can do.
+    """Returns the UserError for an error of the hub's libraries. The hint of the error says what the user can do.
 
     Args:
         name: the name of the source, for the message.
@@ -213,7 +213,7 @@ def set_info(hub_id: str) -> DatasetInfo:
 
 @cache
 def _located(name: str, part: HubSet) -> HubFiles:
-    """The same as `located`, but raises the errors of the hub's libraries."""
+    """Does the same as `located`, but raises the errors of the hub's libraries."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE:
@@ -241,8 +241,8 @@ def _in_cache(name: str, part: HubSet) -> HubFiles:
 
     missing = UserError(
         f"{name}: HF_HUB_OFFLINE is set, and the hub's cache has no files of {part}",
-        f"With a network, run `hf download {part.hub_id} --repo-type dataset` (add --include for README.md and for the "
-        f"files of the split, to download only these), or unset HF_HUB_OFFLINE. Or use a file with the rows: --from "
+        f"With a network, unset HF_HUB_OFFLINE, or run `hf download {part.hub_id} --repo-type dataset`. To download "
+        f"only README.md and the files of the split, name them with --include. Or use a file with the rows: --from "
         f"{name}=FILE (.json, .jsonl or .parquet).",
     )
     try:
@@ -261,8 +261,8 @@ def _in_cache(name: str, part: HubSet) -> HubFiles:
 def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> list[str]:
     """Returns the paths of a data set that belong to a split, in order.
 
-    The key `configs` in the card lists the files of each split. Without this key, words in the paths decide, and a path
-    without such a word belongs to the split train.
+    The key `configs` in the card lists the files of each split. Without this key, words in the paths, such as `test`,
+    name the splits. A path without such a word belongs to the split train.
 
     Args:
         name: the name of the source, for messages.
@@ -297,7 +297,8 @@ def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> 
 
 
 def _may_be_data(path: str) -> bool:
-    """Whether a file may contain rows. Hidden files and files that only describe the data do not."""
+    """Whether a file may contain rows. The result is False for hidden files and for files that only describe the
+    data."""
     place = PurePosixPath(path)
     return place.name not in _ABOUT_DATA and not any(each.startswith((".", "__")) for each in place.parts)
 
@@ -369,7 +370,7 @@ def _complete(part: HubSet, revision: str, files: Sequence[tuple[str, int, Path 
 
 @contextmanager
 def _connected(hub_id: str) -> Iterator[None]:
-    """Raise Failure if the hub stops answering within the block."""
+    """Raise Failure if the hub stops answering during the `with` block."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -379,7 +380,7 @@ def _connected(hub_id: str) -> Iterator[None]:
         cause = _cause(error)
         raise Failure(
             f"the dataset hub did not send {hub_id}: {cause}",
-            "Run the same command again. It continues after the last finished step.",
+            "Run the same command again. The preparation continues after the last finished step.",
         ) from error
 
 
@@ -415,8 +416,8 @@ def check_disk(demands: Sequence[Demand], output: Path) -> None:
         if size > free:
             raise UserError(
                 f"not enough disk space: {folder} needs about {size_text(size)}, and {size_text(free)} are free",
-                "Free disk space, or use another disk: --output sets the folder of the rows, HF_HOME that of the hub's "
-                "cache.",
+                "Free disk space, or use another disk: --output sets the folder of the rows, and HF_HOME sets the "
+                "folder of the hub's cache.",
             )
 
 
@@ -430,7 +431,7 @@ def size_text(size: float) -> str:
 
 
 def used_share(opened: Any, columns: Sequence[str]) -> float:
-    """Returns the share of these columns in the bytes of a parquet file."""
+    """Returns the share of a parquet file's bytes that these columns take up."""
     used = total = 0
     for group in range(opened.metadata.num_row_groups):
         row_group = opened.metadata.row_group(group)

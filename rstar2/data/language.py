@@ -1,9 +1,9 @@
 """Detects whether a text was rewritten in another language.
 
-The test compares the scripts of two texts, and in Latin script also their function words. This test is simple, and
-reports only clear cases. The test does not distinguish languages with the same script other than Latin (Russian and
-Ukrainian, Arabic and Persian), languages that are not in `_FUNCTION_WORDS`, and texts with few function words. Code,
-formulas and web addresses are ignored.
+The test compares the scripts of two texts. For texts in Latin script, it also compares the function words. This test is
+simple, and reports only clear cases. The test cannot tell apart languages that share a script other than Latin (Russian
+and Ukrainian, Arabic and Persian). The test also misses languages that are not in `_FUNCTION_WORDS`, and texts with few
+function words. Code, formulas and web addresses are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _NEW_SHARE = 0.1
 _LOST_SHARE = 0.3
 """A script is lost if it had more than this share of the old text's letters, and is absent from the new text."""
 _NONE = 0.01
-"""A script is absent if its share of a text's letters is below this value. The letters may be a name or a word."""
+"""A script is absent if its share of a text's letters is below this value. A name or a single word in a script
+therefore does not make the script present."""
 
 _FUNCTION_WORDS = {
     "English": "the of and to is that it for with as are was this be have not you which from or an by your can if when",
@@ -66,7 +67,8 @@ language."""
 _LEAST_SHARE = 0.08
 """Minimum share of function words of one language among a text's words."""
 _TIMES_THE_OTHER = 2.0
-"""A text must have this many times as many function words of its language as of the other text's language."""
+"""The function words of a text's own language must be at least this many times as frequent in the text as the function
+words of the other text's language."""
 
 
 def in_another_language(old: str, new: str) -> bool:

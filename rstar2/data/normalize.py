@@ -6,7 +6,7 @@ The filters for duplicates, near duplicates, contradictions and benchmark proble
 set.
 
 `plain_text` removes only markup that changes the look of a text, and keeps formulas and lines. The filters on content
-search the result of `plain_text`. `normalized` also gives formulas one spelling.
+search the result of `plain_text`. `normalized` also converts all spellings of a formula to the same spelling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXT_OF_IMAGE = re.compile(
 )
 """Matches an image with an alternative text, which is usually a formula."""
 _PAIRED_TAG = re.compile(rf"<([abiqsu]){_ATTRIBUTES}\s*>([^<>]*)</\1\s*>", re.IGNORECASE)
-"""Matches a pair of one-letter tags. A single one may be mathematics, as in `a<b>c`."""
+"""Matches a pair of one-letter tags. A single one-letter tag may be mathematics, as in `a<b>c`."""
 _BLOCK_TAG = re.compile(
     rf"</?(?:p|br|hr|div|li|ul|ol|td|tr|th|table|tbody|thead|h[1-6]|center|pre|blockquote|section"
     rf"|math|latex|tex|script){_ATTRIBUTES}\s*/?>",
@@ -89,7 +89,7 @@ _NAMES = {
     "epsilon": "varepsilon",
     "theta": "vartheta",
 }
-"""LaTeX commands, each with other commands for the same thing."""
+"""LaTeX commands, each with other commands that have the same meaning."""
 _REPLACED = {
     "": "left right middle big bigl bigr bigm Big Bigl Bigr Bigm bigg biggl biggr biggm Bigg Biggl Biggr Biggm "
     "displaystyle textstyle scriptstyle limits nolimits nonumber notag rm bf it sf tt cal sl centering noindent quad "
@@ -118,7 +118,7 @@ _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
 _ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&", "|": "||"}
-"""The replacement of each LaTeX command that is a single sign."""
+"""The replacement of each LaTeX command whose name is a single sign, such as a comma."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
 _OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
 _DOUBLED = re.compile(
@@ -129,11 +129,11 @@ _OF_N = (
     "e|eq|eqq|eg|exists|i|u|ot|otin|otag|onumber|abla|atural|mid|parallel|leq|geq|less|gtr|sim|cong|ewline|olimits|"
     "ormalsize|earrow|warrow|subseteq|supseteq|prec|succ|icefrac|oindent|obreak"
 )
-"""LaTeX commands that begin with an n, without this n."""
+"""LaTeX commands that begin with the letter n, written here without that letter."""
 _ESCAPE = re.compile(
     rf"\\(?:(\\)|(n)(?!(?:{_OF_N})(?![A-Za-z]))|([rt])(?![A-Za-z])|(\")|u([0-9a-fA-F]{{4}}))"
 )
-"""Matches an escape of JSON. Few LaTeX commands begin like an escape of JSON."""
+"""Matches an escape sequence of JSON. Few LaTeX commands begin like an escape sequence of JSON."""
 _MAYBE_ESCAPED = ("\\\\", "\\n", '\\"', "\\u")
 _FONTS = r"text[a-z]*|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr)|Bbb|operatorname\*?|mbox|emph|boldsymbol|bm|pmb"
 _FONT = re.compile(
@@ -142,7 +142,7 @@ _FONT = re.compile(
 )
 _COLOR = re.compile(r"\\(text)?color\s*(?:\[\w*\]\s*)?\{[^{}]*\}")
 _SWITCHED = re.compile(r"\{\s*\\(?:bf|it|em|rm|sf|tt|sl|sc|cal|bfseries|itshape|large|small)(?![A-Za-z])")
-"""Matches the start of a group in another font."""
+"""Matches the start of a LaTeX group in another font."""
 _ENVIRONMENT = re.compile(
     r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|flushleft)\*?\}"
 )
@@ -174,7 +174,7 @@ _LABEL = re.compile(
 _MAX_LABELS = 3
 
 _WORD = re.compile(r"[^\W_]+")
-"""Matches a word of letters and digits. An index is a separate word, as in `a_1` and `a_{1}`."""
+"""Matches a word of letters and digits. A subscript is a separate word, as in `a_1` and `a_{1}`."""
 _OPERAND = re.compile(r"[^\W_]+|\\[A-Za-z]+\s?(?:\{[^{}]*\})?")
 """Matches a part of a fraction that needs no parentheses."""
 _PLAIN = bytes(
@@ -203,7 +203,8 @@ def normalized(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Returns a text without markup that changes only its look, such as HTML, BBCode, bold text and fonts."""
+    """Returns a text without the markup that changes only the text's look, such as HTML, BBCode, bold text and
+    fonts."""
     if not text.isascii():
         # This is the first step, because zero-width characters may be inside commands and tags.
         text = as_commands(text.translate(_SIGNS))
@@ -233,7 +234,7 @@ def plain_text(text: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Returns a text with escapes of JSON replaced.
+    """Returns a text in which each escape sequence of JSON is replaced.
 
     If the text was escaped twice, doubled backslashes become single backslashes.
     """
@@ -333,7 +334,8 @@ def normalized_problem(text: str) -> str:
 
 
 def without_label(text: str) -> str:
-    """Returns a normalised text without its label from a collection: 'Problem 12.', '3. ', '(AIME 1983)'."""
+    """Returns a normalised text without the label with which a collection begins it, such as 'Problem 12.', '3. ' or
+    '(AIME 1983)'."""
     for _ in range(_MAX_LABELS):
         label = _LABEL.match(text)
         if label is None or label.end() == len(text):
@@ -349,7 +351,7 @@ def words_of(text: str) -> list[str]:
 
 
 def plain_of(text: str) -> bytes:
-    """Returns the words of a normalised text as `words_of` does, joined by spaces."""
+    """Returns the words that `words_of` finds in a normalised text, joined by spaces."""
     return text.encode().translate(_PLAIN) if text.isascii() else " ".join(words_of(text)).encode()
 
 

@@ -109,7 +109,7 @@ def _message(message: Any) -> Message:
 
 
 def _with_calls_apart(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns an assistant message in the common form.
+    """Returns an assistant message in the form that `conversation_row` takes.
 
     Calls in tags at the end of the message's text are moved to `tool_calls`. A thought in `reasoning_content` is moved
     into the text.

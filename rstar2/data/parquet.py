@@ -55,18 +55,18 @@ def prepared_file(path: Path) -> Path:
 def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
     """Returns the rows on which a stage of RL trains, from prepared problems or from a file in VERL's form.
 
-    Verdicts, the draws of Resampling on Correct (RoC) and the seeds of rollouts depend on ids. A row without an id
-    therefore gets an id that is made from its text.
+    Verdicts, the draws of Resampling on Correct (RoC) and the seeds of rollouts depend on the ids of problems. A row
+    without an id therefore gets an id that is made from its text.
 
     Raises:
-        UserError: the file cannot be read (see `read_rows`), it contains conversations, or a row has no problem, no
-            answer, or the id of another row. The message names the row, from 1.
+        UserError: the file cannot be read (see `read_rows`), it contains conversations, a row has no problem or no
+            answer, or two rows have the same id. The message names the row by its number, from 1.
     """
     file = prepared_file(path)
     rows = read_rows(file)
     if "messages" in rows[0]:
         raise UserError(
-            f"{file} contains conversations, which are for `rstar2 sft`, not problems", HOW_TO_PREPARE
+            f"{file} contains conversations for `rstar2 sft`, but RL needs problems", HOW_TO_PREPARE
         )
     if "problem" not in rows[0] or "answer" not in rows[0]:
         return _verl_rows(file, read_rows(file, "prompt"))

@@ -39,7 +39,7 @@ EXAMPLES = 3
 """Maximum number of refused rows per reason that the card shows."""
 
 _SEPARATOR = re.compile(r"[ \t\n\r]*([\[,\]])[ \t\n\r]*")
-"""Matches the bracket or comma before, between and after the elements of a JSON list."""
+"""Matches a bracket or comma before, between or after the elements of a JSON list."""
 
 OnRows = Callable[[int], None]
 """Called after each piece of a source with the number of rows in the piece."""
@@ -55,7 +55,7 @@ class Origin:
     files: tuple[Path, ...] = ()
 
     def size(self) -> int:
-        """Returns the size of the files in bytes. Raises UserError if one cannot be read."""
+        """Returns the size of the files in bytes. Raises UserError if a file cannot be read."""
         return sum(map(_size, self.files))
 
     def identity(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Origin:
 
 @dataclass
 class ReadCounts:
-    """The numbers of a source's rows that were read and refused."""
+    """How many rows of a source were read, and how many were refused."""
 
     read: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Lines:
 
 
 _Contents = Iterator[tuple[int, Any]]
-"""The pieces of a file, each as the number of rows or lines and the `_Piece.content`."""
+"""The pieces of a file. Each item is the number of rows or lines in a piece, and the `_Piece.content`."""
 _Place = Path | HubFile
 """A file with rows."""
 
@@ -123,7 +123,7 @@ class _Converted:
     place: str
     candidates: bytes
     refused: list[tuple[int, str, str]]
-    """Row number, reason, detail."""
+    """The row number, the reason and the details of each refused row."""
     rows: int
 
 
@@ -183,7 +183,7 @@ def _refuse_repeated_ids(origin: Origin, part: Path) -> None:
         row_id = repeated[0].removeprefix(f"{origin.name}-")
         raise UserError(
             f"{origin.name}: two rows of {_place_names(origin)} have the id {row_id!r}",
-            "Give each row its own id, or leave out all ids. The id of a row without one is its number.",
+            "Give each row its own id, or leave out all ids. A row without an id gets its row number as id.",
         )
 
 
@@ -251,7 +251,9 @@ def columns_of(file: Path) -> list[str]:
 
 
 def _unknown_suffix(place: _Place) -> UserError:
-    return UserError(f"{place} is neither .json, .jsonl nor .parquet", "Convert it to one of these.")
+    return UserError(
+        f"{place} is neither .json, .jsonl nor .parquet", "Convert the file to one of these formats."
+    )
 
 
 def _line(error: Exception) -> str:
@@ -310,7 +312,7 @@ def _from_json(name: str, source: Source, place: _Place) -> _Contents:
 
 
 def _listed_rows(file: Path) -> list[Any] | None:
-    """Returns the JSON texts of the elements of a file's list, as bytes or `msgspec.Raw`.
+    """Returns the elements of a file's JSON list as JSON text, each as bytes or `msgspec.Raw`.
 
     Returns None if the file does not begin with a list.
 
@@ -332,15 +334,16 @@ def _listed_rows(file: Path) -> list[Any] | None:
         return list(_texts_in_list(content.decode()))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{file} is not JSON: {error}", "It must be one list of objects. Check that the file is complete."
+            f"{file} is not JSON: {error}",
+            "The file must contain one list of objects. Check that the file is complete.",
         ) from error
 
 
 def _texts_in_list(text: str) -> Iterator[bytes]:
     """Yields the JSON text of each element of a list, for lists that only the standard library can read.
 
-    An example is a list with NaN in a row. The elements stay JSON text, so that the fast decoder can still read most of
-    the elements.
+    One example is a list in which a row contains NaN. The elements stay JSON text, so that the fast decoder can still
+    read most of the elements.
 
     Raises:
         ValueError: the text is not a list in JSON.
@@ -360,11 +363,11 @@ def _texts_in_list(text: str) -> Iterator[bytes]:
 
 
 def _check_utf8(place: object, start: bytes) -> None:
-    """Raise UserError if the first bytes of JSON show that it is UTF-16 or UTF-32."""
+    """Raise UserError if the first bytes of a JSON text show that the text is UTF-16 or UTF-32."""
     if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:4]:
         raise UserError(
             f"{place} is UTF-16 or UTF-32, not UTF-8",
-            "Convert it, for example with: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE",
+            "Convert the file, for example with: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE",
         )
 
 
@@ -406,7 +409,7 @@ def _object(place: object, unit: str, number: int, text: bytes) -> dict[str, Any
 
 
 def _columns(name: str, source: Source, place: str, columns: list[str]) -> list[str]:
-    """Returns the columns of a file to read. Raises UserError, which names the missing columns, if one is missing."""
+    """Returns the columns of a file to read. Raises a UserError that names the missing columns, if there are any."""
     for form in source.columns:
         if set(form) <= set(columns):
             return [column for column in columns if column in form or column in source.more]
@@ -491,7 +494,8 @@ def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
 
 
 def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> Iterable[tuple[int, Row]]:
-    """Returns the rows of JSON texts, with their numbers. Texts of white space are skipped."""
+    """Returns the rows that JSON texts contain, each with its number. Texts that contain only white space are
+    skipped."""
     decode = _decoder(source.columns, source.more).decode
     try:
         for text in texts:
@@ -508,7 +512,7 @@ def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> I
 
 
 def _of_batch(batch: Any) -> list[Row]:
-    """Returns the rows of a record batch. Keys of a struct whose value is null are left out.
+    """Returns the rows of a record batch. Keys whose value is null are left out of structs.
 
     Structs in Arrow have the keys of all rows. A tool or a call has null for the keys that only other rows use.
     """

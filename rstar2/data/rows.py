@@ -1,7 +1,7 @@
 """The row schema of prepared data. All sources of problems for RL, and of conversations for SFT, use the same columns.
 
-Rows do not contain the prompt's instructions, rollouts or token ids. A training stage adds the instructions, rollouts
-and token ids when the stage starts.
+Rows contain no instructions for the prompt, no rollouts and no token ids. A training stage adds the instructions,
+rollouts and token ids when the stage starts.
 
 | column | problems and conversations |
 |---|---|
@@ -102,7 +102,8 @@ TOKENS = pa.field(
 """The column of token ids in conversations from a model's own rollouts. `loss_mask` is 1 for tokens that the model
 wrote.
 
-SFT uses the token ids if its codec has the digest `codec`. If the codec has another digest, SFT encodes the messages.
+SFT uses the token ids if the digest of SFT's codec equals `codec`. If the codec has another digest, SFT encodes the
+messages.
 """
 
 _SPEAKERS = ("user", "assistant")
@@ -110,7 +111,8 @@ _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")
 _DIGIT = re.compile(r"\d")
 _MAX_INTEGER_CHARS = 100
-"""Maximum length of an answer that the grader reads as a whole number. Longer answers must be plain digits."""
+"""Maximum length, in characters, of an answer that the grader reads as a whole number. A longer answer counts as a
+whole number only if it is written in plain digits."""
 _WORD = re.compile(r"\w")
 
 
@@ -156,7 +158,7 @@ def strict_json(value: Any, name: str) -> str:
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """Returns the text of a column. A number is converted to text.
+    """Returns the text in a column of a row. A number is converted to text.
 
     Raises:
         Refused: the value is null, empty, neither text nor a number, or not valid Unicode.
@@ -188,7 +190,7 @@ def unicode_text(value: str, name: str) -> str:
 
 
 def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
-    """Returns the list of a column.
+    """Returns the list in a column of a row.
 
     Raises:
         Refused: the value is null, empty or not a list.
@@ -201,7 +203,8 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
-    """Returns the columns `problem`, `answer` and `pass_rate` of a problem. The rate NaN means not measured.
+    """Returns the columns `problem`, `answer` and `pass_rate` of a problem. A pass rate of NaN means that the pass rate
+    was not measured.
 
     Raises:
         Refused: the problem contains no words, or the rate is not between 0 and 1.

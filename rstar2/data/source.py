@@ -31,9 +31,9 @@ class Source:
 
     kind: Kind
     family: str
-    """The subject that its rows teach: math, function-calls, code, instructions or chat."""
+    """The subject that the source's rows teach: math, function-calls, code, instructions or chat."""
     licence: str
-    """The licence that the origin states, or `not checked`."""
+    """The licence that the publisher of the source states, or `not checked`."""
     columns: tuple[tuple[str, ...], ...]
     """The columns that the source must have. Each tuple is one form in which the source is published."""
     read: Callable[[Row], dict[str, Any]]
@@ -51,7 +51,7 @@ class Source:
     hub: tuple[HubSet, ...] = ()
     """The data sets on the hub, in the order in which they are read. Empty if the user must name a file."""
     more: tuple[str, ...] = ()
-    """Optional columns, which are read if the source has such columns."""
+    """Optional columns, which are read if the source has them."""
     gated: bool = False
     """Whether the user must first accept the source's terms on the hub."""
     rewritten: Literal["answers", "prompts"] | None = None
@@ -62,7 +62,7 @@ class Source:
     left_out: str = ""
     """The part of a row's text that is left out on purpose, as text. The data card contains this text."""
     token_ids: bool = False
-    """Whether its rows have the column `rstar2.data.rows.TOKENS`."""
+    """Whether the source's rows have the column `rstar2.data.rows.TOKENS`."""
     missing: str = ""
     """If `hub` is empty, the text that tells the user which file is needed."""
 

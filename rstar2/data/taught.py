@@ -1,9 +1,10 @@
-"""Converts conversations to the form in which SFT teaches them: the system text, and turns in the format's form.
+"""Converts conversations to the form in which SFT teaches them: with a system text, and with turns in the format's
+form.
 
 A conversation without a system text gets the format's system text only if its turns have the form that this text asks
-for. With other turns, the model would learn to ignore the system text, which RL shows before every problem. Two kinds
-of rows are converted to the form that RL rewards (see `rstar2.data.answer_form`): rows with `answer_form`, and rows
-from a model's own rollouts.
+for. If the turns had another form, the model would learn to ignore the system text, which RL shows before every
+problem. Two kinds of rows are converted to the form that RL rewards (see `rstar2.data.answer_form`): rows with
+`answer_form`, and rows from a model's own rollouts.
 
 The thought of a turn may be in the tags of any model or in `reasoning_content`. The thought becomes a thought in the
 tags of the format.
@@ -33,7 +34,7 @@ class Taught:
 
     messages: list[Message]
     tools: list[Message] | None
-    """The tools that the template lists. If None, the template lists the format's tools, if the conversation has
+    """The tools that the template lists. If None, the template lists the format's tools for a conversation with
     calls."""
     keeps_form: bool
     """Whether all turns have the form that the format's system text asks for. If True, the format's system text
@@ -42,23 +43,23 @@ class Taught:
 
 @dataclass(frozen=True)
 class FormCounts:
-    """Numbers of conversations and turns that have the form that their texts ask for.
+    """Counts of conversations and turns, by whether they have the form for which their texts ask.
 
-    The texts are the system text and the user's message.
+    The texts of a turn are the system text and the user's message before the turn.
     """
 
     conversations: int = 0
     rewarded_endings: int = 0
-    r"""Conversations that end in the form that RL rewards: with `<answer>` or `\boxed{}`, if the format asks for that
-    form."""
+    r"""Conversations whose last turn has the form that RL rewards: with `<answer>` or `\boxed{}`, as the format
+    demands."""
     turns: int = 0
     """Turns of the model from which SFT learns."""
     demanded_turns: int = 0
     """Turns for which the system text or the user's message asks for a form."""
     compliant_turns: int = 0
-    """Turns for which a text asks for a form, and which have this form."""
+    """Turns that have the form for which the system text or the user's message asks."""
     unlearnt_turns: int = 0
-    """Turns that SFT skips, because later prompts of the format leave out their thoughts."""
+    """Turns that SFT skips, because the format leaves the thoughts of these turns out of later prompts."""
     lost_thoughts: int = 0
     """Turns whose thought is left out, because turns of the format cannot contain a thought."""
     mixed: int = 0
@@ -99,10 +100,10 @@ def in_answer_form(
     """Returns a conversation in the form that RL rewards.
 
     A question whose reply has a definite value, or that ends with a call, is inserted into the format's user text. In
-    the turns of such a question, the text becomes the thought, and the value becomes the answer. Any other reply
-    becomes the answer unchanged.
+    the turns of such a question, the text becomes the thought, and the definite value becomes the answer. A reply to
+    any other question becomes the answer unchanged.
 
-    If `solves` is set, a model wrote the conversation to solve a problem, and the box in it is the answer.
+    Set `solves` if a model wrote the conversation to solve a problem. The last box in the reply is then the answer.
 
     Returns None if the conversation does not fit the form, or if the format asks for no form.
     """
@@ -147,9 +148,9 @@ def _turn(message: Message, value: str | None, demands: Demands, texts: FormatTe
 def _with_formats_thought(message: Message, texts: FormatTexts, tag: str) -> Message:
     """Returns a turn with its thought in the place that the format uses.
 
-    The place is the field `reasoning_content`, the start of the text after the generation prompt, or the tag `tag`.
-    If the format has no place for a thought, the turn stays unchanged: tags stay in the text, and the template ignores
-    a thought in the field.
+    The place is the field `reasoning_content`, the start of the text after the generation prompt, or the tag `tag`. If
+    the format has no place for a thought, the turn stays unchanged: tags stay in the text, and the template ignores a
+    thought in `reasoning_content`.
     """
     content = message.get("content") or ""
     start = texts.turn_start if texts.opens_thought else tag
@@ -170,18 +171,18 @@ def _with_thought(message: Message, start: str, thought: str) -> Message:
 
 
 def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
-    """Returns the tag of the thought that the conversation's texts ask for.
+    """Returns the thought tag for which the system text and the user's messages ask.
 
-    Returns an empty text if the conversation's texts ask for no thought.
+    Returns an empty text if these texts ask for no thought.
     """
     contents = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
     return demands_of("\n".join(contents)).thought or texts.opening.thought
 
 
 def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Message]:
-    """Splits turns with more than `most` calls, because a rollout runs only this many calls of a turn.
+    """Splits each turn that has more than `most` calls, because a rollout runs at most `most` calls per turn.
 
-    Each of the new turns is followed by the replies to the calls of that turn. A turn stays unchanged if its calls and
+    Each of the new turns is followed by the replies to its own calls. A turn stays unchanged if its calls and
     replies do not correspond. A turn that is the last message keeps its first `most` calls.
     """
     allowed: list[Message] = []
@@ -212,9 +213,9 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
-    """Returns for each turn whether it has the form that the format's opening asks for.
+    """Returns for each turn whether it has the form for which the format's text before the first question asks.
 
-    Returns an empty list if no turn has rstar2's tags, or if the opening asks for no form.
+    Returns an empty list if no turn has rstar2's tags, or if that text asks for no form.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not texts.opening or not any(_has_form(turn) for turn in turns):
@@ -248,7 +249,7 @@ def _with_system_text(
 def _with_listed_tools(
     messages: list[Message], tools: list[Message] | None, texts: FormatTexts, keeps_form: bool
 ) -> tuple[list[Message], list[Message] | None]:
-    """The same as `_with_system_text`, for a format whose system text lists the tools.
+    """Does the same as `_with_system_text`, for a format whose system text lists the tools.
 
     The system text that lists the tools precedes every conversation with tools.
     """
@@ -268,7 +269,7 @@ def _with_listed_tools(
 
 
 def count_form(row: Mapping[str, Any], texts: FormatTexts) -> FormCounts:
-    """Count the turns of a row that have the form that their texts ask for, after `as_taught`."""
+    """Convert a row with `as_taught`, and count the turns that have the form for which their texts ask."""
     taught = as_taught(row, texts)
     system = taught.messages[0]["content"] if taught.messages[0]["role"] == "system" else None
     opening = texts.opening if system is None else demands_of(system)
@@ -296,7 +297,7 @@ def count_form(row: Mapping[str, Any], texts: FormatTexts) -> FormCounts:
 
 
 def _ends_in_form(messages: Sequence[Message], texts: FormatTexts) -> bool:
-    """Whether the last turn has the form that RL rewards, if its answer is right."""
+    """Whether RL would reward the last turn if the turn's answer were right."""
     last = next(message for message in reversed(messages) if message["role"] == "assistant")
     rewarded = texts.rewarded
     if not (rewarded.answer or rewarded.box) or last.get("tool_calls"):
@@ -305,7 +306,8 @@ def _ends_in_form(messages: Sequence[Message], texts: FormatTexts) -> bool:
 
 
 def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[Message, Demands, bool]]:
-    """Yields each turn of the model, the form that its texts ask for, and whether another question follows."""
+    """Yields each turn of the model, the form for which the turn's texts ask, and whether another question follows the
+    turn."""
     last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
     demands = opening
     for at, message in enumerate(messages):

@@ -42,7 +42,7 @@ def load_source(reference: str, folders: Sequence[Path] = ()) -> Source:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
             f"the source {reference} cannot be sent to the processes that read rows: {error}",
-            "Define read at the top level of the module, not as a lambda or inside another function.",
+            "Define `read` at the top level of the module, not as a lambda or inside another function.",
         ) from error
     if loaded.kind == "problems":
         return replace(loaded, read=_ProblemReader(reference, loaded.read))
@@ -79,7 +79,7 @@ class _Reader:
 
 
 class _ProblemReader(_Reader):
-    """Reads problems with a user's function, and normalizes their answers as for every source."""
+    """Reads problems with a user's function, and normalizes the answers as for every other source."""
 
     def checked(self, columns: Any) -> dict[str, Any]:
         row = super().checked(columns)

@@ -1,4 +1,4 @@
-"""Maps a function over items in several processes, one per core. Few items are in memory at a time."""
+"""Maps a function over items in several processes, one per core. Only a few items are in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rstar2.errors import Failure
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 3
-"""Up to this many items are processed here, which is as fast as starting the processes."""
+"""Up to this many items are processed in this process, because starting other processes takes as long."""
 # pyarrow imports pandas when it converts its first list.
 _PRELOADED = ["__main__", "rstar2.data.mixture.prepare", "pandas", "pyarrow.pandas_compat"]
 """Modules that the fork server imports once for all processes."""
@@ -52,7 +52,7 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
     except BrokenProcessPool as error:
         raise Failure(
             "a process that reads rows died",
-            "It may have run out of memory. Run the same command again.",
+            "The process may have run out of memory. Run the same command again.",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -75,7 +75,7 @@ def start_server() -> None:
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items. While the caller uses one item, a thread gets the next."""
+    """Yields the items. While the caller uses one item, a thread fetches the next item."""
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(list, islice(items, 1))
         while item := following.result():
@@ -96,7 +96,7 @@ def _set_function(function: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent process was killed. Without this, the process would wait for work forever."""
+    """End this process when its parent process was killed. Otherwise the process would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

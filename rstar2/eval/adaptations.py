@@ -18,7 +18,7 @@ from rstar2.files import read_json, write_json
 
 FILE = "adaptations.json"
 _FIELDS, _CAPS = "fields_left_out", "reply_cap"
-"""Entries of results.json. The entries for a judge model have the prefix `judge_`."""
+"""Names of entries of results.json. The names for a judge model start with `judge_`."""
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class Adaptations:
 
     Args:
         folder: the run's folder.
-        benchmarks: names of the run's benchmarks. Earlier versions stored adaptations in the results.json of each.
+        benchmarks: names of the run's benchmarks. Earlier versions stored adaptations in each benchmark's results.json.
         about: entries of results.json, to which the adaptations are added.
         warn: prints one line for the user.
 
@@ -54,7 +54,8 @@ class Adaptations:
         self._about = about
         self._warn = warn
         self._entries: dict[str, dict[str, str]] = {}
-        """By entry of results.json: each field or cap, with the server's message."""
+        """Maps an entry of results.json to its adaptations: the refused fields or the cap, each with the server's
+        message."""
         self._printed: set[tuple[str, str]] = set()
         results = [read_json(folder / name / "results.json") or {} for name in benchmarks]
         for stored in [*results, read_json(self._path) or {}]:
@@ -64,7 +65,7 @@ class Adaptations:
         about.update(self._entries)
 
     def watch(self, model: object, whose: str, prefix: str = "") -> None:
-        """Record the adaptations of requests to one model. A model without a server needs none.
+        """Record the adaptations of requests to one model. Nothing is recorded for a model without a server.
 
         Args:
             whose: the model's name in messages, such as "the judge model".
@@ -91,14 +92,15 @@ class Adaptations:
         model.when_capped(capped)
 
     def _note(self, entry: str, key: str, reason: str, message: str) -> None:
-        """Print an adaptation once per start, and store it. Raises Failure if the disk is full."""
+        """Store an adaptation, and print it if this start has not printed it yet. Raises Failure if the disk is
+        full."""
         known = self._entries.setdefault(entry, {})
         new = known.get(key) != reason
         known[key] = reason
         self._about[entry] = known
         if (entry, key) not in self._printed:
             self._printed.add((entry, key))
-            self._warn(f"not exact: {message} Reason: {reason}")
+            self._warn(f"the results are not exact: {message} Reason: {reason}")
         if new:
             with writing(self._path):
                 write_json(self._path, self._entries)

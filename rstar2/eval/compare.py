@@ -1,7 +1,8 @@
-"""Compares two measurements of the same problems, paired problem by problem.
+"""Compares two measurements of the same problems. Each problem of one measurement is paired with the same problem of
+the other.
 
-Pairing removes the differences in difficulty between problems. A paired comparison therefore finds a difference with
-far fewer samples than a comparison of two averages, each with its own interval.
+Pairing removes the effect that problems differ in difficulty. A paired comparison therefore finds a difference with far
+fewer samples than a comparison of two averages, each with its own interval.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rstar2.eval.stored import Measurement, measurements
 from rstar2.runs import changed_keys, load_config
 
 Entries = dict[str, list[float]]
-"""The entries of each score of one problem, by the score's name."""
+"""The values of each score in the samples of one problem, by the score's name."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """One of a benchmark's own scores in two runs, over the problems that both runs have."""
+    """One of a benchmark's own scores in two runs, computed over the problems that both runs have."""
 
     name: str
     a: float
     b: float
     difference: float
-    """B's score minus A's."""
+    """Run B's score minus run A's score."""
     interval: tuple[float, float]
     """95 % interval of the difference, clustered by problem."""
     problems: int
@@ -69,7 +70,7 @@ class Incomplete:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One benchmark in two runs, over the problems that both runs have."""
+    """The comparison of one benchmark in two runs, over the problems that both runs have."""
 
     name: str
     a: float
@@ -77,15 +78,16 @@ class Comparison:
     b: float
     """Run B's average share of correct samples (avg@n)."""
     difference: float
-    """B's average minus A's."""
+    """Run B's average minus run A's average."""
     interval: tuple[float, float]
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
-    """The true difference that 80 % of comparisons like this one would find. None if such comparisons would find no
-    true difference, however large, that often."""
+    """The size of a true difference that would be found by 80 % of comparisons with as many problems and samples as
+    this comparison. None if no true difference, however large, would be found by 80 % of such comparisons."""
     pairs: list[Pair]
     unpaired: int
-    """Number of problems that only one run has. A problem whose gold answers differ counts once for each run."""
+    """Number of problems that only one run has. If the runs have different gold answers to a problem, the problem
+    counts twice."""
     changed: list[str]
     """Settings that differ between the runs."""
     incomplete: list[Incomplete]
@@ -95,13 +97,13 @@ class Comparison:
 
     @property
     def flipped(self) -> list[Pair]:
-        """The problems that flipped, the largest change first."""
+        """The problems that flipped (`Pair.flipped`). The problem with the largest change comes first."""
         flipped = (pair for pair in self.pairs if pair.flipped)
         return sorted(flipped, key=lambda pair: (-abs(pair.b - pair.a), pair.id))
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes zero, so that the runs differ."""
+        """Whether the interval excludes zero, which shows that the runs differ."""
         low, high = self.interval
         return low > 0 or high < 0
 
@@ -123,14 +125,15 @@ class Comparison:
 
 
 def compare_runs(a: Path, b: Path) -> list[Comparison]:
-    """Compare every benchmark that both runs measured, or two benchmarks.
+    """Compare every benchmark that both runs measured, or two single benchmarks.
 
     Args:
         a: a run's folder, or the folder of one of its benchmarks.
         b: the folder of the other run, or of one of its benchmarks.
 
     Raises:
-        UserError: a folder is neither, or the runs share no benchmark or no problem of a benchmark.
+        UserError: a folder is neither a run's folder nor a benchmark's, the runs have no benchmark in common, or they
+            have no problem of a benchmark in common.
     """
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]
@@ -147,7 +150,8 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
 
 
 def _by_name(folder: Path) -> dict[str, Measurement]:
-    """The benchmarks of a run by name, or the single benchmark whose folder this is."""
+    """Returns the benchmarks in a run's folder, by name. If `folder` is the folder of one benchmark, returns only this
+    benchmark."""
     if not _is_benchmark(folder):
         load_config(folder)
     return {measured.name: measured for measured in measurements(folder)}
@@ -198,9 +202,10 @@ def _incomplete(run: Literal["A", "B"], results: dict[str, Any]) -> list[Incompl
 
 
 def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDifference]:
-    """The differences of the scores, and of the scores that the benchmark computes from them.
+    """Returns the differences between the runs' scores, including the scores that the benchmark computes from other
+    scores.
 
-    Entry i of `a` and of `b` is the same problem.
+    Entry i of `a` and entry i of `b` are the same problem.
     """
     # The scores of A, those of B, and their differences.
     sides: tuple[dict[str, Score], ...] = ({}, {}, {})
@@ -231,10 +236,11 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
 
 
 def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str, Any]]:
-    """The rows of problems by (id, gold answer), or by (id, "") if `by_id`.
+    """Returns a benchmark's rows of problems. The key of a row is (id, gold answer), or (id, "") if `by_id`.
 
-    An id may be a mere line number, so the gold answers must agree too. Gold answers are ignored (`by_id`) if both runs
-    have the same set of problems: a killed run has only the gold answers of its traces, which in GPQA are letters.
+    An id may be just a line number, so two rows are the same problem only if the gold answers are also the same.
+    If `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems.
+    A killed run needs `by_id`, because it has only the gold answers in its traces, which are letters in GPQA.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

@@ -1,7 +1,8 @@
-"""Controls a running evaluation from another process: pause, resume, samples at once, and cancelling a sample.
+"""Controls a running evaluation from another process: pauses and resumes it, changes how many samples run at once, and
+cancels a sample.
 
-`rstar2 eval ctl` writes a request into a folder of the run, and the run writes its answer beside it. Files work
-wherever the run's folder can be read: over ssh, under nohup, and on another machine with the same file system.
+`rstar2 eval ctl` writes a request into a folder of the run, and the run writes its answer beside the request. Files
+work wherever the run's folder can be read: over ssh, under nohup, and on another machine with the same file system.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from rstar2.runs import load_status
 
 Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
 _KINDS = ("eval", "agree")
-"""The kinds of runs that can be controlled, as status.json names them."""
+"""The kinds of runs that can be controlled. The names are those of `kind` in status.json."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
-"""How long `ask` waits for an answer. A very large run may be busy with its statistics for seconds."""
+"""How long `ask` waits for an answer. A very large run may be busy for seconds while it computes its statistics."""
 _REQUEST, _ANSWER = ".request.json", ".answer.json"
 _MAX_IN_FLIGHT = 100_000
 
@@ -40,7 +41,7 @@ class Control:
     """Limits how many samples run at once, and can cancel a running sample.
 
     Args:
-        in_flight: samples at once, at the start.
+        in_flight: how many samples may run at once, until a person changes this number.
         on_change: called with a sentence after each change that a person requested.
     """
 
@@ -54,11 +55,12 @@ class Control:
         self._closing = 0
         """Number of occupied slots that close as soon as their samples have ended."""
         self._sampling: dict[str, tuple[asyncio.Timeout, float]] = {}
-        """The running samples by name: the timeout that can cancel each, and the time when it began."""
+        """The running samples by name. For each sample: the timeout that can cancel it, and the time when the sample
+        began."""
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a free slot, and occupy it during the block."""
+        """Wait for a free slot, and occupy it during the `with` block."""
         await self._slots.acquire()
         try:
             yield
@@ -67,9 +69,9 @@ class Control:
 
     @contextlib.asynccontextmanager
     async def sampling(self, benchmark: str, problem_id: str, sample: int) -> AsyncIterator[None]:
-        """Register a sample during the block, so that a person can cancel it.
+        """Register a sample during the `with` block, so that a person can cancel it.
 
-        The block of a cancelled sample raises SampleCancelled.
+        If the sample is cancelled, its `with` block raises SampleCancelled.
         """
         name = f"{benchmark}/{problem_id}/{sample + 1}"
         never = asyncio.timeout(None)
@@ -85,15 +87,15 @@ class Control:
             self._sampling.pop(name, None)
 
     async def end_pause(self) -> None:
-        """Open the slots, so that samples that wait for one notice that the run ends."""
+        """Open the slots. A sample that waits for a slot then notices that the run ends."""
         await self._resize(self.in_flight)
 
     async def apply(self, action: Action, value: str) -> dict[str, Any]:
-        """Carry out a request. Returns the run's state after the request: `paused`, `in_flight`, and `sampling`
-        (seconds by sample).
+        """Carry out a request. Returns the run's state after the request: `paused`, `in_flight`, and `sampling` (for
+        each running sample, how many seconds it has taken so far).
 
         Raises:
-            UserError: no sample of that name is running, or `value` is not a number of samples.
+            UserError: no sample with the name `value` is running, or `value` is not a number of samples.
         """
         if action == "pause":
             self.paused = True
@@ -152,7 +154,8 @@ def _count(value: str) -> int:
 async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -> None:
     """Answer the requests that `ask` writes into a folder, until this task is cancelled.
 
-    If `stop` is set while the run is paused, the pause ends, because samples that wait for a slot would never notice.
+    If `stop` is set while the run is paused, the pause ends, because samples that wait for a slot would otherwise never
+    notice that the run ends.
     """
     while True:
         if stop.is_set():
@@ -179,7 +182,7 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
     """Send a request to a running evaluation. Returns the run's state after the request, as `Control.apply` does.
 
     Raises:
-        UserError: `run` is no running evaluation, or the evaluation refuses the request.
+        UserError: `run` is not a running evaluation, or the evaluation refuses the request.
         Failure: the run is still starting, or does not answer.
     """
     if action not in get_args(Action):
@@ -201,7 +204,7 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
             f"{run} is not an evaluation that is running: {state}", "Start it, or name another folder."
         )
     if not folder.is_dir():
-        raise Failure(f"{run} is still starting", "Try again once it has begun to sample.")
+        raise Failure(f"{run} is still starting", "Try again when it has begun to sample.")
     name = f"{time.time_ns()}-{os.getpid()}"
     request, answer_file = folder / f"{name}{_REQUEST}", folder / f"{name}{_ANSWER}"
     write_json(request, {"action": action, "value": value})
@@ -211,7 +214,7 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
             if time.monotonic() > deadline:
                 raise Failure(
                     f"{run} did not answer within {_ANSWER_S:.0f} s",
-                    "The run may have just ended: `rstar2 runs show` tells its state.",
+                    "The run may have just ended: `rstar2 runs show` shows its state.",
                 )
             time.sleep(_LOOK_EVERY_S / 5)
         answer = read_json(answer_file)

@@ -1,6 +1,6 @@
 """Extends an evaluation: a later start may add samples, problems and benchmarks to the folder of an earlier start.
 
-Finished samples count, and only missing samples are made. Every other setting that decides the result must stay the
+Finished samples are kept, and only missing samples are made. All other settings that decide the result must stay the
 same.
 """
 
@@ -21,17 +21,18 @@ Config = dict[str, Any]
 def extended_config(
     folder: Path, kind: str, config: Config, problems: Mapping[str, Sequence[Problem]]
 ) -> tuple[Config, Callable[[Config], Config]]:
-    """Merge the config of this start with that of the run's earlier starts.
+    """Merge the config of this start with the config of the run's earlier starts.
 
     Args:
         folder: the run's folder, which need not exist.
-        kind: kind of this start, as in config.json. If the stored run has another kind, `open_run` refuses this start.
-        config: `rstar2.eval.plan.EvalPlan.config` of this start.
+        kind: the kind of run that is started, as in config.json. If the stored run has another kind, `open_run` refuses
+            this start.
+        config: the value of `rstar2.eval.plan.EvalPlan.config` for this start.
         problems: the problems of this start, by benchmark.
 
     Returns:
-        The new config.json: `config` with the benchmarks of earlier starts, and a function that returns the part of a
-        config that must not change, for `compared` of `rstar2.runs.open_run`.
+        The new config.json, and a function for `compared` of `rstar2.runs.open_run`. The new config.json is `config`
+        with the benchmarks of earlier starts. The function returns the part of a config that must not change.
     """
     stored_kind, stored = load_config(folder) if (folder / "config.json").exists() else ("", {})
     if stored_kind != kind or not {"problems", "settings"} <= stored.keys():
@@ -53,7 +54,7 @@ def extended_config(
     }
 
     def compared(each: Config) -> Config:
-        """A config without what this start adds to the stored one."""
+        """Returns a config without the entries that this start adds to the stored config."""
         settings, prints = {}, {}
         for name, before in earlier.items():
             now = {**each["settings"][name], "problems": each["problems"][name]}
@@ -67,7 +68,7 @@ def extended_config(
 
 
 def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -> None:
-    """Write a benchmark's settings.json, or compare the settings with those that an earlier start wrote.
+    """Write a benchmark's settings.json, or compare the settings with the settings that an earlier start wrote.
 
     If this start adds samples or problems, results.json is first marked as incomplete, so that results.json is correct
     even if this start is killed.
@@ -93,6 +94,7 @@ def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -
 
 
 def _without_additions(before: Config, now: Config, adds_problems: bool) -> Config:
-    """`now`, but with the samples and problems' fingerprint of `before` if `now` only adds samples or problems."""
+    """Returns a copy of `now` without additions. If `now` has more samples than `before`, the copy has the number of
+    samples in `before`. If `adds_problems`, the copy has the fingerprint of the problems in `before`."""
     samples = before["samples"] if now["samples"] >= before["samples"] else now["samples"]
     return {**now, "samples": samples, "problems": before["problems"] if adds_problems else now["problems"]}

@@ -1,7 +1,8 @@
 """Finds the part of a trace that is graded: applies the rules of `rstar2.eval.grader.reading_rules` to a trace.
 
-The text of a turn in our tags is read like any other output. A turn in the format of a model family was already split
-into thought, calls and the rest by that format; an answer is looked for in the rest.
+If a turn is written in our own tags, its whole text is read, like any other output. If a turn is written in the format
+of a model family, it is already split into the thought, the calls and the rest, and the answer is looked for only in
+the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def final_text(trace: Trace) -> tuple[str, bool]:
 
 
 def part_to_grade(trace: Trace, rule: ReadingRule) -> str:
-    """The part of a trace that holds its answer under a rule. The part is empty if the rule finds no answer."""
+    """Returns the part of a trace that holds the answer according to a reading rule. The part is empty if the rule
+    finds no answer."""
     text, finished = final_text(trace)
     return reading_rules.part_to_grade(text, rule, finished)
 

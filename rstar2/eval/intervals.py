@@ -1,6 +1,6 @@
-"""The confidence interval type, and the interval of a share.
+"""The type of confidence intervals, and the confidence interval of a share.
 
-This module needs no numpy, which the extra `grade` lacks.
+This module does not import numpy, because numpy is not installed with the extra `grade`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 LEVEL = 0.95
-"""Confidence of every interval."""
+"""Confidence level of every interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided interval of confidence `LEVEL` for a share or a difference of shares."""
+    """A two-sided confidence interval with the level `LEVEL`, for a share or for a difference between shares."""
 
     low: float
     high: float
 
 
 def share(hits: int, total: int) -> Interval:
-    """Wilson's interval of a share of independent cases.
+    """Returns Wilson's confidence interval for a share of independent cases.
 
     Raises:
         ValueError: `total` is less than 1, or `hits` is not in 0..total.

@@ -4,8 +4,8 @@
 measure(request) ─→ plan_evaluation: servers, problems, model ─→ open_run: the run's folder
                  ─→ judge, grader, methods ─→ run_parts: samples, verdicts, results.json ─→ view: tables
 ```
-The first Ctrl-C lets the samples in flight finish and starts no more. The second Ctrl-C abandons the samples in flight.
-After the first and after the second Ctrl-C, every finished sample is kept.
+After the first Ctrl-C, no sample is started, and the samples in flight finish. The second Ctrl-C abandons the samples
+in flight. Every finished sample is kept, after the first and after the second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from rstar2.runs import Run, open_run
 
 
 def measure(request: EvalRequest, view: LiveView) -> None:
-    """Sample and grade every benchmark, and print the results. Each benchmark has a folder NAME in the run's folder.
+    """Sample and grade every benchmark, and print the results. Each benchmark has a folder with its name in the run's
+    folder.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C left samples out, or was pressed twice.
+        KeyboardInterrupt: after Ctrl-C, some samples are missing, or Ctrl-C was pressed twice.
         SamplesRefused: a server refused some samples. The results of the other samples are printed first.
-        UserError, Failure: raised by `plan_evaluation` or `rstar2.eval.run.run_parts`.
+        UserError, Failure: errors of `plan_evaluation` and `rstar2.eval.run.run_parts`.
     """
     retries = RetryPolicy(request.wait_s)
     plan = plan_evaluation(request, retries)
@@ -83,7 +84,7 @@ class _Measurement:
     view: LiveView
 
     def run(self) -> tuple[list[EvalResult], bool]:
-        """Sample and grade. Returns the results, and whether Ctrl-C left samples out."""
+        """Make and grade the samples. Returns the results, and whether samples are missing because of Ctrl-C."""
         needs_judge = any(not each.benchmark.chat for each in self.plan.benchmarks.values())
         with contextlib.ExitStack() as stack:
             judge = stack.enter_context(self._judge()) if needs_judge else None
@@ -106,7 +107,8 @@ class _Measurement:
             yield _RunningJudge(started.url, started.token, str(started.isolation))
 
     def _about(self, judge: _RunningJudge | None) -> dict[str, Any]:
-        """The entries of results.json that all benchmarks share. Prints a note about each that is unusual."""
+        """Returns the entries of results.json that are the same for all benchmarks. Prints a note about each unusual
+        entry."""
         opened, report = self.plan.opened, self.plan.judge_report
         about: dict[str, Any] = {"model": dict(opened.identity), "versions": versions()}
         if opened.folder is not None:
@@ -160,7 +162,8 @@ class _Measurement:
     async def _resources(
         self, judge: _RunningJudge | None, grader: GraderPool | None, stack: contextlib.AsyncExitStack
     ) -> tuple[Resources, Services]:
-        """Open what the benchmarks share. Also returns the services whose counters tell the progress."""
+        """Open the resources that the benchmarks share. Also returns the services whose counters show the run's
+        progress."""
         opened, retries, turn_timeout_s = self.plan.opened, self.retries, self.plan.base.turn_timeout_s
         models: list[TokenCounter] = []
         agent, tools, chat, judge_model = None, None, None, None
@@ -189,7 +192,7 @@ class _Measurement:
 
 
 class _Interrupt:
-    """Handles Ctrl-C. The first sets `stop`, the second cancels the task that created this object."""
+    """Handles Ctrl-C. The first Ctrl-C sets `stop`. The second Ctrl-C cancels the task that created this object."""
 
     def __init__(self, view: LiveView) -> None:
         self.stop = asyncio.Event()

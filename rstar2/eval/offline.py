@@ -22,7 +22,7 @@ from rstar2.files import output_file, read_csv, read_objects
 from rstar2.loop.trace import Finish, Trace
 
 BATCH = 256
-"""Number of rows between two updates of the progress bar."""
+"""Number of rows that are graded between two updates of the progress bar."""
 _ROW = (
     'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}; '
     "--gold-key and --pred-key name other keys. The same rows may be a list in a .json file, or columns in .csv, .tsv "
@@ -41,8 +41,8 @@ class OfflineRow:
     place: str
     """Place in the file, such as "line 3", or "row 3" if rows are not lines."""
     id: dict[str, Any]
-    """Keys that identify the row in the output: the row's `id` if it has one and, if the row has a fault, the number of
-    its line or row."""
+    """Keys that identify the row in the output: the row's `id` if it has one and, if the row has a fault, the row's
+    number in the file."""
     gold: AnswerValue = None
     pred: AnswerValue = None
     finished: bool = True
@@ -66,12 +66,12 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
         path: the file.
         gold_key: key of the gold answer in a row.
         pred_key: key of the output in a row.
-        strict: raise at the first row that cannot be graded. If False, a row that cannot be graded is returned with its
-            `fault` set.
+        strict: whether to raise UserError at the first row that cannot be graded. If False, a row that cannot be graded
+            is returned with its `fault` set.
 
     Raises:
-        UserError: the file cannot be read, or none of its rows can be graded. With `strict`, also raised if a single
-            row cannot be graded.
+        UserError: the file cannot be read, or none of its rows can be graded. If `strict`, UserError is also raised if
+            any single row cannot be graded.
     """
     rows: list[OfflineRow] = []
     unit, read = _reader(path)
@@ -109,7 +109,8 @@ _Read = Callable[[Path, _OnFault], Iterator[tuple[int, dict[str, Any]]]]
 
 
 def _reader(path: Path) -> tuple[Unit, _Read]:
-    """Returns what messages call a row of the file, and the function that reads its rows."""
+    """Returns the word that messages use for a row of the file ("line" or "row"), and the function that reads the
+    rows."""
     match path.suffix.lower():
         case ".parquet":
             return "row", _parquet_rows
@@ -155,7 +156,8 @@ def _parquet_rows(path: Path, on_fault: _OnFault) -> Iterator[tuple[int, dict[st
 
 
 def _trace(value: dict[str, Any]) -> Trace | None:
-    """Parse a row as a trace. Returns None if the row is no valid trace; the row's faults are then reported."""
+    """Parse a row as a trace. Returns None if the row is not a valid trace. The caller then reports what is wrong with
+    the row."""
     try:
         return Trace.model_validate(value)
     except ValidationError:
@@ -178,8 +180,8 @@ def graded(
 ) -> Iterator[dict[str, Any]]:
     """Grade rows. Yields one object per row, in order: `id` if the row has one, `verdict`, `extracted` and `rule`.
 
-    If `certified`, the certificate of each correct verdict is checked. The key `verified` is then true, or a text that
-    names what could not be confirmed.
+    If `certified`, the certificate of each correct verdict is checked. The object of a correct verdict then has the key
+    `verified`: true, or a text that says what could not be confirmed.
     """
 
     def pair(row: OfflineRow) -> tuple[AnswerValue, AnswerValue]:
@@ -209,11 +211,12 @@ def _unconfirmed(verdict: Verdict) -> str | None:
 
 @contextmanager
 def writer(path: Path | None, source: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Open an output for JSON Lines. Yields a function that writes one object.
+    """Open an output file for JSON Lines. Yields a function that writes one object.
 
     Args:
-        path: the file to write, which appears whole at the end. If None, the objects are written to standard output.
-        source: the file that the rows were read from.
+        path: the file to write, which appears only when it is complete. If None, the objects are written to standard
+            output.
+        source: the file from which the rows were read.
 
     Raises:
         UserError: `path` is the `source`, or `output_file` raises a UserError.

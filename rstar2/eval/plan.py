@@ -27,7 +27,7 @@ from rstar2.runs import json_digest
 
 _PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
 _RESERVED = _PUBLISHED | {"analysis", "attempts", "memory"}
-"""Names of benchmarks and of the run's own folders. A user's own benchmark must have another name."""
+"""Names of published benchmarks and of the run's own folders. A user's own benchmark must not have such a name."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class EvalRequest:
     benchmarks: list[str]
     """Names of benchmarks or groups, JSON Lines files, or `module:object` of users' benchmarks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `EvalSettings` that the user set. Each benchmark's own protocol decides the others."""
+    """The values of `EvalSettings` that the user set. Each benchmark's own protocol decides all other values."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
     files: BenchmarkFiles = field(default_factory=BenchmarkFiles)
-    """Files and options of the benchmarks. With `files.data`, the request may have only one benchmark."""
+    """Files and options of the benchmarks. If `files.data` is set, the request may have only one benchmark."""
     judge_model: JudgeModel | None = None
     limit: int | None = None
-    """Number of problems to use of each benchmark, from its first. If None, all problems are used."""
+    """Number of problems to use of each benchmark, starting with its first problem. If None, all problems are used."""
     record: SampleRecord = TRACES
     """How each sample is stored."""
     folder: Path | None = None
@@ -54,7 +54,8 @@ class EvalRequest:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that a service may be away. Raises UserError if a setting is wrong."""
+        """The number of seconds for which a service may fail to answer before the run stops. Raises UserError if a
+        setting is wrong."""
         return resolve(EvalSettings, dict(self.settings), [], self.kind).wait_s
 
 
@@ -66,29 +67,31 @@ class Planned:
     problems: list[Problem]
     settings: EvalSettings
     as_published: bool
-    """Whether a real model is measured on all published problems. Only then is the result compared with the paper's
+    """Whether a real model is measured on all published problems. If False, the result is not compared with the paper's
     number."""
     unreadable: Unreadable
 
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """A request with its problems loaded and its model open. The plan holds everything that decides the result."""
+    """A request whose problems are loaded and whose model is open. The plan contains everything that decides the
+    result."""
 
     request: EvalRequest
     opened: Opened
     benchmarks: dict[str, Planned]
-    """The benchmarks by the name that they have in results and folders."""
+    """The benchmarks by name. The name of a benchmark is used in results, and for its folder."""
     judge_model: JudgeModel | None
-    """The request's judge model, with the name that its server reported."""
+    """The request's judge model, with the model name that its server reported."""
     judge_report: JudgeReport | None = None
-    """Result of the check of the user's judge. None if the run starts its own judge or needs no judge."""
+    """The result of checking the user's judge. None if the run starts its own judge or needs no judge."""
     notes: tuple[str, ...] = ()
-    """Notes about the problems, to print before sampling."""
+    """Notes about the problems, which are printed before the first sample."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of the run's config.json. A run is resumed only if its config.json agrees."""
+        """The content of the run's config.json. A run is resumed only if its stored config.json agrees with this
+        content."""
         judged = {"judge_model": self.judge_model.name} if self.judge_model else {}
         return {
             "problems": {name: fingerprint(each.problems) for name, each in self.benchmarks.items()},
@@ -100,7 +103,8 @@ class EvalPlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder. If the user names none, equal plans have the same folder."""
+        """The run's folder. If the user does not name a folder, the folder's name depends only on the plan, so that
+        equal plans have the same folder."""
         if self.request.folder is not None:
             return self.request.folder
         model = str(self.opened.identity["name"]).rpartition("/")[2]
@@ -108,7 +112,8 @@ class EvalPlan:
 
     @property
     def base(self) -> EvalSettings:
-        """Settings of the first benchmark. `in_flight` and the time limits are the same for all benchmarks."""
+        """The settings of the first benchmark, used for `in_flight` and the time limits, which are the same for all
+        benchmarks."""
         return next(iter(self.benchmarks.values())).settings
 
 
@@ -124,7 +129,7 @@ def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
     names = expanded(request.benchmarks)
     if request.files.data is not None and len(names) > 1:
         raise UserError(
-            f"--data replaces the data of one benchmark, but there are {len(names)}: {', '.join(names)}",
+            f"--data replaces the data of one benchmark, but there are {len(names)} benchmarks: {', '.join(names)}",
             "Name one benchmark, or name the files themselves in place of benchmarks.",
         )
     benchmarks = {folder: find(name) for folder, name in zip(_folder_names(names), names, strict=True)}
@@ -153,7 +158,8 @@ def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
 
 
 def _planned(name: str, benchmark: Benchmark, request: EvalRequest) -> tuple[Planned, str]:
-    """Returns a benchmark with its problems, and a note about problems with unreadable answers (empty if none)."""
+    """Returns a benchmark with its problems, and a note about problems with unreadable answers, which is empty if there
+    are none."""
     files, limit = request.files, request.limit
     settings = resolve(EvalSettings, {**benchmark.protocol, **request.settings}, [], request.kind)
     problems = list(benchmark.load(files, settings))
@@ -170,8 +176,8 @@ def _readable(
 ) -> tuple[list[Problem], Unreadable, str]:
     """Separate the problems with unreadable answers, against which no output can be graded correct.
 
-    Problems after the last one that is sampled are not checked. A published set keeps its unreadable problems, since
-    its numbers are over the whole set.
+    The problems after the last problem that is sampled are not checked. A published set keeps its unreadable problems,
+    because its published results are for the whole set.
 
     Returns:
         The problems to sample, the unreadable problems, and a note about the unreadable problems (empty if all are
@@ -210,20 +216,21 @@ def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> N
     if request.target.oracle and (name in BENCHMARK_NAMES or benchmark.chat):
         raise UserError(
             f"--oracle has no answers for {name}",
-            "It works for mathematics sets and files of problems. Give a model.",
+            "--oracle works only for mathematics sets and files of problems. Give a model.",
         )
     if benchmark.harness is not None:
         require(benchmark.harness, name)
     if benchmark.judged and request.judge_model is None:
-        hint = "Give the URL of an OpenAI-compatible server that has one: --judge-model-url URL."
+        hint = "Give the URL of an OpenAI-compatible server with a judge model: --judge-model-url URL."
         raise UserError(f"{name} is graded by a judge model, but there is no --judge-model-url", hint)
 
 
 def _folder_names(benchmarks: list[str]) -> list[str]:
-    """The names of benchmarks in results and folders.
+    """Returns the names of benchmarks in results, which are also the names of their folders.
 
-    A benchmark that is a file is named after the file's stem. A user's `module:object` is named after the module,
-    followed by the object's name unless that is BENCHMARK. A name that is reserved gets the prefix `own-`.
+    The name of a file of problems is the file's name without its ending. The name of a user's `module:object` is the
+    module's name, followed by the object's name unless the object's name is BENCHMARK. If such a name is reserved, it
+    gets the prefix `own-`.
 
     Raises:
         UserError: two benchmarks have the same name, so they would share a folder.

@@ -1,4 +1,4 @@
-"""The number that people quote for a benchmark, and its comparison with the paper's number."""
+"""The number that is usually quoted for a benchmark, and its comparison with the paper's number."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rstar2.eval.benchmarks import NAMES, PAPER, find
 
 @dataclass(frozen=True)
 class Quoted:
-    """The one number that is quoted for a benchmark."""
+    """The number that is usually quoted for a benchmark."""
 
     label: str
-    """Name of the score; empty for the average of verdicts."""
+    """Name of the quoted score. Empty if the number is the share of correct answers."""
     value: float
-    """A share, in 0..1."""
+    """The quoted number, a share in 0..1."""
     interval: tuple[float, float]
-    """95 % interval, clustered by problem."""
+    """95 % interval of the quoted number, clustered by problem."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,16 @@ class BesidePaper:
     """A row of the table "paper | this run"."""
 
     name: str
-    """The benchmark, and the score that is compared."""
+    """Name of the benchmark, and of the score that is compared."""
     paper: float
     """The paper's number, a share in 0..1."""
     run: Quoted | None
-    """This run's number. None if the run lacks the score that is compared."""
+    """This run's number, a share in 0..1. None if the run does not have the score that is compared."""
 
     @property
     def difference(self) -> tuple[float, float, float] | None:
-        """This run minus the paper, with the lower and the upper end of the difference's interval.
+        """This run's number minus the paper's number, and the lower and the upper end of the interval of this
+        difference.
 
         None if `run` is None.
         """
@@ -45,7 +46,7 @@ class BesidePaper:
 
 
 def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
-    """Returns the number to quote from a benchmark's summary. None if the summary lacks this number."""
+    """Returns the number in a benchmark's summary that is usually quoted, or None if the summary does not have it."""
     if not summary["samples"]:
         return None
     label = find(name).headline if name in NAMES else ""
@@ -56,9 +57,9 @@ def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
 
 
 def beside_paper(summaries: Iterable[tuple[str, dict[str, Any]]]) -> list[BesidePaper]:
-    """Compare benchmarks, each given as (name, summary), with the paper.
+    """Compare the results of benchmarks with the paper's results. A benchmark is given as a pair (name, summary).
 
-    Left out are benchmarks without a number in the paper, and those that were not measured as published.
+    A benchmark is left out if the paper has no number for it, or if it was not measured as published.
     """
     rows = []
     for name, summary in summaries:

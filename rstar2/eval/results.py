@@ -21,7 +21,7 @@ from rstar2.loop.trace import FINISHED, Trace
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The facts about one graded trace that the numbers are computed from."""
+    """The facts about one graded trace from which the numbers of a benchmark are computed."""
 
     problem_id: str
     sample: int
@@ -37,9 +37,9 @@ class Row:
     """Whether the answer is correct under the paper's reading rule. None if the paper's reading rule does not apply, as
     in benchmarks that a harness scores."""
     scores: dict[str, list[float]] | None
-    """The benchmark's own scores: entries by name."""
+    """The values of the benchmark's own scores in this sample, by the name of the score."""
     ballot: str | None = None
-    """The answer that this sample votes for in maj@n. If None, the sample votes for `extracted`."""
+    """The answer for which this sample votes in maj@n. If None, the sample votes for `extracted`."""
     rule: str = ""
     """The grader's rule that decided the verdict."""
     failed_turns: int = 0
@@ -83,12 +83,13 @@ class Row:
 
     @property
     def could_not_verify(self) -> bool:
-        """Whether there is, or may be, an answer that the grader could not decide about."""
+        """Whether the trace has, or may have, an answer on which the grader could not decide."""
         return self.missed not in (None, "wrong", "no_answer")
 
 
 def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group rows by problem. Problems are in order of first appearance, and the rows of each in order of sample."""
+    """Group rows by problem. Problems are in the order in which they first appear, and the rows of a problem are in the
+    order of their sample numbers."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.problem_id, []).append(row)
@@ -98,9 +99,9 @@ def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """Compute the summary of a benchmark from the rows of its problems.
 
-    A number of the summary is None if the rows have nothing to compute the number from: without calls, for example, the
-    share of failed calls is None. `samples` is the number of traces, and `n` the smallest number of samples of a
-    problem.
+    A number in the summary is None if it cannot be computed from the rows. For example, the share of failed calls is
+    None if there are no calls. `samples` is the number of traces, and `n` is the smallest number of samples that a
+    problem has.
     """
     groups = {name: group for name, group in groups.items() if group}
     rows = [row for group in groups.values() for row in group]
@@ -145,9 +146,10 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
-    """The per-problem table: one JSON-able object per problem.
+    """Returns the table of problems: one object per problem, which can be written as JSON.
 
-    `golds` has the gold answers by problem. The key `scores` has the entries of each score by its name.
+    `golds` contains the gold answer of each problem. In a returned object, `scores` contains the values of each score
+    by the score's name.
     """
     return [
         {
@@ -169,9 +171,10 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
 
 
 def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
-    """The key `scores`: the mean of each score, with its interval clustered by problem.
+    """Returns a dict with the key `scores`, which contains the mean of each score with its interval clustered by
+    problem.
 
-    The result is an empty dict if the rows have no scores.
+    Returns an empty dict if the rows have no scores.
     """
     by_score: dict[str, list[list[float]]] = {}
     for group in groups.values():
@@ -189,7 +192,7 @@ def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def _scores_of(group: list[Row]) -> dict[str, list[float]]:
-    """The entries of each score over all samples of a problem."""
+    """Returns the values of each score in all samples of a problem."""
     entries: dict[str, list[float]] = {}
     for row in group:
         for name, values in (row.scores or {}).items():
@@ -211,7 +214,7 @@ def _paper_accuracy(groups: dict[str, list[Row]]) -> float | None:
 
 
 def _pass_at_k(correct: list[list[bool]]) -> dict[str, float]:
-    """pass@k for k = 1, 2, 4, … and for k = the smallest number of samples of a problem."""
+    """Returns pass@k for k = 1, 2, 4, …, and for the smallest number of samples that a problem has."""
     most = min(len(row) for row in correct)
     by_k: dict[str, float] = {}
     for k in sorted({2**power for power in range(most.bit_length())} | {most}):
@@ -222,7 +225,8 @@ def _pass_at_k(correct: list[list[bool]]) -> dict[str, float]:
 
 
 def _maj_at_n(groups: dict[str, list[Row]], correct: list[list[bool]]) -> float:
-    """maj@n. Two answers count as the same if both are correct, or if their ballots agree apart from spaces."""
+    """Returns maj@n. Two answers are the same vote if both are correct, or if the answers for which they vote differ
+    only in spaces."""
     names = [[_ballot(row) for row in group] for group in groups.values()]
     scores = statistics.maj_at_n(names, correct)
     return sum(scores) / len(scores)

@@ -1,4 +1,4 @@
-"""Samples problems with a model: many samples at once, each graded and written as it finishes.
+"""Samples problems with a model. Many samples run at once, and each sample is graded and written when it finishes.
 
 ```
 jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
@@ -7,10 +7,11 @@ jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue
 These four kinds of runs differ in the method (how a sample is made and graded), the engines (one or a pool) and the
 record (what is stored).
 
-The number of slots limits the samples in flight, so a slow rollout occupies one slot and delays no other. The queue has
-a limit too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
-`traces.jsonl`, is the state: the next start counts the samples in it and makes only the missing ones, each from its own
-seed. A sample that could not be graded, because a judge model was away, stays in `ungraded.jsonl` until the next start.
+The number of slots is the maximum number of samples in flight. A slow rollout occupies one slot and does not delay
+other rollouts. The length of the queue is limited too, so the samplers wait if grading or the disk is slower than the
+engine. The record's file, such as `traces.jsonl`, is the run's state. The next start reads the samples in this file,
+and makes only the missing samples. Each sample has its own seed. A sample that could not be graded because a judge
+model did not answer stays in `ungraded.jsonl` until the next start.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _RETRY_HINT = "The results cover the other samples. To retry the failed ones, st
 _DISK_FULL_HINT = "Every sample written so far is kept; free disk space and start the same command again."
 _UNGRADED = "ungraded.jsonl"
 _STATUSES_OF_ONE_REQUEST = frozenset({400, 413, 422})
-"""HTTP statuses that the content of one request may cause. All other HTTP error statuses concern the account, the model
-or the address."""
+"""HTTP statuses whose cause may be the content of one request. All other HTTP error statuses concern the account, the
+model or the address."""
 _MOST_EQUAL_REFUSALS = 5
 """A run ends after this many refusals if all have the same HTTP status and no request was answered."""
 
@@ -65,7 +66,8 @@ class EvalResult:
 
     name: str
     summary: dict[str, Any]
-    """Computed by `SampleRecord.summary`, which for traces is `rstar2.eval.results.summarise`."""
+    """The summary that `SampleRecord.summary` computes. For traces, `rstar2.eval.results.summarise` computes the
+    summary."""
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
@@ -82,7 +84,8 @@ class SamplesRefused(Failure):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The problems with unreadable answers in a benchmark: no output can be graded correct against such an answer."""
+    """The problems of a benchmark whose gold answers are unreadable: no output can be graded correct against such an
+    answer."""
 
     problems: tuple[dict[str, str], ...] = ()
     """The `id`, `answer` and `why` of each problem, as in results.json."""
@@ -96,18 +99,18 @@ class Part:
 
     problems: list[Problem]
     out: Path
-    """The folder to write to."""
+    """The folder to which the benchmark's files are written."""
     method: Method
     combined: Combined | None = None
-    """Computes more scores from the scores of the traces."""
+    """Computes further scores from the scores that the traces contain."""
     record: SampleRecord = TRACES
     """How each sample is stored."""
     as_published: bool = False
-    """Whether the result may be compared with the paper's number once it is complete."""
+    """Whether the result may be compared with the paper's number when all samples are finished."""
     unreadable: Unreadable = field(default_factory=Unreadable)
     identity: Mapping[str, Any] | None = None
-    """Content of settings.json, which every later start must repeat. If None, settings.json contains the settings and
-    the problems, which a later start may extend (`rstar2.eval.extension.keep_settings`)."""
+    """The content of settings.json, which must be the same at every later start. If None, settings.json contains the
+    settings and the problems, which a later start may extend (`rstar2.eval.extension.keep_settings`)."""
 
 
 async def evaluate(
@@ -126,7 +129,7 @@ async def evaluate(
     """Sample every problem with the agent loop and grade every sample.
 
     Args:
-        benchmarks: the problems of each benchmark and the folder to write to, by the benchmark's name.
+        benchmarks: by name, the problems of each benchmark and the folder to which its files are written.
         engine: generates the turns.
         codec: converts between messages and token ids.
         tools: run the model's tool calls.
@@ -156,24 +159,25 @@ async def run_parts(
     about: Mapping[str, Any] | None = None,
     control: Control | None = None,
 ) -> list[EvalResult]:
-    """Sample and grade every benchmark, and write the samples and results.json of each.
+    """Sample and grade every benchmark, and write each benchmark's samples and results.json.
 
-    All benchmarks share the slots, so none waits for the last sample of another. A call with the same arguments
-    continues where the last one ended.
+    All benchmarks share the slots, so no benchmark waits for the last sample of another benchmark. A call with the same
+    arguments continues where the previous call ended.
 
     Args:
         parts: the benchmarks by name.
-        in_flight: samples at once.
-        services: the services whose counters tell the progress.
-        on_progress: called about twice a second (more rarely with a very large number of samples), and at the end.
-        stop: when set, no new sample is started, and the samples in flight finish.
+        in_flight: how many samples may run at once.
+        services: the services whose counters show the run's progress.
+        on_progress: called about twice a second, less often for a very large number of samples, and at the end.
+        stop: if this event is set, no new sample is started, and the samples in flight finish.
         about: further entries of results.json, such as the model and the versions.
-        control: limits the samples at once, instead of `in_flight`. A person can change the limit of `control` during
-            the run.
+        control: if set, it limits the number of samples that run at once, instead of `in_flight`. A person can change
+            the limit of `control` during the run.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
-        Failure: the engine or judge stayed away, or the disk is full. All finished samples are stored.
+        Failure: the engine or the judge did not answer for too long, or the disk is full. All finished samples are
+            stored.
         SamplesRefused: a server refused some samples. The error has the results of the other samples.
     """
     shared = _Shared(control or Control(in_flight), in_flight, stop or asyncio.Event())
@@ -198,19 +202,18 @@ async def run_parts(
 
 
 class _Refusals:
-    """Detects that a server refuses all requests, so that the run can end before it has sent one for every sample."""
+    """Detects that a server refuses all requests. The run can then end before it has sent a request for every
+    sample."""
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether any request was answered, or refused in a different way than the others."""
+        """Whether the server answered a request, or refused requests in different ways. Such a server does not refuse
+        all requests."""
         self._status: int | None = None
         self._count = 0
 
     def final(self, error: EngineError) -> AccessRefused | None:
-        """Returns the refusal that every other request will meet too.
-
-        None if `error` is no sign of a refusal of all requests.
-        """
+        """Returns the refusal if `error` shows that the server refuses all requests, otherwise None."""
         if (refusal := access_refusal(error)) is not None:
             return refusal
         refused = error if isinstance(error, Refused) else error.__cause__
@@ -232,9 +235,9 @@ class _Shared:
 
     control: Control
     in_flight: int
-    """Samples at once, at the start."""
+    """How many samples may run at once at the beginning of the run."""
     stop: asyncio.Event
-    """When set, no new sample is started, and the samples in flight finish."""
+    """If this event is set, no new sample is started, and the samples in flight finish."""
     sampling: _Refusals = field(default_factory=_Refusals)
     """Refusals of the model's server."""
     grading: _Refusals = field(default_factory=_Refusals)
@@ -276,7 +279,7 @@ class _Benchmark:
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
         self.failed: Counter[str] = Counter()
-        """Number of refused samples by cause."""
+        """Number of refused samples, by cause."""
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
@@ -307,7 +310,8 @@ class _Benchmark:
         return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
-        """Add the samples that earlier starts wrote to `groups`. Yields the key (problem id, sample number) of each."""
+        """Add to `groups` the samples that earlier starts wrote. Yields the key (problem id, sample number) of each
+        sample."""
         if not self._stored.exists():
             return
         seen: set[tuple[str, int]] = set()
@@ -326,7 +330,7 @@ class _Benchmark:
             yield key
 
     def _read_ungraded(self) -> Iterator[Trace]:
-        """The samples that earlier starts made but could not grade."""
+        """Yields the samples that earlier starts made but could not grade."""
         if (self._out / _UNGRADED).exists():
             for trace in read_traces(self._out / _UNGRADED):
                 if trace.problem_id in self.groups and (trace.problem_id, trace.sample) not in self._done:
@@ -353,7 +357,8 @@ class _Benchmark:
             self._on_disk.add(key)
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
-        """The missing samples, in rounds of one sample per problem, so that early numbers are representative."""
+        """Yields the missing samples: the first sample of every problem, then the second sample of every problem, and
+        so on. In this order, the numbers of an unfinished run are representative."""
         for sample in range(self.samples):
             for problem in self._problems.values():
                 if (problem.id, sample) not in self._sampled_before:
@@ -400,10 +405,11 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Wait for a slot, start a task that waits to make the following sample, and make the next sample of `jobs`.
+        """Wait for a slot, and make the next sample of `jobs`. Before the sample is made, start another task, which
+        waits for a slot to make the following sample.
 
-        If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, ends with its
-        last sample.
+        If no sample is left, no task waits for a slot. Therefore a paused run, which has no free slot, can end when its
+        last sample ends.
         """
         if (job := next(jobs, None)) is None:
             return
@@ -430,7 +436,7 @@ class _Benchmark:
             await self._finished.put(trace)
 
     def _refuse(self, error: EngineError) -> None:
-        """Leave out a sample because of an error that concerns it alone."""
+        """Leave out a sample because of an error that concerns only this sample."""
         self.refused.append(error)
         count_cause(self.failed, error.cause)
 
@@ -458,7 +464,7 @@ class _Benchmark:
             self.groups[trace.problem_id].append(self._record.row(graded))
 
     def conclude(self, about: Mapping[str, Any], wall_s: float, outages: list[Outages]) -> EvalResult:
-        """Write results.json, if the record stores results, and return the benchmark's result."""
+        """Write results.json if `record.results` is true, and return the benchmark's result."""
         groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
         golds = {problem.id: problem.answer for problem in self._problems.values()}
         samples = sum(map(len, groups.values()))
@@ -496,7 +502,7 @@ class _Benchmark:
         return result
 
     def _timing(self, wall_s: float, sampled: int, outages: list[Outages]) -> dict[str, Any]:
-        """The timing of the last start that sampled anything."""
+        """Returns the timing of the last start that made any samples."""
         if not sampled:
             return (read_json(self._out / "results.json") or {}).get("timing") or {}
         waited = {"outages": [each.as_json() for each in outages]} if outages else {}
@@ -505,7 +511,8 @@ class _Benchmark:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Context for writing a file of the run. Raises Failure if that fails, most often because the disk is full."""
+    """Returns a context manager for writing a file of the run. Raises Failure if writing fails. The usual reason is a
+    full disk."""
     try:
         yield
     except OSError as error:

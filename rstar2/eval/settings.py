@@ -1,5 +1,4 @@
-"""The settings of an evaluation: the settings that decide the result, and the settings that only decide how the
-evaluation runs."""
+"""The settings of an evaluation. Some settings decide the result, and others only decide how the evaluation runs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from rstar2.judge.schema import Isolation
 
 @dataclass(frozen=True)
 class JudgeChoice:
-    """The judge that runs the model's programs: the judge at `url`, or one that is started for the run."""
+    """The judge that runs the model's programs: the judge at `url`, or a judge that is started for the run."""
 
     url: str | None = None
     """URL of a running judge. If None, a judge is started for the run, and `workers`, `isolation` and `preload` apply
@@ -25,7 +24,7 @@ class JudgeChoice:
     workers: int = 2
     """Number of programs that run at once."""
     isolation: Isolation | None = None
-    """Isolation of programs. If None, the best isolation that works on this machine is used."""
+    """How programs are isolated from this machine. If None, the best isolation that works on this machine is used."""
     preload: bool = True
     """Whether packages such as numpy are loaded before a program imports them."""
 
@@ -43,7 +42,7 @@ class EvalSettings(Strict):
     """Sampling temperature. 0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """Number of most probable tokens to sample from. 0 means all tokens."""
+    """Tokens are sampled from this many most probable tokens. 0 means all tokens."""
     max_tokens: int = Field(default=30_000, ge=1)
     """Maximum number of tokens of a rollout after the prompt, including tool output."""
     max_turns: int = Field(default=30, ge=1)
@@ -52,24 +51,25 @@ class EvalSettings(Strict):
     """Seed of the run. The seed of each sample derives from the run's seed, the problem's id and the sample's
     number."""
     in_flight: int = Field(default=64, ge=1)
-    """Number of rollouts that run at once over all benchmarks, and of gradings at once for each benchmark."""
+    """Maximum number of rollouts that run at once, over all benchmarks. For each benchmark, the same number of answers
+    may be graded at once."""
     wait_s: float = Field(default=300.0, ge=0)
-    """Seconds that an engine or judge may be away before the run stops."""
+    """The run stops if the engine or the judge does not answer for this many seconds."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)
     """Maximum number of seconds for one turn."""
 
     def protocol(self) -> dict[str, Any]:
         """The settings that decide the result.
 
-        A run is not resumed with other settings, since the run's numbers would then mix measurements.
+        A run is not resumed if these settings differ, because its numbers would then mix different measurements.
         """
         return self.model_dump(exclude={*HOW_IT_RUNS})
 
 
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
-    """The seed of one rollout, in 0..2^31-1.
+    """Returns the seed of one rollout, in 0..2^31-1.
 
-    The seed depends on the arguments alone, so the seed is the same on every start.
+    The seed depends only on the arguments, so it is the same on every start.
     """
     digest = hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

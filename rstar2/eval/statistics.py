@@ -1,14 +1,14 @@
 """Computes averages, pass@k and maj@n of a benchmark's samples, with confidence intervals.
 
-The average over P problems with n samples each has two intervals. *Run-to-run* says how far the average would move if
-the same problems were sampled again. *Clustered by problem* says how far the average would move on other problems like
-the benchmark's. The interval clustered by problem is far wider, and is the interval to compare models with.
-docs/results/evaluation.md has the coverage, width and power of the intervals; benchmarks/eval/intervals.py measures
-this coverage, width and power.
+The average over P problems with n samples each has two intervals. The *run-to-run* interval says how far the average
+would move if the same problems were sampled again. The interval *clustered by problem* says how far the average would
+move on other problems of the same kind. The interval clustered by problem is far wider. Models should be compared with
+this interval. docs/results/evaluation.md reports the coverage, width and power of the intervals, which
+benchmarks/eval/intervals.py measures.
 
-All functions of this module are pure. Correctness has one row per problem and one entry per sample (bools or 0/1). Rows
-may differ in length, and every problem has the same weight. The functions raise ValueError if there are no problems, or
-if a problem has no samples.
+All functions of this module are pure. The correctness of samples is a table with one row per problem, and one entry per
+sample in each row (bool, or 0 or 1). Rows may differ in length, and every problem has the same weight. The functions
+raise ValueError if there are no problems, or if a problem has no samples.
 """
 
 from __future__ import annotations
@@ -25,39 +25,41 @@ from scipy import special
 from rstar2.eval.intervals import LEVEL, Interval
 
 Samples = Sequence[Sequence[bool | int | float]]
-"""Correctness: one row per problem, one entry per sample."""
+"""The correctness of samples: one row per problem, with one entry per sample."""
 
 UNSEEN = 3
-"""Number of changed problems that a comparison may have missed, by the rule of three.
+"""Number of problems that may have changed although a comparison observed no change, by the rule of three.
 
-If none of P problems changed, a share of up to 3/P of all problems like these may still change (95 %).
+If none of P observed problems changed, up to a share 3/P of all such problems may still change (with 95 % confidence).
 """
 DOUBT = 0.8
-"""Weight that each observed difference leaves to the possibility that an unseen change is a whole flip.
+"""Factor for the weight of the possibility that an unseen change is a whole flip. If all problems differ, each observed
+difference multiplies the weight by this factor.
 
 A whole flip is a change from never right to always right. If d of P problems differ, the weight of a whole flip is
-DOUBT^(d²/P). Therefore, if all problems differ, ten small differences leave a weight of a tenth. If few problems
-differ, the differences say less about the other problems. A larger DOUBT covers more flips, and makes intervals wider.
+DOUBT^(d²/P). For example, if all of ten problems differ a little, the weight is a tenth. If only few problems differ,
+these differences say less about the other problems. A larger DOUBT allows for more flips, and makes intervals wider.
 """
 POWER = 0.8
-"""The share of comparisons that find a difference of the detectable size."""
+"""The share of comparisons that find a true difference of the detectable size."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvgAtN:
-    """The average over problems of the share of correct samples, which is pass@1."""
+    """The share of correct samples of each problem, averaged over problems. This average equals pass@1."""
 
     mean: float
     run_to_run: Interval
-    """Interval for the mean over repeated runs on the same problems. This interval covers sampling noise alone."""
+    """Interval for the average over repeated runs on the same problems. The interval covers only the noise of
+    sampling."""
     by_problem: Interval
-    """Interval for the mean over all problems like the benchmark's. This interval covers sampling noise and the choice
-    of problems."""
+    """Interval for the mean over all problems of the same kind. The interval covers the noise of sampling and the
+    choice of the benchmark's problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledMean:
-    """The mean over all entries of all problems, each entry counted once."""
+    """The mean over all entries of all problems, in which each entry has the same weight."""
 
     mean: float
     by_problem: Interval
@@ -65,22 +67,23 @@ class PooledMean:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """The mean over problems of (B's rate - A's rate)."""
+    """The difference between the rates of run B and run A (B minus A), averaged over problems."""
 
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The true difference that a share `POWER` of such comparisons would find. None if no true difference up to 1 would
-    be found that often."""
+    """The size of a true difference that a share `POWER` of such comparisons would find. None if no true difference,
+    not even a difference of 1, would be found that often."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
-    """The average accuracy with its run-to-run interval and its interval clustered by problem (`clustered_interval`).
+    """Returns the average accuracy with its run-to-run interval and its interval clustered by problem
+    (`clustered_interval`).
 
-    The run-to-run interval is Student's t with the sum of the unbiased variances within problems, plus z²/N² for N
-    samples in all. If all samples agree, that term gives the width of Wilson's interval, so no interval has zero width.
-    A problem with a single sample has no variance of its own. Such a problem gets the binomial variance of the overall
-    mean, which on average is an upper bound.
+    The run-to-run interval is a Student's t interval. Its variance is the sum of the unbiased variances within
+    problems, plus z²/N² for N samples in all. If all samples agree, the term z²/N² gives the width of Wilson's
+    interval, so that no interval has zero width. A problem with a single sample has no variance of its own, and gets
+    the binomial variance of the overall mean, which is an upper bound on average.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
@@ -88,11 +91,12 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 
 
 def clustered_interval(rates: NDArray[np.float64]) -> Interval:
-    """The interval, clustered by problem, of the mean of the problems' rates: shape (P,), each in 0..1.
+    """Returns the interval, clustered by problem, of the mean of the problems' rates.
 
-    The interval is Student's t over the rates and two pseudo-problems, one at 0 and one at 1 (after Agresti and Coull).
-    The pseudo-problems keep the coverage if a benchmark is small, or if most rates are near 0 or 1. Differences rarely
-    reach their ends -1 and 1, so `paired_mean` allows for unseen changes in another way.
+    `rates` has shape (P,), and each rate is in 0..1. The interval is a Student's t interval over the rates and two
+    pseudo-problems, one with rate 0 and one with rate 1 (after Agresti and Coull). Without the pseudo-problems, the
+    coverage would be too low if a benchmark is small, or if most rates are near 0 or 1. The differences in
+    `paired_mean` rarely reach -1 or 1, so `paired_mean` allows for unseen changes in another way.
     """
     padded = np.append(rates, (0.0, 1.0))
     centre = float(padded.mean())
@@ -100,11 +104,12 @@ def clustered_interval(rates: NDArray[np.float64]) -> Interval:
 
 
 def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
-    """The mean of scores in 0..1 over all entries, one row per problem, with an interval clustered by problem.
+    """Returns the mean of all entries, with an interval clustered by problem.
 
-    The interval is Student's t over the rows' linearised residuals (the ratio estimator of cluster samples) and two
-    pseudo-problems of mean size at 0 and 1. If all rows have the same length, the interval equals the `by_problem`
-    interval of `avg_at_n`.
+    `entries` has one row of scores in 0..1 per problem. The interval is a Student's t interval over the rows'
+    linearised residuals (the ratio estimator of cluster samples) and two pseudo-problems of average length, one with
+    score 0 and one with score 1. If all rows have the same length, the interval equals the `by_problem` interval of
+    `avg_at_n`.
 
     Raises:
         ValueError: there are no entries.
@@ -114,13 +119,14 @@ def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
 
 
 def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> PairedDifference:
-    """The mean over B's entries minus the mean over A's. Row i of both is the same problem.
+    """Returns the mean of B's entries minus the mean of A's entries.
 
-    The interval is computed as in `paired_mean`, from the linearised residuals of both (the ratio estimator of cluster
-    samples). If all rows have the same length, the interval equals the interval of `paired_difference`.
+    Row i of `a` and row i of `b` are the same problem. The interval is computed as in `paired_mean`, from the
+    linearised residuals of both tables (the ratio estimator of cluster samples). If all rows have the same length, the
+    interval equals the interval of `paired_difference`.
 
     Raises:
-        ValueError: the numbers of problems differ, or one of the two has no entries.
+        ValueError: the numbers of problems differ, or one of the two tables has no entries.
     """
     if len(a) != len(b):
         raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
@@ -130,7 +136,7 @@ def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 
 
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
-    """For each problem, the unbiased estimate of the chance that at least one of k samples is correct.
+    """Returns, for each problem, the unbiased estimate of the probability that at least one of k samples is correct.
 
     The estimate is 1 - C(n-c,k)/C(n,k) for c correct samples of n (Chen et al., arXiv 2107.03374, equation 1). Returns
     None if a problem has fewer than k samples.
@@ -147,15 +153,15 @@ def pass_at_k(correct: Samples, k: int) -> list[float] | None:
 
 
 def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
-    """For each problem, whether its most frequent answer is correct (1.0 or 0.0).
+    """Returns, for each problem, 1.0 if its most frequent answer is correct, and 0.0 otherwise.
 
-    If several answers are equally frequent, the problem scores the correct share of these answers, which is the
-    expected score if the tie is broken at random.
+    If several answers are the most frequent, the result is the share of them that is correct, which is the expected
+    result if one of them is chosen at random.
 
     Args:
-        answers: the answer of each sample, by a name that equal answers share. None means that the sample has no answer
-            and casts no vote.
-        correct: whether each sample is correct, in the same shape.
+        answers: a name for the answer of each sample. Equal answers have the same name. None means that the sample has
+            no answer and casts no vote.
+        correct: whether each sample is correct, in a table of the same shape.
 
     Raises:
         ValueError: the two tables differ in shape.
@@ -166,9 +172,9 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
 
 
 def paired_difference(a: Samples, b: Samples) -> PairedDifference:
-    """B's average minus A's on the same problems, with the interval of `paired_mean`.
+    """Returns B's average minus A's average on the same problems, with the interval of `paired_mean`.
 
-    Row i of both is the same problem. The numbers of samples may differ.
+    Row i of `a` and row i of `b` are the same problem. The numbers of samples may differ.
 
     Raises:
         ValueError: the numbers of problems differ, or are zero, or a problem has no samples.
@@ -179,25 +185,25 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 
 
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
-    """The mean of the problems' differences, with an interval clustered by problem.
+    """Returns the mean of the problems' differences, with an interval clustered by problem.
 
-    The interval excludes zero if the paired t-test finds a difference. In small sets the interval is more careful than
-    the t-test: p must be below 0.049 with 30 problems, 0.038 with 10 and 0.006 with 5. With fewer than 5 problems the
-    interval never excludes zero.
+    The interval excludes zero if the paired t-test finds a difference. With few problems, the interval excludes zero
+    less often than the t-test finds a difference: the p-value must be below 0.049 with 30 problems, below 0.038 with 10
+    and below 0.006 with 5. With fewer than 5 problems, the interval never excludes zero.
 
-    The t-test alone covers rare changes badly. If a share f of all problems flips, then with probability (1 - f)^P none
-    of the P measured problems does, and Student's interval is a point. Therefore the interval allows for unseen
-    changes: a mean that is farther from zero than the measured one, or on the other side of zero, requires changes of
-    problems that were not observed. The assumed size of each unobserved change is the result of `_unseen_change`, and
-    the square of that size is added to the variance at the supposed mean. The bounds are the means at which the
-    measured mean is just not rejected. If few problems flip, the bounds are close to Tango's score interval. If no
-    problem differs, the bounds are -3/P and +3/P.
+    The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
+    probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
+    interval allows for unseen changes: a supposed mean that is farther from zero than the measured mean, or on the
+    other side of zero, requires changes of problems that were not observed. `_unseen_change` returns the assumed size
+    of each such change, and the square of this size is added to the variance at the supposed mean. The ends of the
+    interval are the supposed means at which the measured mean is just not rejected. If few problems flip, the interval
+    is close to Tango's score interval. If no problem differs, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
 
     Args:
-        differences: shape (P,), each in -1..1.
+        differences: shape (P,). The difference of each problem, in -1..1.
         doubt: see `DOUBT`.
 
     Raises:
@@ -210,7 +216,8 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Each problem's share of correct samples and its number of samples, both of shape (P,)."""
+    """Returns two arrays of shape (P,): each problem's share of correct samples, and each problem's number of
+    samples."""
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
     if not len(sizes) or not sizes.all():
         raise ValueError(f"problem {sizes.argmin()} has no samples" if len(sizes) else "no problems")
@@ -231,11 +238,11 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interva
 def _paired(
     difference: float, residuals: NDArray[np.float64], changes: NDArray[np.float64], doubt: float = DOUBT
 ) -> PairedDifference:
-    """The interval of `paired_mean`.
+    """Computes the result of `paired_mean`.
 
     Args:
         difference: the measured difference.
-        residuals: shape (P,), the contribution of each problem to the error.
+        residuals: shape (P,). The contribution of each problem to the error.
         changes: the differences of the problems that both runs have.
         doubt: see `DOUBT`.
     """
@@ -261,9 +268,10 @@ def _paired(
 
 
 def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
-    """The assumed size of an unseen change: 1 if no problem differs, else between the changes' root mean square and 1.
+    """Returns the assumed size of an unseen change.
 
-    The more problems differ, the nearer the assumed size is to the root mean square of their changes.
+    If no problem differs, the size is 1. Otherwise the size lies between the root mean square of the observed changes
+    and 1. The more problems differ, the closer the size is to the root mean square.
     """
     nonzero = changes[changes != 0]
     if not len(nonzero):
@@ -275,16 +283,17 @@ def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
 
 
 def _detectable(problems: int, noise: float, change: float) -> float | None:
-    """The true difference, equal on all problems, that a share `POWER` of comparisons finds. None if there is no such
-    difference.
+    """Returns the size of a true difference that a share `POWER` of comparisons finds. The true difference is assumed
+    to be the same for all problems. Returns None if no true difference is found that often.
 
-    The difference must stand out from the noise, by the noncentral t. In addition, enough problems must change: if no
-    other problem differs, four equal changes are found and three are not (out of five problems, all must change).
+    The difference must be large enough compared with the noise, by the noncentral t distribution. In addition, enough
+    problems must change: if all other problems are unchanged, four equal changes are found, but three are not. With
+    five problems, all five must change.
 
     Args:
         problems: number of problems, at least two.
         noise: the standard error of the difference.
-        change: the size of one changed problem.
+        change: the size of the change of one problem.
     """
     freedom = problems - 1
     quantile = float(special.stdtrit(freedom, 0.5 + LEVEL / 2))
@@ -306,9 +315,9 @@ class _Pooled:
 
     mean: float
     padded_mean: float
-    """The mean with the pseudo-problems."""
+    """The mean over all entries and the pseudo-problems."""
     residuals: NDArray[np.float64]
-    """Shape (problems + pseudo-problems,): the contribution of each to the error."""
+    """Shape (problems + pseudo-problems,). The contribution of each problem and pseudo-problem to the error."""
 
 
 def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) -> _Pooled:
@@ -324,9 +333,9 @@ def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) 
 
 
 def _around(mean: float, padded_mean: float, residuals: NDArray[np.float64]) -> Interval:
-    """The interval of a padded mean by its residuals.
+    """Returns the interval of a mean over problems and pseudo-problems, from its residuals.
 
-    The interval is widened if it would exclude the mean without padding.
+    The interval is widened if it would not contain `mean`, the mean without the pseudo-problems.
     """
     problems = len(residuals)
     error = float(np.sqrt((residuals**2).sum() * problems / (problems - 1)))

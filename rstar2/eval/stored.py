@@ -16,7 +16,7 @@ from rstar2.files import read_json
 from rstar2.loop.trace import Trace, read_traces
 
 Groups = dict[str, list[Row]]
-"""The rows of each problem, by its id."""
+"""The rows of each problem, by the problem's id."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,21 @@ class SampleRecord:
     file: str
     """Name of the file in the benchmark's folder."""
     line: Callable[[Trace], str]
-    """Returns the line of a sample, without its end."""
+    """Returns the line of a sample, without the line break."""
     row: Callable[[Trace], Row]
-    """Returns the row of a sample that is kept in memory. The returned row equals the row that `read` returns for the
-    sample's line."""
+    """Returns the row that represents a sample in memory. The row equals the row that `read` returns for the sample's
+    line."""
     read: Callable[[Path], Iterator[Row]]
-    """Reads the rows of a file. A torn last line is ignored. Raises UserError if another line is damaged."""
+    """Reads the rows of a file. A last line that was not completely written is ignored. Raises UserError if another
+    line is damaged."""
     summary: Callable[[Groups], dict[str, Any]]
     """Computes the numbers of a benchmark."""
     per_problem: Callable[[Groups, dict[str, str]], list[dict[str, Any]]]
-    """Computes the per-problem table from the rows and the gold answers, both by problem."""
+    """Computes the table of problems from the rows of each problem and the gold answer of each problem."""
     beside: SampleRecord | None = None
-    """Another record that is written too, but never read by the run."""
+    """A second record, which the run also writes, but never reads."""
     errors: bool = False
-    """Whether a sample that the engine refuses is stored with the verdict `error`, and sampled again by the next start.
+    """Whether a sample that the engine refuses is stored with the verdict `error`. The next start then makes it again.
     If False, a refused sample is missing from the file, and the run ends with `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
@@ -81,7 +82,7 @@ VERDICTS = SampleRecord(
     _agreement,
     _agreement_by_problem,
 )
-"""Stores the problem's id, the sample's number and the verdict. The per-problem table of this record says how often
+"""Stores the problem's id, the sample's number and the verdict. The table of problems in this record says how often
 each problem was solved."""
 
 
@@ -90,8 +91,8 @@ class Measurement:
     """One measured benchmark."""
 
     name: str
-    """Path of the benchmark's folder relative to the run's folder. If both folders are the same, `name` is the name of
-    that folder."""
+    """Path of the benchmark's folder, relative to the folder in which benchmarks are searched. If the benchmark's
+    folder is the searched folder itself, `name` is the folder's name."""
     traces: Path
     """The file of traces."""
     results: dict[str, Any]
@@ -102,7 +103,8 @@ class Measurement:
 
 
 def measurements(run: Path) -> list[Measurement]:
-    """Every folder with a traces.jsonl in or below a run's folder, sorted by path.
+    """Returns the benchmarks that were measured in a run's folder, sorted by path. A benchmark's folder has a
+    traces.jsonl, and may be the run's folder itself.
 
     Raises:
         UserError: a file is damaged.

@@ -26,14 +26,14 @@ from rstar2.retry import FIRST_ANSWER_S, RetryPolicy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (
-    "min_p, repetition_penalty and a top_k of 0 are not sent: the server's own defaults decide these"
+    "min_p, repetition_penalty and a top_k of 0 are not sent: the server's own defaults apply to them"
 )
 _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model to measure: a model as `find_model` takes it, a server, or the oracle.
+    """The model to measure: a model that `find_model` finds, a model on a server, or the oracle.
 
     Raises:
         UserError: no model is named, the model does not exist, or two options exclude each other.
@@ -45,11 +45,11 @@ class Target:
     oracle: bool = False
     format: FormatChoice = MODELS_OWN
     api: Literal["tokens", "chat"] = "tokens"
-    """The server's interface. tokens: a vLLM server; results are exact. chat: any OpenAI-compatible chat endpoint; some
-    numbers are estimates."""
+    """The server's interface. tokens: a vLLM server, with which results are exact. chat: any OpenAI-compatible chat
+    endpoint, with which some numbers are estimates."""
     api_key: str | None = None
     tools_in: ToolsIn = "request"
-    """Where a chat endpoint's model finds its tools."""
+    """Where the model on a chat endpoint finds the descriptions of its tools."""
     request_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request to the server."""
 
@@ -66,12 +66,12 @@ class Target:
             )
         if self.api == "chat" and (not self.url or self.model or self.format.named):
             raise UserError(
-                "--api chat measures the model of an endpoint, which has its own tokenizer and format",
-                "Give --url, and --model-name if it has several models. Leave out --model and --format.",
+                "--api chat measures a model on a server that has its own tokenizer and format",
+                "Give --url, and --model-name if the server has several models. Leave out --model and --format.",
             )
         if self.tools_in != "request" and self.api != "chat":
             raise UserError(
-                "--no-tools and --tools-in-text are for --api chat, whose server has its own format",
+                "--no-tools and --tools-in-text are for --api chat, because there the server decides the format",
                 "Give --format no-tools or --format listed-tools, or add --api chat.",
             )
         if self.request_body and not self.url:
@@ -86,24 +86,24 @@ class Target:
 
 @dataclass(frozen=True)
 class Opened:
-    """A target, ready to generate."""
+    """A target whose model is ready to generate."""
 
     engine: Engine | None
-    """The engine of the model. None for a server that is used by chat messages alone."""
+    """The engine of the model. None for a server to which only chat messages are sent."""
     codec: ChatCodec | None
     """The chat codec of the model. None if `engine` is None."""
     identity: dict[str, Any]
-    """The entry `model` of results.json. A run is not resumed with another identity."""
+    """The entry `model` of results.json. A run is not resumed if this entry differs."""
     server: ServedChat | None = None
-    """The model's server. None if the model is on no server."""
+    """The model's server. None if the model does not run on a server."""
     folder: Path | None = None
     """The model's folder. None if the model is not on this machine."""
 
     @property
     def left_to_server(self) -> str:
-        """A sentence about sampling values that are not sent, because the server may refuse them.
+        """A sentence about sampling settings that are not sent to the server, because the server may refuse them.
 
-        Empty if all sampling values are sent.
+        Empty if all sampling settings are sent.
         """
         return _LEFT_TO_SERVER if self.server is not None and not self.server.takes_all else ""
 
@@ -116,9 +116,9 @@ class Opened:
         return f"{self.server.model} at {self.server.url}"
 
     def chat(self, retries: RetryPolicy, turn_timeout_s: float) -> EngineChat | ServerChat:
-        """Use the model by chat messages.
+        """Returns an interface through which chat messages are sent to the model.
 
-        A server applies its own chat template. For a local model, the model's own template is applied here.
+        A server applies its own chat template. For a local model, this process applies the model's own chat template.
         """
         if self.server is not None:
             return ServerChat(
@@ -144,7 +144,7 @@ class Opened:
     ) -> Opened:
         """Create an opened model.
 
-        The codec's format is added to the model's identity, since the format decides the result too.
+        The codec's format is added to the model's identity, because the format also decides the result.
         """
         full = {**identity, "format": codec.source, "format_sha256": codec.format.digest}
         return cls(engine, codec, full, server, folder)
@@ -152,13 +152,13 @@ class Opened:
 
 @dataclass(frozen=True)
 class ServedChat:
-    """A model on a server, used by chat messages."""
+    """A model on a server to which chat messages are sent."""
 
     url: str
     model: str
     key: str | None = None
     takes_all: bool = False
-    """Whether the server is known to accept every sampling value."""
+    """Whether the server is known to accept all sampling settings."""
     request_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request."""
 
@@ -166,15 +166,15 @@ class ServedChat:
 def reach_server(
     target: Target, retries: RetryPolicy, tokenizer: bool = True
 ) -> ServerModel | ServedChat | None:
-    """Wait for the target's server to answer. Returns None if the target is on no server.
+    """Wait for the target's server to answer. Returns None if the target does not run on a server.
 
     Args:
         target: the model to measure.
-        retries: says how long to wait.
-        tokenizer: whether the model's tokenizer is needed. If not, any server with OpenAI's chat API will do.
+        retries: the retry policy, which says how long to wait.
+        tokenizer: whether the model's tokenizer is needed. If False, any server with OpenAI's chat API is accepted.
 
     Raises:
-        UserError: no server answers in time, or it lacks the model.
+        UserError: no server answers in time, or the server does not have the model.
     """
     if target.url is None:
         return None
@@ -224,14 +224,14 @@ def open_target(
     server: ServerModel | ServedChat | None,
     agent: bool = True,
 ) -> Opened:
-    """Load the model, or use the model of a server.
+    """Load a local model, or use the model on a server.
 
     Args:
         target: the model to measure.
         problems: the problems, which only the oracle needs.
-        in_flight: samples at once.
+        in_flight: how many samples run at once.
         server: the result of `reach_server`.
-        agent: whether the agent loop is used. If not, the model's chat template need not support tools.
+        agent: whether the agent loop is used. If False, the model's chat template does not have to support tools.
 
     Raises:
         UserError: the model or its tokenizer does not exist, or a package that runs it is not installed.
@@ -280,7 +280,8 @@ def open_target(
 
 
 def model_hash(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model folder's weights, configuration and tokenizer."""
+    """Returns the SHA-256 of the names and contents of the files with a model's weights, configuration and
+    tokenizer."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
         with path.open("rb") as file:
@@ -289,7 +290,7 @@ def model_hash(folder: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the installed packages that take part in a measurement."""
+    """Returns the versions of Python and of the installed packages that can affect a measurement."""
     by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

@@ -16,17 +16,18 @@ from rstar2.eval.grader.grading import VerdictName
 from rstar2.files import whole_lines
 
 VerdictWord = VerdictName | Literal["error"]
-"""A verdict of the grader, or error: the engine, the judge or the grader failed, so nothing is known of the answer."""
+"""A verdict of the grader, or `error`: the engine, the judge or the grader failed, so nothing is known about the
+answer."""
 _WORDS = frozenset((*get_args(VerdictName), "error"))
 
 
 def verdict_line(problem: str, sample: int, verdict: VerdictWord) -> str:
-    """A line of the file, without its line end."""
+    """Returns a line of the file, without the line break."""
     return json.dumps({"id": problem, "sample": sample, "verdict": verdict})
 
 
 def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
-    """Yields the problem, sample and verdict of each line. A torn last line is ignored.
+    """Yields the problem, sample and verdict of each line. A last line that was not completely written is ignored.
 
     Raises:
         UserError: another line is damaged.
@@ -40,14 +41,14 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
         if verdict not in _WORDS:
             raise UserError(
                 f"{path}, line {number}: not a verdict",
-                'A line must be like {"id": "60", "sample": 0, "verdict": "correct"}. '
+                'A line must have the form {"id": "60", "sample": 0, "verdict": "correct"}. '
                 f"Verdicts are {', '.join(sorted(_WORDS))}.",
             )
         yield problem, sample, verdict
 
 
 class Tally:
-    """The verdicts so far. Memory is a few bytes per sample, whatever the length of the rollouts.
+    """The verdicts that were added so far. Each verdict takes a few bytes of memory, however long the rollouts are.
 
     A later verdict on a sample replaces `error`. Any other second verdict on a sample is ignored.
     """

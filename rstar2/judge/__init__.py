@@ -1,11 +1,11 @@
 """The judge: a service that runs untrusted programs in sandboxes and returns exactly one result for each program.
 
-The judge is a job queue with a sandbox. One program takes the following steps, each with the file that does the step:
+The judge is a job queue with a sandbox. A program takes the following steps. The file beside a step contains its code:
 
     client       client/client.py       takes the program as a `RunRequest` (schema.py)
        │         client/connection.py   sends the requests of one event loop over one WebSocket
     HTTP process server/websocket.py    serves the WebSocket; runs.py, codejudge.py and sandboxfusion.py serve HTTP
-       │         server/dispatcher.py   makes the request a `PendingRun` and puts it into the queue
+       │         server/dispatcher.py   turns the request into a `PendingRun` and puts it into the queue
     Redis        queue/tasks.py         stores the program as a `Task` in a stream; scripts.py has the Lua scripts
        │
     worker       worker/consumer.py     fetches tasks, sometimes several in advance (worker/local_queue.py)
@@ -20,18 +20,19 @@ The judge is a job queue with a sandbox. One program takes the following steps, 
                  client/connection.py   returns the result to the caller
 
 A session is a process that keeps its variables from one cell to the next. Each session belongs to one worker, and only
-that worker reads the session's cells: client/session.py, server/sessions.py, worker/sessions.py, sandbox/session.py.
-A session is stopped between cells. Sessions whose cells compute take turns: sandbox/inside/turns.py.
+that worker reads the session's cells. The code of sessions is in client/session.py, server/sessions.py,
+worker/sessions.py and sandbox/session.py. While no cell of a session runs, the session's processes are stopped. If
+cells of several sessions run at the same time, the sessions take turns on the CPU; see sandbox/inside/turns.py.
 
-service/start.py starts all processes, service/supervisor.py restarts the ones that die, and service/state.py finds a
-running judge again. Packages import only downwards in this order: service; client, server and worker (which do not
-import each other); sandbox; queue; schema. The import contracts in pyproject.toml enforce the order.
+service/start.py starts all processes, and service/supervisor.py restarts the processes that die. With service/state.py,
+later commands find a running judge. Packages import only downwards in this order: service; client, server and worker
+(which do not import each other); sandbox; queue; schema. The import contracts in pyproject.toml enforce the order.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""True to type checkers, as in `rstar2`."""
+"""Type checkers take this constant as True, as they do in `rstar2`."""
 
 if TYPE_CHECKING:
     from typing import Any
@@ -44,7 +45,7 @@ __all__ = ["JudgeClient", "RunRequest", "RunResult", "SyncJudgeClient"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used. The table of these names is in `rstar2`."""
+        """Import a public name when it is first used. `rstar2` has the table of all public names."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import rstar2

@@ -31,7 +31,7 @@ def fail_fast() -> Iterator[None]:
     """Ends the process at once if the `with` block, or any thread started in it, raises an exception.
 
     The traceback is logged, and the exit code is 1. If the block raises an RStarError, the error's message and hint are
-    printed instead of a traceback, and the exit code is the error's.
+    printed instead of a traceback, and the process ends with the error's exit code.
     """
     threading.excepthook = _on_thread_exception
     try:

@@ -1,15 +1,15 @@
 """The protocol version of the judge's clients, servers and workers.
 
 The protocol version covers all messages on HTTP and the WebSocket, and all messages in Redis: tasks, results, notices,
-heartbeats and requirements. A minor version only adds fields that a reader may ignore, and every reader ignores fields
-that it does not know. Any other change, such as a new outcome, is a new major version. Parts with different major
-versions refuse to work together, and the error names both versions.
+heartbeats and requirements. A new minor version only adds fields that a reader may ignore, and every reader ignores
+fields that it does not know. Any other change, such as a new outcome, requires a new major version. Clients,
+servers and workers refuse to work together if their major versions differ, and the error names both versions.
 
 The version is sent in the header `HEADER` of requests and answers, in /health, in the heartbeats of workers, and in
 the requirements that a judge sets for the workers of its queue.
 
 Users write requests by hand, too, and a typo in a field must not be ignored. Therefore the judge ignores unknown fields
-of a request only if the client names a later minor version than the judge's.
+of a request only if the client's minor version is later than the judge's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = "Rstar2-Protocol"
 INCOMPATIBLE = 426
 """HTTP status (Upgrade Required) for a client with another major version. Source: RFC 9110, section 15.5.22."""
 _QUOTED_CHARS = 40
-"""Length at which an error message cuts a text that is not a version."""
+"""An error message quotes at most this many characters of a text that is not a version."""
 _VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 
@@ -46,9 +46,9 @@ PROTOCOL = ProtocolVersion(1, 0)
 
 
 def is_compatible(version_text: object) -> bool:
-    """Returns whether this rstar2 understands a part of the judge that names this version.
+    """Returns whether this rstar2 can work with a client, server or worker that names this version.
 
-    A part that names no version is too old.
+    A client, server or worker that names no version counts as too old.
     """
     version = ProtocolVersion.parse(version_text) if isinstance(version_text, str) else None
     return version is not None and version.major == PROTOCOL.major
@@ -57,7 +57,7 @@ def is_compatible(version_text: object) -> bool:
 def conflict(
     us: str, them: str, version_text: object, *, our_update: str, their_update: str
 ) -> tuple[str, str]:
-    """Returns the error message and the hint for two parts with different major versions.
+    """Returns the error message and the hint for two parts of a judge whose major versions differ.
 
     Args:
         us: names this part, such as "this client".
@@ -83,8 +83,8 @@ def conflict(
 def unknown_fields(version_text: str | None) -> Literal["ignore"] | None:
     """Returns pydantic's `extra` setting for a request: "ignore" if the client names a later minor version.
 
-    Returns None if the client names no later minor version: the request keeps its own setting, which forbids unknown
-    fields. A client that names no version is a user's own, not an rstar2 client.
+    Returns None if the client names no later minor version. The request then keeps its own setting, which forbids
+    unknown fields. A client that names no version is not an rstar2 client but was written by a user.
     """
     version = ProtocolVersion.parse(version_text or "")
     is_later = version is not None and version.major == PROTOCOL.major and version.minor > PROTOCOL.minor

@@ -1,7 +1,7 @@
 """The messages between clients and the judge: requests to run programs and cells, and their results.
 
-Requests refuse unknown fields, so that a user's typo is not ignored. Results ignore unknown fields, because only a
-later version of the judge sends any (see `protocol_version`).
+A request with an unknown field is invalid, so that a user's typo is noticed. Unknown fields of a result are ignored,
+because only a later version of the judge sends unknown fields (see `protocol_version`).
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 Outcome = Literal["ok", "error", "timeout", "memory", "output_limit", "refused", "invalid", "lost"]
 """How a program ended.
 
-- ok: exit code 0.
-- error: an exception, or an exit code other than 0.
-- timeout, memory, output_limit: the program reached that limit.
+- ok: the program ended with exit code 0.
+- error: the program raised an exception, or had an exit code other than 0.
+- timeout, memory, output_limit: the program reached its limit of time, memory or output.
 - refused: the sandbox or the service did not run the program.
-- invalid: the request was wrong.
-- lost: the service gave up; nothing is known about the program.
+- invalid: the request was not valid, for example because a field was wrong.
+- lost: the service gave up on the program, and nothing is known about the program's end.
 """
 
 Isolation = Literal["strict", "landlock", "none"]
 ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
-"""Isolation tiers, weakest first."""
+"""The isolation tiers, from the weakest to the strongest."""
 
 MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
-"""Limit for stdout and for stderr separately. Later output is dropped, and the truncation flag is set."""
+"""A result contains at most this many bytes of a program's stdout, and at most this many bytes of its stderr. Output
+beyond this limit is dropped, and `stdout_truncated` or `stderr_truncated` is True."""
 MAX_OUTPUT_JSON_BYTES = 2 * MAX_OUTPUT_BYTES
-"""Limit for the same output as JSON. Only control characters such as NUL can reach it: each takes six bytes there."""
+"""Maximum number of bytes that a program's stdout, or its stderr, may take as JSON. Only output with many control
+characters such as NUL reaches this limit, because a control character takes six bytes as JSON."""
 RUN_ID_PATTERN = "[A-Za-z0-9_.:-]{1,128}"
-"""The ids that a client may choose for a run."""
+"""Regular expression for the ids that a client may choose for a run."""
 MAX_BATCH = 1024
 MAX_MESSAGE_BYTES = 64 << 20
-"""Limit for the body of one HTTP request, and for one message on a WebSocket."""
+"""Maximum number of bytes in the body of an HTTP request, and in a message on a WebSocket."""
 MAX_TIMEOUT_S = 300.0
 MAX_WAIT_S = 3600.0
-"""A program that has no result this long after its own time limit gets the outcome `lost`."""
+"""A program gets the outcome `lost` if it has no result this many seconds after its own time limit."""
 
 
 def utf8_bytes(text: str) -> bytes:
-    """Returns the text in UTF-8. Raises ValueError if it contains a lone surrogate."""
+    """Encodes the text in UTF-8. Raises ValueError if the text contains a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -63,19 +65,19 @@ def _checked_code(code: str) -> str:
 
 
 Code = Annotated[str, AfterValidator(_checked_code)]
-"""Python source of at most MAX_CODE_BYTES in UTF-8, without NUL bytes or lone surrogates."""
+"""Python source code of at most MAX_CODE_BYTES bytes in UTF-8, without NUL bytes or lone surrogates."""
 Stdin = Annotated[str, AfterValidator(lambda text: _checked_size(text, MAX_STDIN_BYTES))]
-"""Standard input of at most MAX_STDIN_BYTES in UTF-8."""
+"""Standard input for a program, of at most MAX_STDIN_BYTES bytes in UTF-8."""
 Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 """A time limit in wall-clock seconds."""
 Memory = Annotated[int, Field(ge=16, le=65536)]
 """A memory limit in MiB."""
 Lifetime = Annotated[float, Field(gt=0, le=86400)]
-"""A session's lifetime in seconds."""
+"""A limit for a session's lifetime or idle time, in seconds."""
 
 
 class RunRequest(BaseModel, extra="forbid", strict=True):
-    """One program to run.
+    """A request to run one program.
 
     Raises:
         pydantic.ValidationError: a field is unknown, has a wrong type or is out of bounds.
@@ -98,26 +100,28 @@ class RunResult(BaseModel):
     value: str | None = None
     """The repr of the program's last expression, as in a notebook.
 
-    The value is None if the last statement is not an expression, or if that expression's value is None.
+    The field is None if the last statement is not an expression, or if the value of the last expression is None.
     """
     exit_code: int | None = None
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     cpu_s: float = 0.0
-    """CPU seconds of the program and all its child processes."""
+    """CPU seconds that the program and all its child processes used."""
     wall_s: float = 0.0
     """Wall-clock seconds from the program's start to its end."""
     queue_s: float = 0.0
-    """Wall-clock seconds that the program waited for a worker."""
+    """Wall-clock seconds for which the program waited for a worker."""
     isolation: Isolation | None = None
     """The isolation tier under which the program ran, or None if the program never ran."""
 
     @property
     def ended_while(self) -> Literal["computing", "waiting"] | None:
-        """Whether a program that reached its time limit was computing or waiting, or None for all other programs.
+        """Whether the program was computing or waiting when it reached its time limit.
 
-        A program counts as waiting if it used less than half of a processor: the program slept, the program waited for
-        input or a lock, or the machine was too busy.
+        The value is None if the program did not reach its time limit.
+
+        A program counts as waiting if it used at most half of a CPU on average. A waiting program slept, waited for
+        input or a lock, or ran on a machine that was too busy.
         """
         if self.outcome != "timeout":
             return None
@@ -130,13 +134,13 @@ class SessionRequest(BaseModel, extra="forbid", strict=True):
     memory_mb: Memory = 1024
     """The memory limit of the whole session in MiB."""
     idle_s: Lifetime = 600.0
-    """The session ends if no cell is requested for this long (seconds)."""
+    """The session ends if no cell is requested for this many seconds."""
     total_s: Lifetime = 3600.0
-    """The session ends after this long in any case (seconds)."""
+    """The session ends this many seconds after its start, even if it is in use."""
 
 
 class SessionInfo(BaseModel):
-    """An open session."""
+    """Describes an open session."""
 
     id: str
     isolation: Isolation
@@ -145,51 +149,57 @@ class SessionInfo(BaseModel):
 
 
 class CellRequest(BaseModel, extra="forbid", strict=True):
-    """One cell to run in a session."""
+    """A request to run one cell in a session."""
 
     code: Code
     timeout_s: Timeout = 10.0
-    """The cell is interrupted after this long. If it does not stop, the session ends."""
+    """The cell is interrupted after this many seconds. If the interrupted cell does not stop, the session ends."""
 
 
 class CellResult(RunResult):
-    """The result of one cell, and whether its session still lives."""
+    """The result of one cell, and whether the cell's session is still alive."""
 
     session_alive: bool = True
-    """If False, the session's state is gone, and every further cell of this session will be `lost`."""
+    """Whether the session is still alive. If False, the session's variables are gone, and every further cell of the
+    session gets the outcome `lost`."""
     session_end: str = ""
-    """Why the session ended."""
+    """Why the session ended, or empty if the session is alive."""
 
 
 _IDENTITY_FIELDS = frozenset({"code", "stdin", "timeout_s", "memory_mb", "idle_s", "total_s"})
 
 
 def identity(request: RunRequest | SessionRequest | CellRequest) -> str:
-    """Returns the fields, as JSON, in which two requests with the same id must agree.
+    """Returns, as JSON, the fields of a request that must be equal in all requests with the same id.
 
-    Fields that a later minor version adds are left out. A client may repeat a request under the same id after its judge
-    was updated, and the new judge reads fields that the old judge ignored.
+    Fields that a later minor version adds are left out: a client may repeat a request under the same id after the judge
+    was updated, and the updated judge reads fields that the old judge ignored.
     """
     return request.model_dump_json(include=set(_IDENTITY_FIELDS))
 
 
 class BatchRequest(BaseModel, extra="forbid"):
-    """Several programs in one request. Items are validated one by one later, so that a bad item is `invalid` alone."""
+    """A request to run several programs.
+
+    The items are validated one by one later, so that a bad item makes only its own result `invalid`.
+    """
 
     runs: list[object] = Field(max_length=MAX_BATCH)
 
 
 class StreamRequest(BaseModel, extra="forbid", strict=True):
-    """A request on the WebSocket: run one program, or cancel it.
+    """A request on the WebSocket: to run one program, or to cancel it.
 
     Raises:
         pydantic.ValidationError: a field is unknown or has a wrong type, or both `run` and `cancel` are set.
     """
 
     id: Annotated[str, Field(pattern=f"^{RUN_ID_PATTERN}$")]
-    """An id that the client chooses. A request that is repeated under the same id does not run the program again."""
+    """An id that the client chooses. If the client repeats a request under the same id, the program does not run
+    again."""
     run: object = None
-    """The fields of a `RunRequest`. The fields are validated later, so that a bad program is `invalid` alone."""
+    """The fields of a `RunRequest`. The fields are validated later, so that a bad program makes only its own result
+    `invalid`."""
     cancel: bool = False
     """Whether to cancel the program instead of running it."""
 
@@ -206,6 +216,7 @@ class StreamResponse(BaseModel):
     id: str
     result: RunResult | None = None
     retry_after_s: float = 0.0
-    """Seconds after which to send the request again. Set if the queue is full and the program was not queued."""
+    """If the queue is full and the program was not queued, the number of seconds after which to send the request
+    again."""
     cancelled: bool = False
     """Whether the program was cancelled. A cancelled program has no result."""

@@ -1,1 +1,1 @@
-"""The recipe's core: the agent loop, the formats of its turns, the tools they call, and the trace that is left."""
+"""The core of rstar2: the agent loop, the formats of turns, the tools that turns call, and the trace of a rollout."""

@@ -31,16 +31,17 @@ _SEED_STEP = 1_000_003
 
 
 class ToolRunner(Protocol):
-    """Runs well-formed tool calls. A call that fails does not raise: the status of the call says what went wrong."""
+    """Runs well-formed tool calls. A failed call raises no exception: the status of the call says what went wrong."""
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall: ...
 
 
 class Tools(Protocol):
-    """Makes the tools of rollouts."""
+    """Creates the tools of each rollout."""
 
     def opened(self) -> AbstractAsyncContextManager[ToolRunner]:
-        """Open the tools for one rollout. The end of the block closes their sessions and other resources."""
+        """Open the tools for one rollout. The end of the `async with` block closes the tools' sessions and other
+        resources."""
         ...
 
 
@@ -53,20 +54,20 @@ class Limits:
     max_tokens: int = 8192
     """Maximum number of tokens after the prompt, tool output included."""
     max_bad_calls: int = 0
-    """Number of failed calls in a row that ends the rollout, after the turn of the last one. 0 means no limit."""
+    """The rollout ends after a turn if at least this many calls in a row have failed by then. 0 means no limit."""
 
 
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
     """Check the calls of a turn, in order, up to the number of calls that the format allows.
 
-    Returns (name, arguments) for each call that can run, and a failed `ToolCall` for each that cannot. Arguments that
-    are not in the tool's schema are left out, because the tool does not read them.
+    Returns (name, arguments) for each call that can run, and a failed `ToolCall` for each call that cannot run.
+    Arguments that are not in the tool's schema are left out, because the tool does not read them.
     """
     return [checked_call(call, fmt) for call in calls[: fmt.calls_per_turn]]
 
 
 def checked_call(call: WrittenCall, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:
-    """Check one call. Returns (name, arguments) if it can run, and otherwise a failed `ToolCall`."""
+    """Check one call. Returns (name, arguments) if the call can run, and otherwise a failed `ToolCall`."""
 
     def refused(status: CallStatus, reason: str, error: object, name: str = "") -> ToolCall:
         output = refused_text(reason, str(error), fmt.layout, decoded=status != "parse_error")
@@ -110,7 +111,7 @@ async def rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Let the model work on a prompt until it answers or a limit ends the rollout (arXiv 2508.20722).
+    """Let the model work on a prompt until the model answers or a limit ends the rollout (arXiv 2508.20722).
 
     Args:
         prompt_ids: token ids of the prompt from `ChatCodec.prompt`, shape (P,).
@@ -118,9 +119,10 @@ async def rollout(
         tools: runs the tool calls.
         codec: parses turns, and encodes tool output.
         limits: limits that end the rollout.
-        sampling: sampling of each turn. The `max_tokens` of this sampling is replaced by the rest of the token budget.
-        problem_id: stored in the trace.
-        sample: stored in the trace.
+        sampling: sampling parameters of each turn. The rest of the token budget replaces the `max_tokens` of these
+            parameters.
+        problem_id: the id of the problem, which the trace stores.
+        sample: the index of the rollout among the rollouts of its problem, which the trace stores.
         on_tokens: called with new token ids while they are generated.
         on_call: called with each finished tool call.
 
@@ -154,7 +156,7 @@ async def continue_rollout(
     is the same as `rollout`.
 
     The turns and tokens that the trace already has count towards the limits. The trace is changed in place: after a
-    cancellation it holds every finished turn.
+    cancellation, the trace contains every finished turn.
     """
     started = time.monotonic()
     try:
@@ -176,7 +178,7 @@ async def _take_turns(
     on_tokens: OnTokens | None,
     on_call: OnCall | None,
 ) -> Finish:
-    """Append turns and tool output to the trace in alternation, until one of them ends the rollout."""
+    """Append turns and tool output to the trace in alternation, until a turn or a tool output ends the rollout."""
     used, output_tokens = len(trace.response_ids), 0  # tokens used so far, and tokens of the last tool output
     written = sum(trace.response_mask)
     for number in range(len(trace.turns), limits.max_turns):
@@ -232,7 +234,7 @@ async def _take_turns(
 
 
 def replies(calls: Sequence[ToolCall]) -> list[Message]:
-    """Returns the tool messages that the model reads after its calls."""
+    """Returns the tool messages that the model reads after its tool calls."""
     return [{"role": "tool", "name": call.name, "content": call.output} for call in calls]
 
 

@@ -25,7 +25,8 @@ class EngineRateLimited(EngineUnavailable, RateLimited):
 class Sampling:
     """Sampling parameters of a turn.
 
-    Temperature 0 is greedy decoding. `top_p` 1.0 and `top_k` 0 are off. With `seed` None the engine chooses a seed.
+    Temperature 0 is greedy decoding. A `top_p` of 1.0 and a `top_k` of 0 have no effect. If `seed` is None, the engine
+    chooses a seed.
     """
 
     temperature: float = 0.6
@@ -38,7 +39,7 @@ class Sampling:
     def as_openai(self) -> dict[str, Any]:
         """The parameters for a request to OpenAI's API. The server's defaults apply to all other parameters.
 
-        OpenAI's API has no `top_k`. The result therefore contains `top_k` only if it is on.
+        OpenAI's API has no `top_k`. The result therefore contains `top_k` only if `top_k` is not 0.
         """
         values: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
         values |= {"top_k": self.top_k} if self.top_k else {}
@@ -46,7 +47,8 @@ class Sampling:
 
     @property
     def in_full(self) -> dict[str, Any]:
-        """All parameters, including those that are off. vLLM takes a missing one from generation_config.json."""
+        """All parameters, including those that have no effect. vLLM takes a missing parameter from
+        generation_config.json."""
         return {**self.as_openai, "top_k": self.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -55,12 +57,12 @@ class TokenCount:
     """Token counts of a server that receives and returns only text."""
 
     written: int
-    """Tokens of the turn, its thought included."""
+    """Number of tokens in the turn, its thought included."""
     added: int | None
-    """Tokens of tool output between the last counted turn and this one. The value is None if no earlier turn was
-    counted."""
+    """Number of tokens of tool output between the last counted turn and this turn. The value is None if no earlier turn
+    was counted."""
     prompt: int | None = None
-    """Tokens of everything before the turn. The value is None if the server does not count these tokens."""
+    """Number of tokens before the turn. The value is None if the server does not count these tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Generation:
     """One generated turn."""
 
     token_ids: list[int]
-    """Shape (T,). The end-of-turn token is included if the model wrote it."""
+    """Token ids of the turn, shape (T,). The end-of-turn token is included if the model wrote it."""
     logprobs: list[float] | None
     """Natural logarithms of the probabilities at the sampling temperature, shape (T,). The value is None if the engine
     returns no log-probabilities."""
@@ -80,8 +82,8 @@ class Generation:
     ended the turn. refusal: the server reports that the model refused.
     """
     counted: TokenCount | None = None
-    """The server's token counts, if it returns text and counts tokens. If the server returns text, `token_ids` stand
-    for text."""
+    """The token counts of a server that returns only text and counts tokens. If a server returns only text, each of the
+    `token_ids` stands for a piece of text."""
 
     @property
     def tokens(self) -> int:

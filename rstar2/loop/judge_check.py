@@ -20,11 +20,12 @@ from rstar2.loop.tools import shipped_tool
 from rstar2.loop.trace import ToolCall
 
 PACKAGES = ("numpy", "scipy", "sympy")
-"""Packages that models expect in the judge; the extra `judge` of rstar2 installs them there."""
+"""Packages that models expect in the judge. The extra `judge` of rstar2 installs these packages."""
 WAIT_S = 120.0
 """Seconds that a working judge may take for a program, on top of the program's own time limit."""
 _ATTEMPTS = 3
-"""A program that reaches its time limit is run again, because the machine may have been busy for a moment."""
+"""A program that reaches its time limit is run again, up to this many times in all, because the machine may have been
+busy."""
 _NUMBER = 42
 _EXCEPTION = re.compile(r"\b\w+(?:Error|Exception)\b.*")
 
@@ -55,11 +56,12 @@ def check_judge(
 def try_judge(
     url: str, token: str | None, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
-    """Check the judge at `url`, and distinguish mistakes of the user from failures that may pass.
+    """Check the judge at `url`, and distinguish mistakes of the user from failures that may be temporary.
 
     Raises:
         UserError: the judge refuses the token, or the server at `url` is not a judge.
-        JudgeError: nothing answers, or no program runs. A later attempt to check the judge may succeed.
+        JudgeError: no server answers at `url`, or the server runs no program. A later attempt to check the judge may
+            succeed.
     """
 
     async def report() -> JudgeReport:
@@ -79,7 +81,8 @@ def require(report: JudgeReport, url: str, isolation: Isolation | None) -> None:
     if report.missing:
         raise UserError(
             f"programs on the judge at {url} cannot import {report.missing_text}",
-            "Install them where the judge runs and start it again, or take them out of the recipe's judge.packages.",
+            "Install these packages where the judge runs and restart the judge, or remove the packages from the "
+            "recipe's judge.packages.",
         )
     tiers = ISOLATION_ORDER
     if isolation and (report.isolation is None or tiers.index(report.isolation) < tiers.index(isolation)):
@@ -93,14 +96,15 @@ def require(report: JudgeReport, url: str, isolation: Isolation | None) -> None:
 async def judge_report(
     judge: JudgeClient, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
-    """Run a program with each tool of the format that takes code, and try to import `packages` with each.
+    """Run a program with each tool of the format that takes code, and try to import `packages` with each of these
+    tools.
 
-    Without a format, or if none of its tools takes code, one plain program runs and no package is imported.
+    If `fmt` is None, or if no tool of the format takes code, one plain program runs and no package is imported.
 
     Raises:
         UserError: a tool of the format cannot be loaded.
         AccessRefused: the judge refuses the token.
-        JudgeError: nothing answers, or the program, which prints a number, does not print it.
+        JudgeError: the judge does not answer, or the test program does not print the number that it has to print.
     """
     if fmt is not None:
         fmt.load_tools()
@@ -145,7 +149,8 @@ async def _missing_packages(
 
 
 def _takes_code(called: str) -> bool:
-    """Whether the tool can be tested with a program: rstar2 ships it, and `code` is its only required argument."""
+    """Whether the tool can be tested with a program: rstar2 ships the tool, and `code` is the tool's only required
+    argument."""
     tool = shipped_tool(called)
     return tool is not None and tool.parameters["required"] == ["code"]
 
@@ -161,5 +166,5 @@ def _broken(url: str, outcome: str, output: str, how: str = "") -> JudgeError:
     return JudgeError(
         f"the judge at {url} answers, but a program that prints a number{how} ended as {outcome}"
         + (f": {reason}" if reason else ""),
-        "See the judge's own log; `rstar2 judge status` shows its workers.",
+        "Read the judge's own log. `rstar2 judge status` shows the judge's workers.",
     )

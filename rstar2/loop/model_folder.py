@@ -1,4 +1,4 @@
-"""Writes a model's format into the files of its folder that transformers and vLLM read.
+"""Writes a model's format into those files of the model's folder that transformers and vLLM read.
 
 The configuration of a base model ends generation at `<|endoftext|>`, and may limit generation to 2,048 tokens, for
 example. If the model was trained to end its turns with another token, generation would continue past that token, and
@@ -21,16 +21,16 @@ _LENGTHS = ("max_length", "max_new_tokens")
 
 
 def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
-    """Write the files of a model that depend on its format to `folder`. Weights are not copied.
+    """Write to `folder` the files of a model that depend on the model's format. Weights are not copied.
 
     The files are the format file, the tokenizer with the format's chat template, config.json and
     generation_config.json. The tokenizer and both JSON files name the token that ends a turn. The two JSON files are
-    changed copies of those in the folder `model`, which may be the same folder. The tokenizer of `codec` is changed
-    in place.
+    changed copies of the files in the folder `model`. `model` and `folder` may be the same folder. The tokenizer of
+    `codec` is changed in place.
 
     The padding token becomes the base model's end-of-text token. The padding token stays as it was if the end-of-text
-    token already ended a turn, as in Llama-3-Instruct: the model then has no padding token, or pads with its
-    end-of-turn token.
+    token already ended a turn, as in Llama-3-Instruct. Such a model has no padding token, or pads with its end-of-turn
+    token.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer

@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # code that only reads formats must not load an HTTP client
 P = ParamSpec("P")
 R = TypeVar("R")
 SESSION_S = 86400.0
-"""Maximum age of a session in seconds, whether it is used or idle."""
+"""Maximum age of a session in seconds, whether the session is in use or idle."""
 _SECTION = re.compile(
     r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE
 )
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class ToolLimits(Strict):
-    """Limits on the time and memory of a tool call, and on the part of its result that the model sees."""
+    """Limits on the time and memory of a tool call, and on the length of the result that the model sees."""
 
     seconds: float = Field(10.0, gt=0, le=MAX_TIMEOUT_S)
     """Time limit in wall-clock seconds for a program, a notebook cell, or a call of another tool."""
@@ -65,7 +65,7 @@ class ToolLimits(Strict):
     characters: int = Field(4000, ge=2)
     """Maximum number of characters in a reply. The middle of a longer reply is left out."""
     traceback_lines: int = Field(20, ge=1)
-    """Number of lines that the model sees from the end of a traceback."""
+    """Maximum number of lines of a traceback that the model sees. The lines are the last lines of the traceback."""
 
 
 class Resource(Protocol):
@@ -83,7 +83,7 @@ ResourceT = TypeVar("ResourceT", bound=Resource)
 class ToolContext:
     """The judge, limits and resources that the tools of one rollout may use.
 
-    A tool's function receives the context in its parameter of this type.
+    A tool's function receives the context in the parameter whose type is `ToolContext`.
     """
 
     judge: JudgeClient
@@ -93,13 +93,13 @@ class ToolContext:
     sessions: asyncio.Semaphore
     """Limits the number of open judge sessions. All rollouts of a process share this semaphore."""
     session_wait_s: float = SESSION_S
-    """Seconds that a rollout waits for a free session. The call is lost if none becomes free in this time."""
+    """Seconds that a rollout waits for a free session. The call is lost if no session becomes free in this time."""
     _resources: dict[Any, Any] = field(default_factory=dict)
 
     def resource(self, make: Callable[[ToolContext], ResourceT]) -> ResourceT:
         """Returns this rollout's resource of the class `make`.
 
-        The first call creates the resource. The end of the rollout closes it.
+        The first call creates the resource. The resource is closed at the end of the rollout.
         """
         if make not in self._resources:
             self._resources[make] = make(self)
@@ -111,7 +111,7 @@ class ToolContext:
         return bool(self._resources)
 
     async def aclose(self) -> None:
-        """Close all resources of the rollout. If one fails to close, the others are still closed."""
+        """Close all resources of the rollout. If a resource fails to close, the other resources are still closed."""
         for resource in self._resources.values():
             try:
                 await resource.aclose()
@@ -125,7 +125,7 @@ class ArgumentsError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Tool(Generic[P, R]):
-    """A function that a model may call, made by the decorator `tool`. Calling the tool calls the function."""
+    """A function that a model may call. The decorator `tool` creates the tool. Calling the tool calls the function."""
 
     name: str
     schema: dict[str, Any]
@@ -154,10 +154,10 @@ class Tool(Generic[P, R]):
         return {key: "" for key in self.parameters["required"] if properties[key].get("type") == "string"}
 
     def fitting(self, arguments: Any) -> dict[str, Any]:
-        """Check the arguments of a call against the function's types, and return those that the function reads.
+        """Check the arguments of a call against the function's types, and return the arguments that the function reads.
 
-        Two kinds of arguments are left out: those whose name the function does not have, and a null for a parameter
-        that has a default and whose type does not include None.
+        Two kinds of arguments are left out: an argument that is not a parameter of the function, and a null for a
+        parameter that has a default and whose type does not include None.
 
         Raises:
             ArgumentsError: `arguments` is not an object, a required argument is missing, or an argument has the wrong
@@ -260,7 +260,8 @@ def tool(
 
 
 _NO_SCHEMA = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError, TypeError)
-"""Exceptions of pydantic for a type that it cannot check, or cannot check with the constraints in its `Field`."""
+"""Exceptions that pydantic raises if it cannot check a type, or cannot apply the constraints in a `Field` to the
+type."""
 
 
 def _make_tool(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) -> Tool[P, R]:

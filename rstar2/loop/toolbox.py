@@ -18,7 +18,8 @@ from rstar2.loop.tool import ToolContext
 from rstar2.loop.trace import CallStatus, ToolCall
 
 MAX_SESSIONS = 256
-"""Maximum number of judge sessions that one process keeps open. One worker of the judge can hold this many sessions."""
+"""Maximum number of judge sessions that one process keeps open. One worker of the judge can keep the same number of
+sessions open."""
 
 
 class Toolbox:
@@ -35,7 +36,8 @@ class Toolbox:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[RolloutTools]:
-        """Open the tools for one rollout. The end of the block closes their resources, even after an exception."""
+        """Open the tools for one rollout. The end of the `async with` block closes the tools' resources, even after an
+        exception."""
         context = ToolContext(self._judge, self._format.limits, self._sessions)
         try:
             yield RolloutTools(context, self._format)
@@ -44,7 +46,7 @@ class Toolbox:
 
 
 class RolloutTools:
-    """The tools of one rollout. `Toolbox.opened` creates them and closes their resources."""
+    """The tools of one rollout. `Toolbox.opened` creates the tools and closes their resources."""
 
     def __init__(self, context: ToolContext, fmt: Format) -> None:
         self._context = context
@@ -58,7 +60,7 @@ class RolloutTools:
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         """Run a call whose arguments `rstar2.loop.agent.checked_call` accepted.
 
-        A tool raises an RStarError if the service behind it failed. The status of a call whose tool raised an
+        A tool raises an RStarError if the service behind the tool failed. The status of a call whose tool raised an
         RStarError is `lost`. After any other exception of the tool, the status is `error`, and the output shows the
         exception.
 

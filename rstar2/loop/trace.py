@@ -1,7 +1,7 @@
 """The trace, which is the record of one rollout, and its file format. Training, statistics and reports read traces.
 
-Traces are stored as JSON Lines. Each line is written with one call, so a killed process leaves at most one incomplete
-line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
+Traces are stored as JSON Lines. Each line is written with a single call, so a killed process leaves at most one
+incomplete line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ToolCall(BaseModel, extra="forbid"):
 
     @property
     def code(self) -> str | None:
-        """The code among the arguments; the value is None if the arguments contain no code."""
+        """The code among the arguments. The value is None if the arguments contain no code."""
         code = (self.arguments or {}).get("code")
         return code if isinstance(code, str) else None
 
@@ -73,13 +73,13 @@ class FailedTurn:
     place: int
     """The index of the turn in `Trace.turns`."""
     later_failed: tuple[bool, ...]
-    """Whether a call failed in each later turn that has calls."""
+    """For each later turn that has calls: whether one of these calls failed."""
 
     @property
     def tries(self) -> int | None:
-        """Number of later turns with calls up to the first one without a failed call.
+        """Number of later turns with calls, up to and including the first such turn in which no call failed.
 
-        The value is None if no later turn has calls without a failed one.
+        The value is None if a call failed in every later turn with calls.
         """
         return self.later_failed.index(False) + 1 if self.repaired else None
 
@@ -97,16 +97,17 @@ class Turn(BaseModel, extra="forbid"):
     start: int
     """Index of the turn's first token in `Trace.response_ids`."""
     end: int
-    """Index after the turn's last token in `Trace.response_ids`."""
+    """One more than the index of the turn's last token in `Trace.response_ids`."""
     calls: list[ToolCall] = Field(default_factory=list)
     calls_not_run: int = 0
     """Number of valid calls that did not run, because the turn limit leaves no turn in which to read their output."""
     parts: list[Part] | None = None
     """The parts of the turn. The value is None in traces of earlier versions, see `read_parts`."""
     tagged: bool = True
-    """Whether the turn uses rstar2's tags. False means that it uses the syntax of a model family."""
+    """Whether the turn uses rstar2's tags. False means that the turn uses the syntax of a model family."""
     unplaced: dict[PartKind, str] = Field(default_factory=dict)
-    """Content by kind of part that the family's parser returned, but that is not in `text`, not even in pieces."""
+    """Content that the family's parser returned, but that does not occur in `text`, not even in pieces. The keys are
+    the kinds of parts."""
 
     @classmethod
     def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
@@ -121,7 +122,7 @@ class Turn(BaseModel, extra="forbid"):
         )
 
     def read_parts(self, thinking: bool = False) -> list[Part]:
-        """Returns the parts of the turn. In traces of earlier versions they are parsed from the text.
+        """Returns the parts of the turn. In traces of earlier versions, the parts are parsed from the text.
 
         `thinking` tells the parser whether the turn begins inside a thought.
         """
@@ -129,7 +130,7 @@ class Turn(BaseModel, extra="forbid"):
 
     @property
     def own_text(self) -> str:
-        """The text in which an answer and its tags count.
+        """The text in which answers and answer tags count.
 
         In a turn with rstar2's tags, `own_text` is the whole text, thoughts and calls included. In a turn of a model
         family, `own_text` is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing
@@ -163,7 +164,7 @@ class Trace(BaseModel, extra="forbid"):
     """The system text that the person set in a chat."""
     gold: str | None = None
     prompt_ids: list[int]
-    """Shape (P,)."""
+    """Token ids of the prompt, shape (P,)."""
     response_ids: list[int]
     """All token ids after the prompt, tool output included, shape (R,)."""
     response_mask: list[int]
@@ -189,8 +190,8 @@ class Trace(BaseModel, extra="forbid"):
     ballot: str | None = None
     """The answer that the rollout votes for in maj@n, if that answer is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """Scores of the benchmark besides the verdict, by name. Each number of a score counts once in the mean of that
-    score."""
+    """Scores of the benchmark besides the verdict, by name. A score may be several numbers. Each of these numbers
+    counts once in the mean of the score."""
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
@@ -204,7 +205,7 @@ class Trace(BaseModel, extra="forbid"):
     reward: float | None = None
     """The reward in training. `reward`, `step` and `kept` are None outside of training."""
     penalty: float = 0.0
-    """The part of the reward that penalties for length and turns subtracted."""
+    """The amount by which penalties for length and turns reduced the reward."""
     step: int | None = None
     """The training step, from 1."""
     kept: bool | None = None
@@ -225,7 +226,7 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def failed_in_a_row(self) -> int:
-        """Number of failed calls at the end of the rollout, without a successful call between them.
+        """Number of consecutive failed calls at the end of the rollout.
 
         The count ignores lost calls.
         """
@@ -248,12 +249,13 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def lost_calls(self) -> int:
-        """Number of calls without a result because the judge failed."""
+        """Number of calls that have no result because the judge failed."""
         return sum(call.status == "lost" for call in self.calls)
 
     @property
     def tool_wait_s(self) -> float:
-        """Seconds that the rollout waited for tools. The calls of one turn run concurrently, so the longest counts."""
+        """Seconds that the rollout waited for tools. The calls of one turn run concurrently, so only the longest call
+        counts."""
         return sum(max((call.wall_s for call in turn.calls), default=0.0) for turn in self.turns)
 
     @classmethod
@@ -274,10 +276,10 @@ class Trace(BaseModel, extra="forbid"):
         )
 
     def beginning(self, turns: int) -> Trace:
-        """Returns a new trace with the first `turns` turns and the output of their calls, to continue from there.
+        """Returns a new trace from which a rollout can continue after the first `turns` turns of this trace.
 
-        The copied tokens are masked and have the log-probability 0, because the new rollout does not generate them.
-        This trace must have more than `turns` turns.
+        The new trace contains these turns and the output of their calls. The copied tokens are masked and have the
+        log-probability 0, because the new rollout does not generate them. This trace must have more than `turns` turns.
         """
         end = self.turns[turns].start
         return Trace(
@@ -310,7 +312,7 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def written_tokens(self) -> int:
-        """Number of tokens that the model wrote, from the same counts as `tokens`."""
+        """Number of tokens that the model wrote. The number comes from the same counts as `tokens`."""
         if self.counted_tokens is None:
             return sum(self.response_mask)
         if self.counted_written_tokens is None:
@@ -349,7 +351,7 @@ def _trace(path: Path, number: int, line: bytes) -> Trace:
         wrong = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
         raise UserError(
             f"{path}, line {number}: not a trace ({wrong})",
-            "Give a run, or traces that rstar2 wrote; `rstar2 grade` grades the outputs of other programs.",
+            "Use a run, or traces that rstar2 wrote. To grade the outputs of other programs, use `rstar2 grade`.",
         ) from error
 
 

@@ -1,8 +1,8 @@
 """The RL objectives and corrections that a recipe's `[algorithm]` table can name, and VERL's keys for them.
 
-The paper uses the objective of GRPO. Most objectives are those of VERL 0.9.1. The objectives in `REGISTERED` are added
-by `rstar2.train.verl.objectives`. If the paper of an objective states a clip range, that clip range is the default
-here. Which rollouts are trained on is decided elsewhere, by `rstar2.train.select`.
+The paper uses the objective of GRPO. Most objectives come from VERL 0.9.1. `rstar2.train.verl.objectives` adds the
+objectives in `REGISTERED`. If the paper of an objective states a clip range, this clip range is the default.
+`rstar2.train.select`, not this module, decides which rollouts are trained on.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REGISTERED: dict[str, str] = {
     GPG: "gpg",
     GMPO: "geo_mean",
 }
-"""Names that rstar2 registers with VERL, each with VERL's own version of it; empty if VERL has no version of its own.
-"""
+"""Names of advantages and losses that rstar2 registers with VERL. The value is the name of VERL's own version, or empty
+if VERL has no version of its own."""
 NOT_OFFERED: dict[str, str] = {
     "gae": "it needs a value model, which the recipe does not train",
     "remax": "it needs a greedy rollout of each problem, which VERL's V1 trainer does not make",
@@ -49,23 +49,24 @@ NOT_OFFERED: dict[str, str] = {
     "rloo_vectorized": "it computes what rloo computes",
     "bypass_mode": "it skips the trainer's own log-probabilities, from which entropy and mismatch are measured",
 }
-"""Advantages and losses of VERL 0.9.1 that no objective uses, each with the reason."""
+"""Advantages and losses of VERL 0.9.1 that no objective uses, each with the reason why it is not used."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A method that computes advantages and loss, by VERL's keys."""
+    """A method of computing advantages and loss, with VERL's keys for the method."""
 
     use: str
     """A text that says when to use the method, and what the method does."""
     source: str
     """The publication that describes the objective."""
     keys: dict[str, Any] = field(default_factory=dict)
-    """VERL's keys, in addition to those of GRPO."""
+    """VERL's keys that are set in addition to the keys of GRPO."""
     clip: tuple[float, float] = (0.2, 0.28)
-    """Default clip range below and above 1. For some objectives this is another bound, see `optim.clip_low`."""
+    """The default clip range below 1 and above 1. For some objectives, the two values have another meaning, see
+    `optim.clip_low`."""
     batch_baseline: bool = False
-    """Whether the baseline comes from the whole batch, so that a group of equal rewards is worth training on."""
+    """Whether the baseline comes from the whole batch, so that training on a group with equal rewards is useful."""
     budget_norm: bool = False
     """Whether a rollout's loss is divided by the token budget."""
 
@@ -81,12 +82,13 @@ _DR_GRPO: dict[str, Any] = {
     f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
 }
 _EACH_ROLLOUT: dict[str, Any] = {f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
-"""VERL's keys for a loss in which all rollouts have the same weight, and all tokens within a rollout."""
+"""VERL's keys for a loss in which all rollouts have the same weight, and all tokens within a rollout have the same
+weight."""
 
 
 def _dppo(divergence: str) -> dict[str, Any]:
-    """VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1. VERL's value of `clip_ratio_c` there hardly
-    ever clips."""
+    """Returns VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1. The value of `clip_ratio_c` in this
+    example hardly ever clips a ratio."""
     return {**_DR_GRPO, f"{_LOSS}.loss_mode": f"dppo_{divergence}", f"{_ACTOR}.clip_ratio_c": 10_000.0}
 
 
@@ -217,24 +219,24 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of the loss. In a correction, a ratio is the trainer's probability of a token divided by the
-    engine's."""
+    """A correction of the loss. In a correction, a ratio is the trainer's probability of a token, divided by the
+    engine's probability of the token."""
 
     use: str
     """A text that says when to use the method, and what the method does."""
     source: str
     limit: float = 2.0
-    """The default of `algorithm.correction_limit` with this correction."""
+    """The default value of `algorithm.correction_limit` for this correction."""
     lower: float = 0.5
-    """The default of `algorithm.correction_lower` with this correction."""
+    """The default value of `algorithm.correction_lower` for this correction."""
     weights: Literal["token", "sequence"] | None = None
     """The weight of the loss: each token's ratio, or the product of all ratios of a rollout. If None, the loss has no
     weights."""
     two_sided: bool = False
-    """Whether a weight outside the bounds is set to 0, not capped."""
+    """If True, a weight outside the bounds is set to 0. If False, the weight is capped."""
     rejects: Literal["seq_sum_k1", "seq_mean_k1"] | None = None
     """VERL's name for the statistic that decides which rollouts are left out: the product (sum) or the geometric mean
-    (mean) of their ratios. If None, no rollout is left out."""
+    (mean) of a rollout's ratios. If None, no rollout is left out."""
 
 
 _COLLAPSE = "https://richardli.xyz/rl-collapse"
@@ -279,29 +281,31 @@ CORRECTIONS: dict[CorrectionName, Correction] = {
 
 
 class AlgorithmSettings(Strict):
-    """The computation of advantages and loss from the rollouts that `select` has chosen."""
+    """Settings for computing advantages and loss from the rollouts that `select` has chosen."""
 
     objective: ObjectiveName = "grpo"
     """The method that computes advantages and loss. The paper uses the objective grpo. The table of objectives says
     when to use another objective."""
     loss_weights: Literal["tokens", "problems"] = "tokens"
-    """The unit that has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem
-    with longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem
-    share its weight. The value problems works only with `objective` = "grpo"."""
+    """What has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem with
+    longer rollouts has more weight. problems: each problem, as in the paper's formula; the tokens of a problem share
+    its weight. The value problems works only with `objective` = "grpo"."""
     correction: CorrectionName = "none"
-    """Correction for the difference between the probabilities of engine and trainer. The table of corrections says when
-    to use which correction."""
+    """Correction for the difference between the engine's probabilities and the trainer's probabilities. The table of
+    corrections says when to use which correction."""
     correction_limit: float = Field(2.0, gt=1)
-    """Upper bound for the ratio of the trainer's probability to the engine's, used by `correction`. The default bound
-    is 2; for icepop the default is 5, for geometric-rejection 1.001."""
+    """Upper bound for the ratio of the trainer's probability to the engine's probability, used by `correction`. The
+    default bound is 2. For icepop the default bound is 5, and for geometric-rejection 1.001."""
     correction_lower: float = Field(0.5, gt=0, lt=1)
-    """Lower bound for the same ratio, used by icepop, sequence-rejection and geometric-rejection. The default bound is
-    0.5; for geometric-rejection the default is 0.999."""
+    """Lower bound for the ratio of the trainer's probability to the engine's probability, used by icepop,
+    sequence-rejection and geometric-rejection. The default bound is 0.5. For geometric-rejection the default bound is
+    0.999."""
 
     @model_validator(mode="before")
     @classmethod
     def _default_bounds(cls, values: Any) -> Any:
-        """Fills in the correction's default bounds, so that the config of a run contains the bounds it used."""
+        """Fills in the correction's default bounds, so that the config of a run contains the bounds that the run
+        used."""
         name = values.get("correction", "none") if isinstance(values, dict) else None
         correction = next((each for known, each in CORRECTIONS.items() if known == name), None)
         if correction is None:
@@ -319,7 +323,7 @@ class AlgorithmSettings(Strict):
 
 
 def verl_keys(settings: AlgorithmSettings, response_tokens: int) -> dict[str, Any]:
-    """VERL's keys for an objective and its correction, without the clip range.
+    """Returns VERL's keys for an objective and its correction, without the clip range.
 
     Args:
         response_tokens: the token budget of a rollout (`rollout.tokens`).

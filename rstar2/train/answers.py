@@ -1,4 +1,5 @@
-"""Leaves out problems whose answer no output can be graded correct against, so that no rollout could earn a reward."""
+"""Leaves out problems with an answer against which no output can be graded correct, because no rollout of these
+problems could earn a reward."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LEFT_OUT_FILE = "left_out.json"
 
 @dataclass(frozen=True)
 class UnreadableAnswer:
-    """A row whose gold answer no output can be graded correct against."""
+    """A row with a gold answer against which no output can be graded correct."""
 
     row: int
     """The row's number in the file, from 1."""
@@ -29,7 +30,8 @@ class UnreadableAnswer:
 
 
 def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list[UnreadableAnswer]]:
-    """Reads the rows of a file with `stage_rows`, and splits them by whether their answer can be graded.
+    """Reads the rows of a file with `stage_rows`, and separates the rows whose answers can be graded from the other
+    rows.
 
     Returns:
         The rows whose answers can be graded, and the answers of all other rows.
@@ -53,7 +55,8 @@ def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list
 
 
 def write_left_out(folder: Path, unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> None:
-    """Writes `left_out.json` to a run's folder: by file, the row, answer and reason of each problem left out."""
+    """Writes `left_out.json` to a run's folder. For each data file, `left_out.json` lists the row, the answer and the
+    reason of each problem that is left out."""
     write_json(
         folder / LEFT_OUT_FILE,
         {str(file): [asdict(each) for each in answers] for file, answers in unreadable.items()},

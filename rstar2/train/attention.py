@@ -1,4 +1,5 @@
-"""The trainer's implementations of attention: VERL's keys for each, and a check that machine and model support it."""
+"""The trainer's implementations of attention: VERL's keys for each implementation, and a check that the machine and the
+model support an implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Attention = Literal["torch", "flash_attn", "padded"]
 PACKED_ATTENTION = "rstar2_packed"
 """The name under which `rstar2.train.verl.torch_kernels` registers its attention with transformers."""
 _IMPORT_S = 300.0
-"""Limit in seconds for an import. The import loads torch, which takes a minute from a slow disk."""
+"""Maximum number of seconds for an import. The import loads torch, which takes a minute from a slow disk."""
 _IMPLEMENTATIONS: dict[Attention, str] = {
     "torch": PACKED_ATTENTION,
     "flash_attn": "flash_attention_2",
@@ -25,7 +26,8 @@ _IMPLEMENTATIONS: dict[Attention, str] = {
 
 
 def verl_keys(attention: Attention, model: str) -> dict[str, Any]:
-    """VERL's keys for an attention. `model` is the prefix of the keys for VERL's model config."""
+    """Returns VERL's keys for an implementation of attention. `model` is the prefix of the keys for VERL's model
+    config."""
     return {
         f"+{model}.override_config.attn_implementation": _IMPLEMENTATIONS[attention],
         # Without this table, VERL would write attn_implementation into the config.json of every model it saves.
@@ -35,15 +37,15 @@ def verl_keys(attention: Attention, model: str) -> dict[str, Any]:
 
 
 def verl_modules(attention: Attention) -> tuple[str, ...]:
-    """Modules that every VERL process must load for an attention."""
+    """Returns the modules that every VERL process must load for an implementation of attention."""
     return ("rstar2.train.verl.torch_kernels",) if attention == "torch" else ()
 
 
 def ignored_keys(verl: dict[str, Any]) -> list[str]:
     """Returns the keys in a recipe's `[verl]` table that VERL would ignore.
 
-    The ignored keys are those of `override_config` outside `model_config`. VERL ignores such keys as soon as the table
-    `model_config` exists, and `verl_keys` adds that table.
+    The ignored keys are the keys of `override_config` outside `model_config`. VERL ignores keys outside `model_config`
+    as soon as the table `model_config` exists, and `verl_keys` adds this table.
     """
     still_read = ("attn_implementation", "model_config")
     parts = {key: key.partition("model.override_config.")[2] for key in dotted(verl)}
@@ -74,7 +76,7 @@ def check_attention(attention: Attention, model: Path) -> None:
 
 @functools.cache
 def _import_error(module: str) -> str:
-    """Says why a module cannot be imported; empty if the module can be imported.
+    """Returns text that says why a module cannot be imported. The text is empty if the module can be imported.
 
     The import happens in a separate process, because a build for another version of torch may crash.
     """
@@ -90,7 +92,7 @@ def _import_error(module: str) -> str:
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """The number of tokens back to which a model with this config.json attends, or None if there is no such limit."""
+    """Returns how many tokens back a model with this config.json can attend, or None if there is no limit."""
     if not config.get("use_sliding_window", True):
         return None
     window = config.get("sliding_window")

@@ -47,22 +47,24 @@ MAY_CHANGE = frozenset(
         "trace_trackers",
     }
 )
-"""Keys and whole tables of a stage's recipe, or of SFT's, that may change. All other keys must stay the same."""
+"""Keys and whole tables that may change, in the recipe of a stage or of SFT. All other keys must stay the same."""
 
 ADDED: dict[str, Any] = {
     "curriculum": {"name": "uniform"},
     "solved_by": "samples",
 }
-"""Keys that the recipes of earlier versions do not have, with the values that such runs effectively used."""
+"""Keys that the recipes of earlier versions do not have, with the values that runs of these versions effectively
+used."""
 
 
 def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Returns the part of a recipe that must stay the same when a run is resumed. VERL's keys are dotted in the result.
+    """Returns the part of a recipe that must stay the same when a run is resumed. In the result, VERL's keys are in
+    dotted form.
 
     Args:
         recipe: a recipe, or a part of one, as JSON.
-        model: the model of a whole recipe, or None for a part. With a model, keys that were added after the run began
-            get their defaults. The default of an added key always stands for the earlier behaviour.
+        model: the model of a whole recipe, or None for a part. If a model is given, keys that were added to rstar2
+            after the run began get their defaults. The default of an added key always stands for the earlier behaviour.
 
     Raises:
         UserError: the recipe has keys of an earlier version, which this version does not read.

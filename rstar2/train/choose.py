@@ -1,4 +1,4 @@
-"""Collects the measurements of an SFT's steps, and chooses the step whose model SFT returns.
+"""Collects the measurements of the steps of SFT, and chooses the step whose model SFT returns.
 
 ```
 RUN/
@@ -38,7 +38,7 @@ class Measurement:
     accuracy: float | None = None
     """The accuracy of the step's model on the held-out problems."""
     pass_at_k: dict[str, float] | None = None
-    """pass@k on the held-out problems, by k."""
+    """For each k, pass@k on the held-out problems."""
     mean_tokens: float | None = None
     """The mean number of tokens per sample of the held-out problems, without the prompt."""
 
@@ -58,7 +58,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Choice:
-    """The step whose model an SFT returns, and the reason."""
+    """The step whose model SFT returns, and the reason."""
 
     step: int
     by: Choose
@@ -73,7 +73,7 @@ class Choice:
 
 
 def measurements(folder: Path) -> list[Measurement]:
-    """Returns the measurements of an SFT's steps, in the order of steps."""
+    """Returns the measurements of the steps of SFT, in the order of steps."""
     losses = validation_losses(folder)
     sampled = {step: results_of(folder, step) for step in _sampled_steps(folder)}
     return [
@@ -83,7 +83,7 @@ def measurements(folder: Path) -> list[Measurement]:
 
 
 def measured_curves(measured: Sequence[Measurement]) -> list[tuple[str, list[tuple[int, float]]]]:
-    """Returns the name and the points (step, value) of each measure that has been measured."""
+    """Returns the name and the points (step, value) of each measure that has at least one value."""
     values: dict[str, Callable[[Measurement], float | None]] = {
         "validation loss": lambda each: each.validation_loss,
         "accuracy on held-out problems": lambda each: each.accuracy,
@@ -146,7 +146,8 @@ def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
-    """Returns the steps whose models may be returned, in order. A kill of the run does not change these steps."""
+    """Returns the steps whose models may be returned, in order. The steps are the same if the run was killed and
+    resumed."""
     match recipe.chosen_by:
         case "held_out":
             return held_out_steps(recipe, steps)
@@ -157,7 +158,8 @@ def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
-    """Returns the best measured step that has a model or a checkpoint, or None if no such step exists yet."""
+    """Returns the best measured step that has a model or a checkpoint, or None if no measured step has a model or a
+    checkpoint yet."""
     ranked = _ranked(recipe, measurements(folder), steps)
     return next((each.step for each in ranked if _can_be_returned(folder, each.step)), None)
 
@@ -165,9 +167,9 @@ def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     """Chooses the step whose model is returned, and writes the choice to the run's folder.
 
-    A step without a model and without an intact checkpoint cannot be chosen. Such steps can exist if the recipe's
-    `checkpoint_every` or `choose` changed when the run was resumed. The reason names the steps without a model that
-    would have been better.
+    A step without a model and without an intact checkpoint cannot be chosen. A step without both can exist if the
+    recipe's `checkpoint_every` or `choose` changed when the run was resumed. If steps that cannot be chosen would have
+    been better, the reason names these steps.
     """
     measured, by = measurements(folder), recipe.chosen_by
     ranked = _ranked(recipe, measured, steps)
@@ -192,7 +194,8 @@ def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
 
 
 def read_choice(folder: Path) -> Choice | None:
-    """Returns the choice in a run's folder, or None before the end of training and for runs of earlier versions."""
+    """Returns the choice in a run's folder, or None if training has not ended, or if the run was made by an earlier
+    version of rstar2."""
     stored = read_json(folder / CHOSEN)
     if stored is None:
         return None
@@ -200,7 +203,8 @@ def read_choice(folder: Path) -> Choice | None:
 
 
 def _ranked(recipe: SftRecipe, measured: Sequence[Measurement], steps: int) -> list[Measurement]:
-    """The measurements of the steps that may be chosen, from best to worst. Of equal steps, the earliest is first."""
+    """Returns the measurements of the steps that may be chosen, from best to worst. Among equally good steps, the
+    earliest comes first."""
     may_be = set(may_be_chosen(recipe, steps))
     costs = [(_cost(recipe.chosen_by, each), each) for each in measured if each.step in may_be]
     ranked = sorted((cost, each.step, each) for cost, each in costs if cost is not None)
@@ -213,7 +217,7 @@ def step_model(folder: Path, step: int) -> Path:
 
 
 def _can_be_returned(folder: Path, step: int) -> bool:
-    """Whether a step has a model, or an intact checkpoint to export one from."""
+    """Whether a step has a model, or an intact checkpoint from which a model can be exported."""
     checkpoints = folder / "checkpoints"
     saved = step in finished_steps(checkpoints) and fault(checkpoints / f"global_step_{step}") is None
     return saved or step_model(folder, step).is_dir()

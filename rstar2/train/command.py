@@ -33,7 +33,7 @@ SFT_KEEP = 2
 """Number of most recent SFT checkpoints that stay on disk."""
 _SAVED = ("model", "optimizer", "extra")
 """Parts of the trainer's state that VERL writes to a checkpoint. The Hugging Face model is as large as the weights, so
-it is exported separately."""
+the model is exported separately."""
 _HYDRA_KEYS: dict[str, Any] = {
     "hydra.run.dir": ".",
     "hydra.output_subdir": None,
@@ -75,14 +75,14 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, with the environment variables and the nodes that it runs on."""
+    """A command line, its environment variables, and the nodes on which it runs."""
 
     argv: list[str]
     env: dict[str, str]
     """Environment variables in addition to the caller's environment."""
     nodes: int = 1
-    """Nodes of a Ray cluster on each of which `rstar2.train.verl.every_node` runs the command. The number is 1 for
-    VERL's RL trainer, which starts its own processes on the nodes."""
+    """Number of nodes of a Ray cluster. `rstar2.train.verl.every_node` runs the command on each of these nodes. The
+    number of nodes is 1 for VERL's RL trainer, which starts its own processes on the nodes."""
     gpus_per_node: int = 0
     """Number of GPUs on each of the nodes that run the command."""
 
@@ -92,7 +92,8 @@ class _HydraText(str):
 
 
 def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_token: str | None) -> str:
-    """VERL's agent-loop file, which names our loop and its settings. The file is written as JSON, a subset of YAML."""
+    """Returns the content of VERL's agent-loop file, which names our loop and its settings. The file is written as
+    JSON, a subset of YAML."""
     entry = {
         "name": AGENT_NAME,
         "_target_": "rstar2.train.verl.agent_loop.RStarAgentLoop",
@@ -114,7 +115,8 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
 
 
 def router_yaml(recipe: StageRecipe) -> str:
-    """VERL's router file, which names our scheduler and its settings (`rstar2.train.verl.engines.router`)."""
+    """Returns the content of VERL's router file, which names our scheduler and its settings
+    (`rstar2.train.verl.engines.router`)."""
     settings = {
         "router_class": "rstar2.train.verl.engines.router.RolloutRouter",
         "in_flight": recipe.hardware.sequences_in_flight,
@@ -132,13 +134,14 @@ def stage_command(
     metrics: str = FIRST_METRICS,
     first_step: int = 0,
 ) -> Command:
-    """The command `python -m verl.trainer.main_ppo` for one RL stage.
+    """Returns the command `python -m verl.trainer.main_ppo` for one RL stage.
 
     Args:
         folder: the stage's folder, see `rstar2.train.stages`.
         model: a model's folder, or the id of a model on the Hugging Face hub.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
-        first_step: the number of steps that earlier stages have made. Trackers count steps on from this number.
+        first_step: the number of steps that earlier stages have made. In trackers, the steps of the stage are counted
+            on from this number.
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment((*recipe.trackers, *recipe.trace_trackers), folder, os.environ, first_step)
@@ -166,15 +169,17 @@ def sft_command(
     validated: bool = False,
     stop_after: int | None = None,
 ) -> Command:
-    """The command `python -m rstar2.train.verl.sft_trainer`, run by torchrun if there is more than one rank.
+    """Returns the command `python -m rstar2.train.verl.sft_trainer`, which torchrun runs if there is more than one
+    rank.
 
     Args:
         folder: the folder of SFT, see `rstar2.train.stages`.
         model: a model's folder, or the id of a model on the Hugging Face hub.
-        data: the folder with the files of `rstar2.train.split.Split.write`.
+        data: the folder with the files that `rstar2.train.split.Split.write` writes.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
-        validated: whether there are conversations to measure the loss on.
-        stop_after: the step after which the trainer saves and ends, or None if the trainer goes on to the last step.
+        validated: whether there are conversations on which the validation loss is measured.
+        stop_after: the step after which the trainer saves a checkpoint and ends, or None if the trainer continues to
+            the last step.
     """
     hardware = recipe.hardware
     overrides = {
@@ -204,7 +209,7 @@ def sft_command(
 def _sft_overrides(
     recipe: SftRecipe, folder: Path, model: Path | str, data: Path, validated: bool, stop_after: int | None
 ) -> dict[str, Any]:
-    """VERL's keys for SFT, see `sft_command`."""
+    """Returns VERL's keys for SFT, see `sft_command`."""
     hardware = recipe.hardware
     return {
         "data.train_files": data / TRAIN,
@@ -256,7 +261,8 @@ def stage_commands(
 
 
 def _curriculum_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """VERL's keys for a curriculum, read by `rstar2.train.verl.problem_sampler`; none if VERL orders the problems."""
+    """Returns VERL's keys for a curriculum, which `rstar2.train.verl.problem_sampler` reads. Returns no keys if VERL
+    itself orders the problems."""
     if not recipe.curriculum.reads_outcomes:
         return {}
     ahead = recipe.asynchronous.batches_ahead if recipe.mode != "sync" else 0
@@ -275,7 +281,7 @@ def _curriculum_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
 
 
 def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
-    """VERL's keys for an RL stage."""
+    """Returns VERL's keys for an RL stage."""
     return {
         **verl_keys(recipe.algorithm, recipe.rollout.tokens),
         "algorithm.use_kl_in_reward": False,
@@ -317,7 +323,7 @@ def _model_keys(hardware: Hardware, model: Path | str) -> dict[str, Any]:
 
 
 def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
-    """Keys for the update: how it is divided among GPUs, the optimizer and the loss."""
+    """Returns VERL's keys for the update: how the update is divided among GPUs, the optimizer and the loss."""
     optim, hardware, (clip_low, clip_high) = recipe.optim, recipe.hardware, recipe.clip
     return {
         f"{_ACTOR}.strategy": "fsdp2",
@@ -347,7 +353,7 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
 
 
 def _engine_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """Keys for the rollout engines, the agent loop and the router."""
+    """Returns VERL's keys for the rollout engines, the agent loop and the router."""
     hardware = recipe.hardware
     return {
         f"{_ENGINE}.name": "vllm",
@@ -397,7 +403,7 @@ def _sampler_settings(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
 
 
 def _trainer_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """Keys for the number of steps, for checkpoints and for evaluations."""
+    """Returns VERL's keys for the number of steps, for checkpoints and for evaluations."""
     hardware = recipe.hardware
     return {
         "trainer.device": hardware.device,
@@ -438,7 +444,8 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
 
 
 def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the variables of an environment that workers on other nodes need: the plain ones and the secret ones."""
+    """Returns the environment variables that workers on other nodes need, divided into plain variables and secret
+    variables."""
     forwarded = {name: value for name, value in sorted(environ.items()) if _FORWARDED.match(name)}
     secret = {name: value for name, value in forwarded.items() if _SECRET.search(name)}
     return {name: value for name, value in forwarded.items() if name not in secret}, secret
@@ -446,7 +453,8 @@ def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict
 
 @contextmanager
 def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]:
-    """Writes the secret variables for a command's workers to the file that the command names; removes it afterwards.
+    """Writes the secret variables for a command's workers to the file that the command names, and removes the file
+    afterwards.
 
     Only the current user can read the file. If the command names no file, nothing is written or removed.
     """
@@ -462,14 +470,14 @@ def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]
 
 
 def _recipe_keys(table: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe's table `[verl]`. Texts in the table reach Hydra unchanged."""
+    """Returns the keys of a recipe's table `[verl]`. Texts in the table reach Hydra unchanged."""
     return {
         key: _HydraText(value) if isinstance(value, str) else value for key, value in dotted(table).items()
     }
 
 
 def verl_overrides(table: dict[str, Any]) -> list[str]:
-    """The keys of a recipe's table `[verl]` as arguments for Hydra's command line."""
+    """Returns the keys of a recipe's table `[verl]` as arguments for Hydra's command line."""
     return _hydra(_recipe_keys(table))
 
 
@@ -496,7 +504,8 @@ def _hydra_value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quotes a text for Hydra, so that it stays a text. Unquoted, Hydra would read 1 as a number, false as a boolean.
+    """Quotes a text for Hydra, so that it stays a text. Without quotes, Hydra would read 1 as a number, and false as a
+    boolean.
 
     Source: the grammar of Hydra 1.3's overrides. `${` is escaped, because OmegaConf would resolve it.
     """

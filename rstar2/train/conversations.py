@@ -40,7 +40,7 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def conversation_fault(row: dict[str, Any]) -> str:
-    """Says what is wrong with a row of conversations; empty if nothing is wrong."""
+    """Returns text that says what is wrong with a row of conversations. The text is empty if nothing is wrong."""
     fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
     if not isinstance(row.get(ANSWER_FORM), bool | None):
         fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
@@ -48,7 +48,7 @@ def conversation_fault(row: dict[str, Any]) -> str:
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
-    """Encodes a row of `read_conversations` for SFT, see `as_taught` and `ChatCodec.training_sample`.
+    """Encodes for SFT a row that `read_conversations` returned, see `as_taught` and `ChatCodec.training_sample`.
 
     A row from a trace may contain the token ids that the model wrote (`rstar2.data.rows.TOKENS`). Token ids that belong
     to the same tokenizer and format are used unchanged, because encoding the text again could give other ids.
@@ -101,7 +101,7 @@ def _are_calls(calls: Any) -> bool:
 
 
 def _fault(messages: Any) -> str | None:
-    """Says what is wrong with a row's messages; None if nothing is wrong."""
+    """Returns text that says what is wrong with a row's messages, or None if nothing is wrong."""
     if not isinstance(messages, list) or not messages:
         return "no messages"
     for place, message in enumerate(messages, 1):

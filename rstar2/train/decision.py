@@ -13,7 +13,7 @@ DECISION_FILE = "decision.json"
 Action = Literal["advance", "stop", "back"]
 """The action of a rule. advance: the stage ends with the model of its last step, and the next stage begins. stop: the
 stage ends in the same way, and no further stage runs. back: the stage ends with the model of the checkpoint that was
-best on the held-out problems, and the next stage begins from it."""
+best on the held-out problems, and the next stage begins from this model."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """The reason and the action, as a sentence."""
+        """Returns the reason and the action, as a sentence."""
         ends = f"the stage ended with step {self.last_step}" if self.last_step else "the stage ends"
         match self.action:
             case "advance":

@@ -8,13 +8,13 @@ data/sft/.rstar2-encoded/           beside the data, or in the user's cache if t
     questions.arrow                 the question of each conversation, to find near duplicates
     groups-….npy                    groups of conversations with nearly the same question, if already computed
     record.json                     name and SHA-256 of the data, and the form check of its turns
-```
-A folder is complete when it appears, because it is renamed into place. A process that waits for another's encoding uses
-its result. The folder's name contains a digest of everything that decides the token ids, including the code.
+``` A folder is complete when it appears, because it is renamed into place. A process that waits while another process
+encodes the same file uses the result of the other process. The folder's name contains a digest of everything that
+decides the token ids, including the code.
 
 A process holds a shared lock on the `record.json` of each encoding that it uses. When a process looks for an encoding,
-the process removes old encodings that no process holds: those by another version of the code, and those of a file that
-has changed or is gone.
+the process removes old encodings that no process holds: encodings by another version of the code, and encodings of a
+file that has changed or no longer exists.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EncodedData:
 
     @property
     def first_taught(self) -> Numbers:
-        """The index of the first token that is trained on, of shape (conversations,)."""
+        """For each conversation, the index of the first token that is trained on, of shape (conversations,)."""
         return self._index["first_taught"]
 
     @cached_property
@@ -107,7 +107,7 @@ class EncodedData:
         return FormCheck.of_json(record["form"])
 
     def copy_to(self, file: Path) -> None:
-        """Puts the conversations into a run's folder, by a hard link if both are on one disk."""
+        """Puts the conversations into a run's folder, by a hard link if both folders are on the same disk."""
         if file.exists():
             return
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     """Returns the codec of the format that SFT teaches a model.
 
     Args:
-        named: the recipe's `format`. If the name is empty, SFT teaches the format of the model's format file, or else
-            rstar2's default.
+        named: the recipe's `format`. If the name is empty, SFT teaches the format of the model's format file. If the
+            model has no format file either, SFT teaches rstar2's default format.
     """
     tokenizer = load_tokenizer(model)
     current, source = model_format(model, tokenizer)
@@ -182,7 +182,7 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
 
 
 def known_encoding(data: Path, codec: CodecOf) -> EncodedData | None:
-    """Returns the encoded conversations of a file if an earlier run has encoded them, else None."""
+    """Returns the encoded conversations of a file if an earlier run has encoded them, and None otherwise."""
     content = sha256(data)
     folder = _store_of(data) / _name(data, _about(content, codec))
     try:
@@ -194,7 +194,7 @@ def known_encoding(data: Path, codec: CodecOf) -> EncodedData | None:
 
 
 def _about(content: str, codec: CodecOf) -> dict[str, str]:
-    """The digests of everything that decides the token ids of a file."""
+    """Returns the digests of everything that decides the token ids of a file."""
     return {"data": content, "codec": codec.digest, "code": _code_digest()}
 
 
@@ -203,7 +203,7 @@ def _name(data: Path, about: dict[str, str]) -> str:
 
 
 def _in_use(folder: Path, content: str) -> EncodedData:
-    """Returns an encoding, locked so that it is not removed while the object exists."""
+    """Returns an encoding, and locks it so that it is not removed while the returned object exists."""
     encoded = EncodedData(folder, content)
     record = os.open(folder / _RECORD, os.O_RDONLY)
     weakref.finalize(encoded, os.close, record)
@@ -243,11 +243,11 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
     """Groups conversations that ask nearly the same question.
 
     Questions are compared by the stricter rule of the filter `near-duplicates` (`rstar2.data.filters.near`), which
-    compares sets of words. The rule may join conversations that differ. Joining too many is less harmful than a
-    validation set with questions that are also trained on.
+    compares sets of words. The rule may join conversations that differ. Joining too many conversations is less harmful
+    than a validation set with questions that are also trained on.
 
     Args:
-        parts: the encodings of one or more files. Conversations are numbered through all files.
+        parts: the encodings of one or more files. The conversations of all files are numbered consecutively.
 
     Returns:
         For each conversation, the number of the first conversation of its group, of shape (conversations,).
@@ -269,7 +269,7 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
 
 
 def _store_of(data: Path) -> Path:
-    """The folder for the encodings of a file."""
+    """Returns the folder for the encodings of a file."""
     store = data.absolute().parent / STORE
     if os.access(store if store.is_dir() else store.parent, os.W_OK):
         return store
@@ -279,7 +279,8 @@ def _store_of(data: Path) -> Path:
 
 @contextmanager
 def _store(data: Path) -> Iterator[Path]:
-    """Locks the folder for the encodings of a file, and yields it. Waits while another process holds the lock."""
+    """Locks the folder for the encodings of a file, and yields the folder. Waits while another process holds the
+    lock."""
     store = _store_of(data)
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -293,7 +294,7 @@ def _store(data: Path) -> Iterator[Path]:
 
 
 def _code_digest() -> str:
-    """A digest of the code that encodes conversations, and of the version of the library tokenizers."""
+    """Returns a digest of the code that encodes conversations, and of the version of the library tokenizers."""
     import tokenizers
 
     digest = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
@@ -326,7 +327,7 @@ class _EncodedPiece:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Encodes a piece. Raises UserError if a row is not a conversation; the message names the row."""
+    """Encodes a piece. Raises UserError if a row is not a conversation. The message names the row."""
 
     codec: CodecOf
     content: str
@@ -386,7 +387,7 @@ def _pieces(data: Path) -> Iterator[_Piece]:
 
 
 def _encode(data: Path, content: str, codec: CodecOf, folder: Path, on_rows: OnRows) -> FormCheck:
-    """Writes the encoding of a file to `folder`. Returns the form check of its conversations.
+    """Writes the encoding of a file to `folder`. Returns the form check of the file's conversations.
 
     The texts of only a few pieces are in memory at the same time.
     """
@@ -429,7 +430,7 @@ def batch_of(samples: Sequence[Encoded]) -> Any:
 
 
 def write_batches(file: Path, batches: Iterable[Any]) -> None:
-    """Writes record batches of `batch_of` to a file for `rstar2.train.verl.sft_dataset`."""
+    """Writes record batches that `batch_of` returned to a file for `rstar2.train.verl.sft_dataset`."""
     with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_file(opened, _SCHEMA) as writer:
         for batch in batches:
             writer.write_batch(batch)

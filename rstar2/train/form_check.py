@@ -13,7 +13,7 @@ from rstar2.loop.turns.demands import Demands, FormatTexts
 
 @dataclass(frozen=True)
 class FormCheck:
-    """Counts of turns that have, or do not have, the form that their system text or question asks for."""
+    """Counts how many turns have the form that their system text or question asks for, and how many do not."""
 
     counts: FormCounts = field(default_factory=FormCounts)
     first_fault: int | None = None
@@ -28,12 +28,12 @@ class FormCheck:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the check as JSON for `of_json`."""
+        """Returns the check in the JSON form that `of_json` reads."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, stored: Mapping[str, Any]) -> FormCheck:
-        """Returns the check from the JSON of `as_json`."""
+        """Returns the check from the JSON that `as_json` returned."""
         return cls(FormCounts(**stored["counts"]), stored["first_fault"], Demands(**stored["rewarded"]))
 
     def warnings(self) -> Iterator[str]:
@@ -94,6 +94,6 @@ def _verb(count: int, verb: str) -> str:
 
 
 def _described(demands: Demands) -> str:
-    """A form of a final turn in words."""
+    """Describes the form of a final turn in words."""
     box = "\\boxed{}" if demands.box else ""
     return f"{box} inside {tags.ANSWER}" if box and demands.answer else box or tags.ANSWER

@@ -1,4 +1,5 @@
-"""A problem's group of rollouts, as selections (`rstar2.train.select`) and the statistics of a step see it."""
+"""A problem's group of rollouts, in the form that selections (`rstar2.train.select`) and the statistics of a step
+use."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class Rollout:
     """Number of turns after the first that did not end at the token budget. Only the selection `release` uses this
     number."""
     closed_blocks: int = 1
-    """Number of closed `<answer>` blocks in the text, including tool output; 0 if a tag has no partner. Only the
-    selection `release` uses this number."""
+    """Number of closed `<answer>` blocks in the text, including tool output; 0 if an opening or closing tag has no
+    partner. Only the selection `release` uses this number."""
     correct: bool = False
     """Whether the grader judged the answer correct. The verdict can differ from the reward, for example if the reward
     is constant."""
@@ -59,9 +60,9 @@ class Rollout:
     """The penalty for length and turns, already subtracted from `reward` (`rstar2.train.reward.PenaltySettings`)."""
     wall_s: float = 0.0
     tool_wait_s: float = 0.0
-    """The part of `wall_s` spent waiting for tools."""
+    """The part of `wall_s` that the rollout spent waiting for tools."""
     outcomes: dict[str, int] = field(default_factory=dict)
-    """Number of the rollout's tool calls by `rstar2.loop.trace.CallStatus`."""
+    """For each `rstar2.loop.trace.CallStatus`, the number of the rollout's tool calls with this status."""
     calls_s: float = 0.0
     """Seconds from the request to the judge until its response, summed over all calls."""
     slowest_call_s: float = 0.0
@@ -84,7 +85,7 @@ class Rollout:
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
-        """Returns the rollout of a trace that has its reward."""
+        """Returns the rollout for a trace. The trace must contain the reward."""
         assert trace.reward is not None, "the trace must have its reward"
         # If the last turn has calls, the rollout ended before the model could read their outputs.
         read_outputs = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]
@@ -128,7 +129,7 @@ class Rollout:
 
 
 def _own_tokens(trace: Trace) -> Iterator[int]:
-    """The tokens that the model wrote, without the prompt and the outputs of tools."""
+    """Yields the tokens that the model wrote, without the prompt and the outputs of tools."""
     return compress(trace.response_ids, trace.response_mask)
 
 
@@ -139,7 +140,7 @@ def _is_void(turn: Turn) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """The N rollouts of one problem that a selection chooses from.
+    """The N rollouts of one problem, from which a selection chooses.
 
     All rollouts of a group have a verdict. Rollouts that failed, or whose tool calls the judge lost, are left out
     before the group is made.
@@ -147,15 +148,15 @@ class Group:
 
     rollouts: tuple[Rollout, ...]
     keep: int
-    """Limit for the number of rollouts that the selection may choose (`groups.keep`). The paper calls this number G."""
+    """Maximum number of rollouts that the selection may choose (`groups.keep`). The paper calls this number G."""
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
-        """The rewards of the group's rollouts, an array of shape (N,)."""
+        """The rewards of the group's rollouts, as an array of shape (N,)."""
         return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
 
     def only(self, indices: Sequence[int]) -> Group:
-        """Returns a group of the rollouts at these indices only."""
+        """Returns a group that contains only the rollouts at these indices."""
         return Group(tuple(self.rollouts[i] for i in indices), self.keep)
 
 
@@ -164,9 +165,9 @@ def gives_gradient(chosen: Sequence[Rollout], drop_equal_rewards: bool) -> bool:
 
     At least two rollouts are needed, because VERL gives a lone rollout its raw reward as its advantage.
 
-    With `drop_equal_rewards`, the rewards of the chosen rollouts before the penalty must differ too. GRPO divides
-    advantages by the standard deviation of the rewards, so a tiny difference between penalties would have the same
-    effect as the difference between a correct and a wrong answer.
+    If `drop_equal_rewards` is True, the rewards of the chosen rollouts, without the penalties, must also differ. GRPO
+    divides advantages by the standard deviation of the rewards, so a tiny difference between penalties would have the
+    same effect as the difference between a correct and a wrong answer.
     """
     rewards = {rollout.reward_before_penalty for rollout in chosen}
     return len(chosen) > 1 and (len(rewards) > 1 or not drop_equal_rewards)

@@ -1,4 +1,4 @@
-"""Checks before the start that the GPUs of a recipe exist, and chooses the laptop profile for tiny models."""
+"""Checks before training starts that the GPUs of a recipe exist, and chooses the laptop profile for tiny models."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from rstar2.train.recipe import Hardware
 
 LAPTOP = "laptop"
 TINY_BYTES = 100 * 2**20
-"""Limit for the weights of a model that a CPU can train in reasonable time: 25 million parameters in fp32."""
+"""A CPU can train a model in reasonable time if the model's weights have at most this many bytes. The limit is the size
+of 25 million parameters in fp32."""
 CLUSTER_S = 60.0
-"""Limit for a Ray cluster's answer about its nodes."""
+"""Maximum number of seconds to wait for a Ray cluster's answer about its nodes."""
 _REFUSED = re.compile(
     r"AuthenticationError|Unauthenticated|Invalid address|Version mismatch|ModuleNotFoundError|ImportError"
 )
-"""Messages of Ray and Python for errors that do not pass by themselves."""
+"""Texts in messages of Ray and Python about errors that do not go away by themselves."""
 
 
 def default_profile(model: Path) -> str | None:
-    """Returns the laptop profile for a tiny model on a machine without GPUs and without a Ray cluster, else None."""
+    """Returns the laptop profile for a tiny model on a machine without GPUs and without a Ray cluster, and None
+    otherwise."""
     return LAPTOP if 0 < weight_bytes(model) <= TINY_BYTES and not _cluster() and not gpu_names() else None
 
 
@@ -37,8 +39,9 @@ def check_hardware(required: Iterable[Hardware]) -> None:
     """Checks that this machine, or the Ray cluster, has the GPUs and nodes that recipes require.
 
     Raises:
-        UserError: this machine has fewer GPUs, or a recipe requires several nodes and RAY_ADDRESS is not set.
-        Unavailable: the cluster does not answer, or has fewer GPUs or nodes at the moment.
+        UserError: this machine has fewer GPUs than a recipe requires, or a recipe requires several nodes and
+            RAY_ADDRESS is not set.
+        Unavailable: the cluster does not answer, or has at the moment fewer GPUs or nodes than a recipe requires.
     """
     required = [each for each in required if each.device == "cuda"]
     if _cluster():
@@ -53,7 +56,7 @@ def check_hardware(required: Iterable[Hardware]) -> None:
     if nodes > 1:
         raise UserError(
             f"the recipe needs {nodes} nodes, but RAY_ADDRESS names no Ray cluster",
-            "Start one on the nodes (examples/cluster/), and set RAY_ADDRESS to its address.",
+            "Start a Ray cluster on the nodes (examples/cluster/), and set RAY_ADDRESS to its address.",
         )
     needed = max((each.gpus_per_node for each in required), default=0)
     here = len(gpu_names()) if needed else 0
@@ -70,7 +73,7 @@ def check_hardware(required: Iterable[Hardware]) -> None:
 
 
 def cluster_shortage(required: Iterable[Hardware]) -> str | None:
-    """Says which nodes or GPUs the Ray cluster of RAY_ADDRESS lacks.
+    """Finds out which nodes or GPUs the Ray cluster at RAY_ADDRESS lacks.
 
     Returns:
         A sentence about what is missing, or None if the cluster has everything or there is no cluster.
@@ -96,11 +99,11 @@ def cluster_shortage(required: Iterable[Hardware]) -> str | None:
 
 
 def _gpus_by_node(address: str) -> list[float]:
-    """The number of GPUs of each live node of a Ray cluster. The query runs in a separate process."""
+    """Returns the number of GPUs of each live node of a Ray cluster. The query runs in a separate process."""
     if find_spec("ray") is None:
         raise UserError(
             "RAY_ADDRESS names a Ray cluster, but Ray is not installed",
-            f"Unset it, or install the training stack:\n{installation_for('ray')}",
+            f"Unset RAY_ADDRESS, or install the training stack:\n{installation_for('ray')}",
         )
     command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
     try:
@@ -118,11 +121,13 @@ def _gpus_by_node(address: str) -> list[float]:
 
 
 def cluster_error(stderr: str) -> type[RStarError]:
-    """Returns the class of error for Ray's error output: Unavailable if the problem may pass, else UserError."""
+    """Returns the class of error for Ray's error output: Unavailable if the problem may go away, and UserError
+    otherwise."""
     return UserError if _REFUSED.search(stderr) else Unavailable
 
 
 def _cluster() -> str:
-    """The address of the Ray cluster that training runs on; empty if training runs on this machine."""
+    """Returns the address of the Ray cluster on which training runs. The address is empty if training runs on this
+    machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

@@ -7,13 +7,14 @@ is the mean, over all rollouts z, of
     log p(z | x_i) - log (1/N * sum_j p(z | x_j)),
 
 where i is the problem of z and N is the number of problems. Each term log p is divided by the length of z in tokens. A
-second measure is the retrieval accuracy: the share of rollouts for which x_i has the largest p(z | x_j). Source:
-sections 4.3, 5.2 and 7.1 of the authors' reference of their metrics. In RAGEN-2, p(z | x_j) is the policy's
-probability, so the policy reads every rollout under every prompt: N forward passes over the rollouts.
+second measure is the retrieval accuracy: the share of rollouts for which p(z | x_j) is largest for the rollout's own
+problem, j = i. Source: sections 4.3, 5.2 and 7.1 of the reference in which the authors describe their metrics. In
+RAGEN-2, p(z | x_j) is the policy's probability, so the policy must read every rollout after every prompt, which takes N
+forward passes over the rollouts.
 
 In this module, p(z | x_j) is a distribution over pairs of adjacent tokens. The pairs are counted in the other rollouts
 of problem j and smoothed with the pairs of all problems. The rollout z itself is not counted. If the rollouts of
-different problems are alike, the estimate is therefore about 0; if z were counted, the estimate would be above 0.
+different problems are alike, the estimate is therefore about 0. If z were counted, the estimate would be above 0.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 OPENING_TOKENS = 256
-"""The number of tokens at the start of the model's text that are compared. RAGEN-2 compares the first turn's
-reasoning."""
+"""Only this many tokens at the start of the model's text are compared. RAGEN-2 compares the first turn's reasoning."""
 MOST_PROBLEMS = 32
-"""Limit for the problems that are compared."""
+"""Maximum number of problems that are compared."""
 MOST_ROLLOUTS = 8
-"""Limit for the rollouts per problem that are compared. More rollouts would take time and hardly improve the estimate.
-"""
+"""Maximum number of rollouts per problem that are compared. More rollouts would take time and hardly improve the
+estimate."""
 SMOOTHING = 0.5
-"""The weight of the distribution of all problems in the smoothed distribution of one problem."""
+"""The smoothed distribution of one problem is a mixture in which the distribution of all problems has this weight."""
 _Pairs = npt.NDArray[np.int64]
 _Table = npt.NDArray[np.float64]
 
@@ -83,24 +83,27 @@ def prompt_information(problems: Sequence[Sequence[Sequence[int]]]) -> Informati
 
 
 def _pairs(tokens: Sequence[int]) -> _Pairs:
-    """Returns each opening token and the token before it as one number. The number -1 stands for the token before the
-    first."""
+    """Returns one number for each opening token. The number encodes the token and the token before it, where -1 stands
+    for the token before the first."""
     opening = np.array([-1, *tokens[:OPENING_TOKENS]], dtype=np.int64)
     return (opening[:-1] << 32) + opening[1:]
 
 
 def _rounds(problems: Sequence[Sequence[_Pairs]]) -> list[dict[int, _Pairs]]:
-    """Returns rounds of rollouts: the first rollout of each problem, then the second of each, and so on.
+    """Returns rounds of rollouts: the first rollout of each problem, then the second rollout of each problem, and so
+    on.
 
-    A round maps a problem's index to its rollout. Each rollout of a round is scored with distributions from the other
-    rounds. The distribution of the rollout's own problem hence has as many rollouts as those of the other problems.
+    A round maps a problem's index to the problem's rollout in this round. Each rollout of a round is scored with
+    distributions from the other rounds. The distribution of the rollout's own problem therefore comes from as many
+    rollouts as the distributions of the other problems.
     """
     most = max(map(len, problems))
     return [{i: each[k] for i, each in enumerate(problems) if k < len(each)} for k in range(most)]
 
 
 def _counts(codes: Mapping[int, _Pairs], problems: int, kinds: int) -> _Table:
-    """Counts each pair in a round. Returns an array of shape (problems, kinds)."""
+    """Counts how often each kind of pair occurs in the rollouts of a round. Returns an array of shape (problems,
+    kinds)."""
     counts = np.zeros((problems, kinds))
     for problem, code in codes.items():
         counts[problem] = np.bincount(code, minlength=kinds)

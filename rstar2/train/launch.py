@@ -28,12 +28,12 @@ from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
 SAVING_POLL_S = 10.0
-"""Seconds between two looks at the size of a checkpoint that is being written. A checkpoint can have hundreds of files.
-"""
+"""Number of seconds between two checks of the size of a checkpoint that is being written. A checkpoint can have
+hundreds of files."""
 STOP_S = 20.0
-"""Limit in seconds for a trainer to end after it was asked to end."""
+"""Maximum number of seconds that a trainer may take to end after it was asked to end."""
 RAY_STARTS = 10
-"""Limit for the starts of a trainer if Ray times out."""
+"""Maximum number of times that a trainer is started if Ray times out."""
 _RAY_TIMED_OUT = "The current node timed out during startup"
 """Ray's message if its own processes take more than 30 s to start, or its agents more than 15 s. No setting changes
 these limits, and a busy machine exceeds them."""
@@ -41,14 +41,15 @@ these limits, and a busy machine exceeds them."""
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """Signs that a trainer works. A trainer's log is no such sign, because VERL prints to it every minute anyway."""
+    """Signs that a trainer works. New lines in the trainer's log are not a sign of life, because VERL prints every
+    minute in any case."""
 
     metrics: Path
     """The file to which the trainer writes a line of JSON per step."""
     folder: Path
     """The stage's folder, which contains the progress files (`rstar2.train.records.progress`) and the checkpoints."""
     hung_after_s: float
-    """Seconds without a sign of life after which the trainer counts as hung."""
+    """The trainer counts as hung after this many seconds without a sign of life."""
     on_rollouts: Callable[[], None] = lambda: None
     """Called when the count of finished rollouts has changed."""
 
@@ -68,9 +69,9 @@ def run_trainer(
     on_step: Callable[[dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Runs a trainer to its end. `run_trainer` must be called from the main thread, because it handles signals.
+    """Runs a trainer until it ends. `run_trainer` must be called from the main thread, because it handles signals.
 
-    If Ray does not start in time, the trainer is started again, up to `RAY_STARTS` times in all.
+    If Ray does not start in time, the trainer is started again. There are at most `RAY_STARTS` starts in all.
 
     Args:
         log: the file to which the trainer's output is appended.
@@ -78,7 +79,7 @@ def run_trainer(
         warn: called with a message to the user if a signal arrives, see `rstar2.train.stopping`.
 
     Raises:
-        Failure: the trainer failed or hung. The message names the cause in the log, and what helps.
+        Failure: the trainer failed or hung. The message names the cause from the log, and says what the user can do.
         KeyboardInterrupt: Ctrl-C was pressed. The step that was running has been saved.
         SystemExit: another signal arrived. The step that was running has been saved.
     """
@@ -94,7 +95,8 @@ def _run_started(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> None:
-    """Runs a trainer to its end, if necessary with several starts. Raises Failure in the cases of `run_trainer`."""
+    """Runs a trainer until it ends, and starts it several times if necessary. Raises Failure in the same cases as
+    `run_trainer`."""
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     if command.nodes > 1:
@@ -183,21 +185,21 @@ def run_export(command: Command, log: Path, timeout_s: float) -> None:
 
 
 def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
-    """The error for a trainer that was stopped because it gave no sign of life."""
+    """Returns the error for a trainer that was stopped because it gave no sign of life."""
     cause = find_cause(log, begun_at)
     activity = f"; {text}" if (text := describe(signs.folder)) else ""
     return Failure(
         f"the trainer was stopped: for {signs.hung_after_s:g} s it gave no sign of life, such as a finished rollout or "
         f"micro-batch{activity}. Its log says: {cause.line}",
-        f"{cause.remedy or 'If a part of its work does take that long, raise hardware.hung_after_s.'}\n"
+        f"{cause.remedy or 'If a part of the work does take that long, raise hardware.hung_after_s.'}\n"
         f"The same command continues from the last checkpoint. The whole log: {log}",
     )
 
 
 @contextlib.contextmanager
 def fork_server(log: Path) -> Iterator[dict[str, str]]:
-    """Starts a server that forks the trainers' processes, so that they need not import VERL each. The server is for
-    CPUs only.
+    """Starts a server that forks the trainers' processes, so that the processes need not import VERL themselves. The
+    server is for CPUs only.
 
     If the server has ended, the processes start in the usual way.
 
@@ -205,7 +207,7 @@ def fork_server(log: Path) -> Iterator[dict[str, str]]:
         log: the file to which the server's output is appended.
 
     Yields:
-        Environment variables for a `Command`, so that its processes are forked by the server.
+        Environment variables for a `Command`. The variables make the server fork the processes of the command.
     """
     # The socket is in the abstract namespace, so that a killed run leaves no file. The server checks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"
@@ -232,7 +234,7 @@ def _forked(command: Command) -> Command:
 
 
 def _on_every_node(command: Command) -> Command:
-    """Returns a command that runs the given command on each of its nodes."""
+    """Returns a command that runs the given command on each of the nodes that it needs."""
     arguments = [str(command.nodes), str(command.gpus_per_node), ",".join(command.env)]
     return Command(
         [sys.executable, "-m", "rstar2.train.verl.every_node", *arguments, *command.argv[1:]], command.env
@@ -240,7 +242,8 @@ def _on_every_node(command: Command) -> Command:
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """Reads the complete JSON lines of a file from a position on. Returns them, and the position after them."""
+    """Reads the complete JSON lines of a file that follow a position. Returns the lines, and the position after the
+    last of these lines."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """Tests the machine before training starts: the GPUs, the run's folder, W&B's key, the nodes of a Ray cluster.
 
-Each check uses what it tests for a moment, because a GPU or folder that exists may still not work. A check raises
-UserError if something is missing, wrong or refused. A check raises Unavailable if something does not answer, because
-the fault may pass: a script can start the same command again later.
+A check briefly uses the GPU, folder or server that it tests, because a GPU or folder that exists may still not work. A
+check raises UserError if something is missing, wrong or refused. A check raises Unavailable if something does not
+answer, because the fault may go away, so that a script can start the same command again later.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ if TYPE_CHECKING:  # this import takes seconds
     from rstar2.train.sampling import JudgeAddress
 
 GPUS_S = 300.0
-"""Limit for PyTorch to compute something on each GPU. The import alone takes a minute from a slow disk."""
+"""Maximum number of seconds for PyTorch to compute something on each GPU. Importing PyTorch alone takes a minute if the
+disk is slow."""
 LOGIN_S = 90.0
 NODES_S = 300.0
-"""Limit for the check of a cluster's nodes, in addition to `hardware.worker_start_s` and `GPUS_S`."""
+"""Maximum number of seconds for the check of a cluster's nodes, in addition to `hardware.worker_start_s` and
+`GPUS_S`."""
 _MULTIPLY = """
 import torch
 for number in range(torch.cuda.device_count()):
@@ -42,16 +44,16 @@ _LOGIN = "import wandb\nwandb.login(verify=True)"
 _WANDB_AWAY = re.compile(
     r"did not respond in time|process is not running|An error occurred while|time[d ]*out|onnect|HTTP (429|5\d\d)"
 )
-"""Messages of W&B's client if the server did not answer. If the server refuses, the client's message is that of the
-server."""
+"""Texts in messages of W&B's client if the server did not answer. If the server refuses the key, the client's message
+is the server's message."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 
 def check_gpus(wanted: Iterable[Hardware]) -> None:
     """Computes something on each GPU of this machine, if recipes need GPUs and no Ray cluster is used.
 
-    The list of `nvidia-smi` would not be enough: it has GPUs that PyTorch cannot use because it is built for CPUs or
-    for another driver. The GPUs of a Ray cluster are tested by `check_nodes`.
+    The output of `nvidia-smi` would not be enough, because `nvidia-smi` also lists GPUs that PyTorch cannot use. For
+    example, PyTorch may be built for CPUs or for another driver. The GPUs of a Ray cluster are tested by `check_nodes`.
 
     Raises:
         UserError: PyTorch can use fewer GPUs than a recipe needs.
@@ -80,8 +82,8 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
 
 
 def check_folder(run: Path) -> None:
-    """Writes a file in a run's folder, or in the folder in which it will be made. Raises UserError if the file cannot
-    be written."""
+    """Writes a file in a run's folder, or in the folder in which the run's folder will be made. Raises UserError if the
+    file cannot be written."""
     existing = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.exists())
     if not existing.is_dir():
         return  # `open_run` reports this
@@ -102,7 +104,7 @@ def check_login(
     traces: Sequence[TraceTracker] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Logs in to W&B if a recipe reports to it or sends traces to Weave.
+    """Logs in to W&B if a recipe reports to W&B or sends traces to Weave.
 
     Raises:
         UserError: a tracker lacks a package or a setting, or the server refuses the key.
@@ -127,7 +129,7 @@ def check_login(
 
 
 def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress | None) -> None:
-    """Runs a test on each node of the Ray cluster, if one is used.
+    """Runs a test on each node of the Ray cluster, if training uses a Ray cluster.
 
     Each node must have the same packages as this machine, compute something on each of its GPUs, read and write the
     run's folder, and run a program on the judge.
@@ -186,7 +188,7 @@ def _first_four(faults: list[str]) -> str:
 
 
 def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
-    """Returns what is permanently wrong with a node, as texts.
+    """Returns texts that say what is permanently wrong with a node.
 
     Args:
         here: the report of `rstar2.train.verl.node_check` for this machine.

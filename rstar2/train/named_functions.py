@@ -58,14 +58,14 @@ class NamedFunctions:
         return function
 
     def settings_of(self, name: str) -> type[Strict]:
-        """Returns a model for the settings of a function, made from its keyword-only parameters."""
+        """Returns a pydantic model for the settings of a function, which are the function's keyword-only parameters."""
         function = self.load(name)
         try:
             hints = get_type_hints(function, include_extras=True)
         except NameError as error:
             raise UserError(
                 f"{self.role} {name}: the type of a parameter is unknown: {error}",
-                "Import it in the module.",
+                "Import the type in the module.",
             ) from error
         fields: dict[str, Any] = {
             parameter.name: (hints.get(parameter.name, Any), parameter.default)

@@ -22,12 +22,11 @@ Bools = npt.NDArray[np.bool_]
 Discount = Annotated[float, Field(gt=0, le=1)]
 DISCOUNT = 0.995
 """The weight of an outcome is multiplied by this factor in every step, because the policy changes. The weight is halved
-after 138 steps. In a stage of the paper's size, a problem is used about every 80 steps; with a lower factor, too little
-would be known about the problem by then."""
+after 138 steps. In a stage of the paper's size, a problem is used about every 80 steps. With a lower factor, too little
+would be known about a problem when it is used again."""
 PRIOR = 0.5
-"""The value of both parameters of the Beta distribution of a problem without outcomes, which is Jeffreys' prior.
-Because the parameters are below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in
-between."""
+"""For a problem without outcomes, both parameters of the Beta distribution have this value (Jeffreys' prior). Because
+the parameters are below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in between."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Outcomes:
     problem: Ints
     """For each outcome, the index of its problem."""
     step: Ints
-    """The step of the stage, from 1. Outcomes of the stage before have steps of 0 and below."""
+    """For each outcome, its step in the stage, counted from 1. Outcomes of the stage before have steps of 0 and
+    below."""
     correct: Ints
     """For each outcome, the number of correct rollouts."""
     rollouts: Ints
@@ -63,29 +63,31 @@ class Belief:
         return self.alpha / (self.alpha + self.beta)
 
     def all_correct(self, rollouts: int) -> Floats:
-        """The probability that all of this many further rollouts are correct: the mean of p^n."""
+        """For each problem, the probability that the next `rollouts` rollouts are all correct: the mean of p^n."""
         return np.asarray(np.exp(betaln(self.alpha + rollouts, self.beta) - betaln(self.alpha, self.beta)))
 
     def none_correct(self, rollouts: int) -> Floats:
-        """The probability that none of this many further rollouts is correct: the mean of (1 - p)^n."""
+        """For each problem, the probability that none of the next `rollouts` rollouts is correct: the mean of (1 -
+        p)^n."""
         return np.asarray(np.exp(betaln(self.alpha, self.beta + rollouts) - betaln(self.alpha, self.beta)))
 
     def solved(self, rollouts: int) -> Bools:
-        """Whether it is more likely than not that all of this many further rollouts are correct."""
+        """For each problem, whether it is more likely than not that the next `rollouts` rollouts are all correct."""
         return self.all_correct(rollouts) > 0.5
 
     def hopeless(self, rollouts: int) -> Bools:
-        """Whether it is more likely than not that none of this many further rollouts is correct."""
+        """For each problem, whether it is more likely than not that none of the next `rollouts` rollouts is correct."""
         return self.none_correct(rollouts) > 0.5
 
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems that a curriculum chooses from, and their outcomes. All arrays have the shape (problems,)."""
+    """The problems from which a curriculum chooses, and their outcomes. All arrays have the shape (problems,)."""
 
     ids: tuple[str, ...]
     step: int
-    """The step that problems are chosen for, from 1: the step after the last one with outcomes."""
+    """The step for which problems are chosen, counted from 1. Problems are chosen for the step after the last step with
+    outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int
@@ -110,12 +112,13 @@ class Problems:
     def belief(self, discount: float = DISCOUNT, prior: float = PRIOR) -> Belief:
         """Returns the posterior of each problem's pass rate. The weight of an outcome is `discount` ** age.
 
-        The age of an outcome is in steps; an outcome of the last step has age 0.
+        The age of an outcome is counted in steps. An outcome of the last step has age 0.
 
         Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal discounting: alpha' = discount * alpha
         + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS makes this
-        update for a problem only when it is used, and its prior is 1. In rstar2, the update is made for all problems in
-        every step, because the policy changes in every step. Knowledge about a problem that is not used fades.
+        update for a problem only when the problem is used, and the prior of MoPPS is 1. In rstar2, the update is made
+        for all problems in every step, because the policy changes in every step. The earlier outcomes of a problem that
+        is not used therefore lose weight.
         """
         outcomes, size = self.outcomes, len(self)
         weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)
@@ -127,7 +130,7 @@ class Problems:
         return Belief(prior + correct_sum, prior + wrong_sum)
 
     def only(self, indices: Sequence[int]) -> Problems:
-        """Returns only the problems at these indices, in this order."""
+        """Returns only the problems at `indices`, in the order of `indices`."""
         place = np.full(len(self), -1)
         place[np.asarray(indices, dtype=np.int64)] = np.arange(len(indices))
         outcomes = self.outcomes

@@ -1,8 +1,8 @@
 """The training pipeline: SFT, RL stages and evaluations, one after another in a run's folder.
 
-The RL stages train by GRPO-RoC: GRPO (group-relative policy optimization) with Resampling on Correct (RoC), or by
-another method that the recipe names. `rstar2 train`, `rstar2 sft` and the demo all use this pipeline. Every phase
-leaves a finished folder, so that the same call after a kill repeats no finished phase:
+The RL stages train with GRPO-RoC, which is GRPO (group-relative policy optimization) with Resampling on Correct (RoC),
+or with another method that the recipe names. `rstar2 train`, `rstar2 sft` and the demo all use this pipeline. Every
+finished phase leaves a folder, so that the same call after a kill does not repeat the phase:
 
 ```
 RUN/
@@ -85,7 +85,7 @@ class _StageRun:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Runs the phases of one run. `open_pipeline` makes it, with what all phases share."""
+    """Runs the phases of one run. `open_pipeline` creates the pipeline, and starts what all phases share."""
 
     run: Run
     progress: PhaseProgress
@@ -94,7 +94,7 @@ class Pipeline:
     """Isolation of the judge that was started for the run; None if the run uses the user's own judge."""
     trainer_env: Callable[[Hardware], Mapping[str, str]]
     """Returns environment variables for a trainer on this hardware. On a CPU, the function also starts the fork server
-    that these variables name."""
+    that the variables name."""
     timer: PhaseTimer
     """Measures the time of the whole run."""
     solved: Path | None = None
@@ -131,7 +131,8 @@ class Pipeline:
     def evaluate(
         self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
     ) -> dict[str, Any]:
-        """Evaluates a phase's model, with results in `root/eval/name`. Returns the phase's entry of summary.json."""
+        """Evaluates a phase's model, and writes the results to `root/eval/name`. Returns the phase's entry of
+        summary.json."""
         out = root / "eval" / name
         row = f"{label}{name} eval"
         total = len(evaluation.problems) * evaluation.settings.samples
@@ -151,7 +152,7 @@ class Pipeline:
         }
 
     def measure_step(self, plan: SftPlan, step: int, model: Path) -> None:
-        """Samples the held-out problems of an SFT with the model of a step, on all of its hardware."""
+        """Samples the held-out problems of SFT with the model of one step, on all the hardware of the recipe."""
         held_out, hardware = plan.recipe.held_out, plan.recipe.hardware
         per_engine = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
         settings = EvalSettings(
@@ -171,7 +172,7 @@ class Pipeline:
         self.progress.finish(row, measured_at(self.run.path, step).text())
 
     def _train_stage(self, stage: _StageRun) -> Path:
-        """Trains a stage unless it is done already. Returns the folder of the stage's model."""
+        """Trains a stage, unless the stage is finished already. Returns the folder of the stage's model."""
         recipe, model, folder, row = stage.recipe, stage.model, stage.folder, stage.row
         title = f"stage {stage.number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
@@ -224,10 +225,10 @@ class Pipeline:
         return trained
 
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
-        """The problems that the policy does not solve every time.
+        """Returns the problems that the policy does not solve every time.
 
-        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the stage before, or by
-        sampling now.
+        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the stage before, or from
+        samples that are made now.
         """
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
         by_outcomes = recipe.solved_by == "outcomes" and self.solved is None
@@ -247,7 +248,7 @@ class Pipeline:
         return remaining
 
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
-        """Returns a callback that shows the progress of sampling, and measures its time.
+        """Returns a callback that shows the progress of sampling, and measures the time that sampling takes.
 
         Time counts as evaluation time only while there are new samples, not while old samples are read.
         """
@@ -274,7 +275,7 @@ def _share_correct(progress: Progress) -> str:
 
 
 def _method(recipe: StageRecipe) -> str:
-    """The usual name of a stage's training method."""
+    """Returns the usual name of a stage's training method."""
     objective, selection = recipe.algorithm.objective, recipe.select.name
     names = {"roc": "GRPO-RoC", "release": "GRPO-RoC", "random": "plain GRPO"}
     if objective == "grpo" and selection in names:
@@ -286,7 +287,8 @@ def _method(recipe: StageRecipe) -> str:
 def open_pipeline(
     run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
 ) -> Iterator[Pipeline]:
-    """Starts what all phases of a run share: the judge, unless the user has one, and on a CPU a fork server.
+    """Starts what all phases of a run share: the judge, unless the user's own judge is used, and a fork server if
+    trainers run on a CPU.
 
     Raises the same errors as `running_judge`.
     """

@@ -46,36 +46,36 @@ class Hardware(Strict):
     gpus_per_node: int = Field(8, ge=1)
     """Number of GPUs per machine. On a CPU, this key sets the number of ranks (trainer processes)."""
     gpu: Literal["a100", "h100", "h200", "b200", "mi300x"] = "h100"
-    """The GPU model that `rstar2 plan` calculates memory and hours for. The key does not affect training. The values
+    """The GPU model for which `rstar2 plan` calculates memory and hours. The key does not affect training. The values
     a100 and h100 mean the versions with 80 GB."""
     tensor_parallel: int = Field(1, ge=1)
-    """Number of GPUs that one rollout engine uses. Raise it if the model's weights do not fit on one GPU."""
+    """Number of GPUs that one rollout engine uses. Raise this number if the model's weights do not fit on one GPU."""
     sequence_parallel: int = Field(1, ge=1)
-    """Number of GPUs among which the update divides the tokens of a micro-batch (Ulysses). Raise it if long rollouts do
-    not fit into one GPU's memory. Values above 1 need `attention` = "flash_attn"."""
+    """Number of GPUs among which the update divides the tokens of a micro-batch (Ulysses). Raise this number if long
+    rollouts do not fit into one GPU's memory. Values above 1 need `attention` = "flash_attn"."""
     attention: Attention = "torch"
     """The trainer's implementation of attention. torch: PyTorch's own kernels, one sequence after another without
     padding; no further package is needed. flash_attn: the package flash-attn, which you have to install. padded:
     PyTorch's kernels over a batch that is padded to its longest sequence; for a CPU only."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
     """Share of each GPU's memory that a rollout engine uses while it generates, for weights, KV cache and workspace.
-    Lower it if the engine runs out of memory at its start."""
+    Lower this share if the engine runs out of memory at its start."""
     sequences_in_flight: int = Field(64, ge=1)
-    """Rollouts that one engine generates at the same time. An engine's further rollouts wait until one of these ends.
-    If the KV cache holds far fewer rollouts than this, the engine preempts some of them and computes them again, which
-    takes time."""
+    """Maximum number of rollouts that one engine generates at the same time. Further rollouts wait until one of the
+    engine's rollouts ends. If the KV cache has room for far fewer rollouts than this, the engine preempts some rollouts
+    and computes them again, which takes time."""
     router: Literal["sessions", "verl"] = "sessions"
     """The method that assigns rollouts to engines if there are several. sessions: our scheduler
     (`rstar2.train.scheduler`). A rollout waits until an engine has room for its KV cache, and its later turns go to the
     same engine. verl: VERL's router, which picks the engine with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
-    """Tokens per GPU in a micro-batch of the update. Lower it to save memory, raise it for speed. On a CPU, padding
-    counts too. The default in RL is the longest possible rollout with its prompt, divided by `sequence_parallel`. The
-    default in SFT is twice `max_tokens`."""
+    """Maximum number of tokens per GPU in a micro-batch of the update. A lower number saves memory, and a higher number
+    makes the update faster. On a CPU, padding counts too. The default in RL is the number of tokens of the longest
+    possible rollout with its prompt, divided by `sequence_parallel`. The default in SFT is twice `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
-    """Tokens per GPU in a micro-batch that only computes log-probabilities. Computing log-probabilities takes less
-    memory than the update, so the value can be larger than `update_tokens`. If unset, the value of `update_tokens` is
-    used."""
+    """Maximum number of tokens per GPU in a micro-batch that only computes log-probabilities. Computing
+    log-probabilities takes less memory than the update, so the value can be larger than `update_tokens`. If unset, the
+    value of `update_tokens` is used."""
     offload: Literal["none", "optimizer", "all"] = "all"
     """The state that the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's
     moments. all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes
@@ -84,18 +84,18 @@ class Hardware(Strict):
     """Store only the input of each layer, and recompute the other activations in the backward pass. Gradient
     checkpointing saves memory and costs about one more forward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
-    """The trainer ends if a rank has waited this long for the others in a collective operation. Saving a checkpoint
-    contains such operations, so raise the limit if the disk is slow."""
+    """The trainer ends if a rank has waited this many seconds for the other ranks in a collective operation. Saving a
+    checkpoint contains collective operations, so raise the limit if the disk is slow."""
     worker_start_s: int = Field(600, ge=1)
-    """Limit for the start of one of Ray's processes. Raise it if imports from a slow disk take longer. A Ray cluster
-    that is already running keeps its own limit."""
+    """Maximum number of seconds that one of Ray's processes may take to start. Raise this number if imports from a slow
+    disk take longer. A Ray cluster that is already running keeps its own limit."""
     hung_after_s: float = Field(3600.0, gt=0)
-    """The trainer is stopped as hung after this long without a sign of life. Signs of life are a finished rollout,
-    micro-batch or step, a transfer of weights to the engines, and a checkpoint that grows. The limit must be longer
-    than the start-up, than one rollout and than one micro-batch; `rstar2 plan` compares the limit with estimates of
-    these durations."""
+    """The trainer is stopped as hung after this many seconds without a sign of life. Signs of life are a finished
+    rollout, micro-batch or step, a transfer of weights to the engines, and a checkpoint that grows. The limit must be
+    longer than the start-up, than one rollout and than one micro-batch. `rstar2 plan` compares the limit with estimates
+    of these durations."""
     export_timeout_s: float = Field(3600.0, gt=0)
-    """Limit for the conversion of a checkpoint to a model."""
+    """Maximum number of seconds that the conversion of a checkpoint to a model may take."""
 
     @property
     def engines(self) -> int:
@@ -111,18 +111,19 @@ class Hardware(Strict):
     def _gpus_divide(self) -> Hardware:
         if self.device == "cpu" and self.nodes > 1:
             raise ValueError(
-                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine: set it to 1'
+                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine: set hardware.nodes '
+                "to 1"
             )
         if self.device == "cuda" and self.attention == "padded":
             raise ValueError(
                 'hardware.attention = "padded" is for a CPU only: on GPUs VERL counts tokens without padding, so '
-                'nothing would limit the memory of a micro-batch; set it to "torch" or "flash_attn"'
+                'nothing would limit the memory of a micro-batch; set hardware.attention to "torch" or "flash_attn"'
             )
         if self.gpus_per_node % self.tensor_parallel:
             # Ray places all GPUs of an engine on one node.
             raise ValueError(
                 f"the hardware.gpus_per_node = {self.gpus_per_node} GPUs of a node cannot be split into engines of "
-                f"hardware.tensor_parallel = {self.tensor_parallel}: choose a number that divides them evenly"
+                f"hardware.tensor_parallel = {self.tensor_parallel}: choose a number that divides the GPUs evenly"
             )
         if self.ranks % self.sequence_parallel:
             raise ValueError(
@@ -132,15 +133,17 @@ class Hardware(Strict):
         if self.sequence_parallel > 1 and self.attention != "flash_attn":
             raise ValueError(
                 f"hardware.sequence_parallel = {self.sequence_parallel} works only with flash-attn, but "
-                f'hardware.attention = "{self.attention}": set it to "flash_attn", and install the package'
+                f'hardware.attention = "{self.attention}": set hardware.attention to "flash_attn", and install the '
+                "package"
             )
         return self
 
     def batch_fault(self, size: int, description: str) -> str:
-        """Says why an update of `size` samples cannot be split evenly over the ranks; empty if it can.
+        """Returns text that says why an update of `size` samples cannot be split evenly over the ranks. The text is
+        empty if the update can be split.
 
         Without this check VERL would fail in the first update, after a whole step of rollouts, or would train on
-        batches of another size than the recipe's.
+        batches of another size than the recipe sets.
 
         Args:
             description: the samples in words, with the recipe keys that decide their number.
@@ -153,7 +156,7 @@ class Hardware(Strict):
 
     @property
     def _rank_count(self) -> str:
-        """The number of ranks or GPUs in words, with the recipe keys that decide it."""
+        """Returns the number of ranks or GPUs in words, with the recipe keys that decide this number."""
         kind = "ranks" if self.device == "cpu" else "GPUs"
         keys = f"hardware.nodes = {self.nodes} times hardware.gpus_per_node = {self.gpus_per_node}"
         return f"{self.ranks} {kind} ({keys})"
@@ -165,28 +168,30 @@ class RolloutSettings(Strict):
     prompts: int = Field(512, ge=1)
     """Number of problems per training step."""
     rollouts: int = Field(32, ge=1)
-    """Number of rollouts per problem. The paper calls this number 2G: the selection (`select`) trains on G of the
-    rollouts (`groups.keep`)."""
+    """Number of rollouts per problem. The paper calls this number 2G. The selection (`select`) chooses G rollouts to
+    train on (`groups.keep`)."""
     tokens: int = Field(8192, ge=1)
     """Token budget of a rollout after its prompt. Tokens of tool output count too. Raise the budget if many rollouts
     are truncated."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Limit for the tokens of a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports their
-    number at its start. The default is that of the authors' released code."""
+    """Maximum number of tokens of a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports at
+    its start how many problems are left out. The default is the value in the authors' released code."""
     max_turns: int = Field(10, ge=1)
-    """Limit for the model's turns in a rollout. A rollout whose last turn is a tool call has no answer."""
+    """Maximum number of the model's turns in a rollout. A rollout whose last turn is a tool call has no answer."""
     max_bad_calls: int = Field(0, ge=0)
-    """A rollout ends without an answer after this many failed calls in a row. 0: no limit. Set a limit if the policy
-    repeats broken calls until its token budget is used up. The limit also applies to held-out problems."""
+    """A rollout ends without an answer after this many failed calls in a row. 0 means that there is no limit. Set a
+    limit if the policy repeats broken calls until its token budget is used up. The limit also applies to held-out
+    problems."""
     temperature: float = Field(1.0, gt=0)
     """Temperature at which the engines sample rollouts. The trainer computes log-probabilities at the same temperature.
     """
     max_failed_share: float = Field(0.05, ge=0, lt=1)
-    """Limit for the share of a step's rollouts that fail because of an engine, the grader or a fault in the agent loop.
-    Up to the limit, failed rollouts are left out before the selection. Above it, the whole step is discarded, because
-    failures hit long rollouts most and would leave a biased sample. Training then waits at least half a minute and
-    makes new rollouts for the step, with the next problems. Training ends when one step is discarded for this reason
-    for the third time. The limit also applies to held-out problems, and so does `judge.max_lost_share`."""
+    """Maximum share of a step's rollouts that may fail because of an engine, the grader or a fault in the agent loop.
+    Up to this limit, failed rollouts are left out before the selection. Above the limit, the whole step is discarded,
+    because long rollouts fail most often, and the other rollouts would be a biased sample. Training then waits at least
+    half a minute and makes new rollouts for the step, with the next problems. Training ends when too many rollouts of
+    one step have failed for the third time. The limit also applies to held-out problems, and so does
+    `judge.max_lost_share`."""
 
 
 class GroupSettings(Strict):
@@ -194,32 +199,33 @@ class GroupSettings(Strict):
 
     keep: int = Field(16, ge=2)
     """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls this number G.
-    A group that stops early (`round`) trains on the same share of its rollouts, but on at least two."""
+    In a group that stops early (`round`), the same share of the rollouts is trained on, but at least two rollouts."""
     round: int | None = Field(None, ge=2)
     """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
-    (`hopeless_after`). Each round waits for all of its rollouts, so short rollouts have no advantage over long ones. If
-    unset, all rollouts are made at once, as in the paper. Rounds save rollouts, but they change the weights of problems
-    in the loss; `algorithm.loss_weights` = "problems" undoes most of that change (docs/results/rounds.md)."""
+    (`hopeless_after`). A round ends when all of its rollouts have ended, so short rollouts have no advantage over long
+    rollouts. If unset, all rollouts are made at once, as in the paper. Rounds save rollouts, but change the weights of
+    problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
-    """This key has an effect only with `round`. A group is mixed when at least this many rewards are above 0 and at
-    least this many are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps half of
-    the group may choose only equal rewards, and then the group is dropped."""
+    """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0 and
+    at least this many rewards are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps
+    half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
-    """This key has an effect only with `round`. A group whose rewards are all above 0 stops after the round in which it
-    reaches this many rewards. By default such a group stops after the first round. Set the key to `rollout.rollouts` to
-    never stop such groups early."""
+    """This key has an effect only if `round` is set. A group whose rewards are all above 0 stops after the round in
+    which it reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round.
+    If the key is set to `rollout.rollouts`, a group whose rewards are all above 0 never stops early."""
     hopeless_after: int | None = Field(None, ge=1)
-    """This key has an effect only with `round`. A group without a reward above 0 stops after the round in which it
+    """This key has an effect only if `round` is set. A group without a reward above 0 stops after the round in which it
     reaches this many rewards. By default, a group without a reward above 0 never stops early: the group grows until it
     is mixed or full."""
     drop_equal_rewards: bool | None = None
     """Drop a group if the rewards of its chosen rollouts are all equal, because it has no advantages to learn from.
-    The compared rewards are those without `penalty`. The default is true, unless the objective takes its baseline from
-    the whole batch (reinforce++)."""
+    Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
+    batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
-    """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this many times
-    `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes their place."""
+    """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this number times
+    `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes the place of the
+    missing groups."""
 
 
 class OptimSettings(Strict):
@@ -228,24 +234,24 @@ class OptimSettings(Strict):
     lr: float = Field(1e-6, gt=0)
     """Learning rate of AdamW. The learning rate is constant after the warm-up."""
     warmup_steps: int = Field(20, ge=0)
-    """Steps in which the learning rate rises linearly to `lr`. The first step uses `lr` / `warmup_steps`."""
+    """Number of steps in which the learning rate rises linearly to `lr`. The first step uses `lr` / `warmup_steps`."""
     state: Literal["fresh", "continued"] = "fresh"
-    """The optimizer's initial state. fresh: empty moments and a new warm-up. continued: AdamW's moments and the place
-    in the warm-up of the stage that made the model."""
+    """The optimizer's initial state. fresh: empty moments and a new warm-up. continued: AdamW's moments and the
+    position in the warm-up, as the stage that made the model left them."""
     epochs: int = Field(1, ge=1)
-    """Number of passes over the rollouts of a step. Each pass over the rollouts is one update. A second pass learns
-    more from each rollout, and makes the update take about twice as long. The clip range acts from the second pass on.
-    In the paper, each step makes one pass."""
+    """Number of passes over the rollouts of a step. Each pass over the rollouts is one update. With a second pass, the
+    policy learns more from each rollout, but the update takes about twice as long. The clip range acts from the second
+    pass on. In the paper, each step makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay of AdamW. Neither the paper nor the authors' released code states a value for the weight decay."""
     clip_low: float | None = Field(None, gt=0)
     """Lower clip range: the ratio of new to old probability is clipped at 1 minus this value. The default depends on
-    `algorithm.objective`; for most objectives it is 0.2. For the objectives dppo-tv and dppo-kl, this value is instead
-    the limit for the fall of a token's probability, as total variation or KL divergence."""
+    `algorithm.objective`, and is 0.2 for most objectives. For the objectives dppo-tv and dppo-kl, this value instead
+    limits how far a token's probability may fall, measured as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
     """Upper clip range: the ratio of new to old probability is clipped at 1 plus this value. The default depends on
-    `algorithm.objective`; for most objectives it is 0.28. For the objectives dppo-tv and dppo-kl, this value is instead
-    the limit for the rise of a token's probability."""
+    `algorithm.objective`, and is 0.28 for most objectives. For the objectives dppo-tv and dppo-kl, this value instead
+    limits how far a token's probability may rise."""
 
 
 class CheckpointSettings(Strict):
@@ -261,10 +267,10 @@ class CheckpointSettings(Strict):
     last checkpoint is damaged. Plan disk space for one more than `keep`, because the next checkpoint may be written
     before the oldest is removed."""
     export_every: int = Field(0, ge=0)
-    """Steps between models that are exported to `models/step-N` in the stage's folder. The number must be a multiple of
-    `every`. With 0, only one model is exported, at the end of the stage."""
+    """Number of steps between two models that are exported to `models/step-N` in the stage's folder. The number must be
+    a multiple of `every`. If 0, only one model is exported, at the end of the stage."""
     keep_rollouts: bool = True
-    """Write the finished rollouts of the step that follows a checkpoint to disk. A run that is killed in that step uses
+    """Write to disk the finished rollouts of the step that follows a checkpoint. A run that is killed in that step uses
     the finished rollouts again when it is resumed. The asynchronous modes store their rollouts in the checkpoints
     instead."""
 
@@ -273,7 +279,7 @@ class CheckpointSettings(Strict):
         if self.export_every % self.every:
             raise ValueError(
                 f"export_every = {self.export_every} is not a multiple of every = {self.every}, but only a saved step "
-                "can be exported: set it to such a multiple"
+                "can be exported: set export_every to a multiple of every"
             )
         return self
 
@@ -292,7 +298,7 @@ class HeldOutSettings(Strict):
 
 
 class JudgeSettings(Strict):
-    """Requirements that training has of the judge, and its reaction if the judge is unavailable or loses tool calls."""
+    """What training requires of the judge, and how training reacts if the judge is unavailable or loses tool calls."""
 
     packages: tuple[str, ...] = PACKAGES
     """Packages that programs must be able to import. Training checks before it starts that the judge has these
@@ -302,16 +308,16 @@ class JudgeSettings(Strict):
     isolation."""
 
     wait_s: float = Field(600.0, gt=0)
-    """Limit for the time that a tool call waits, in addition to the program's own time limit. A call that waits longer
-    is lost. Raise the limit if the judge has long queues."""
+    """Maximum number of seconds that a tool call waits, in addition to the program's own time limit. A call that waits
+    longer is lost. Raise the limit if the judge has long queues."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
-    """Limit for the share of a step's rollouts that lost a tool call. Up to the limit, these rollouts are left out
-    before the selection. Above it, the whole step is discarded: training waits until the judge answers, and makes new
-    rollouts for the step, with the next problems."""
+    """Maximum share of a step's rollouts that may lose a tool call. Up to this limit, rollouts that lost a call are
+    left out before the selection. Above the limit, the whole step is discarded: training waits until the judge answers,
+    and makes new rollouts for the step, with the next problems."""
     stop_after_s: float = Field(1800.0, gt=0)
-    """Training ends after it has waited this long for the judge within one step; the time in which rollouts are made
-    does not count. The run's last checkpoint stays on disk. Training also ends if ten tries of a step in a row are
-    discarded although the judge answers."""
+    """Training ends after it has waited this many seconds for the judge within one step. The time in which rollouts are
+    made does not count as waiting. The run's last checkpoint stays on disk. Training also ends if the rollouts of a
+    step are discarded ten times in a row although the judge answers."""
 
 
 _REPLACED: dict[str, str | dict[str, str]] = {
@@ -343,11 +349,12 @@ _REPLACED: dict[str, str | dict[str, str]] = {
         },
     },
 }
-"""The replacement for each recipe key of an earlier version. A dictionary has a replacement for each value."""
+"""The replacement for each recipe key of an earlier version. A dictionary gives the replacement for each value of the
+key."""
 
 
 def replaced_keys(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """The keys of an earlier version that a stage's recipe contains, each with its replacement."""
+    """Returns the keys of an earlier version of rstar2 that a stage's recipe contains, each with its replacement."""
     replaced = []
     for key, value in dotted({name: values[name] for name in ("roc", "algorithm") if name in values}).items():
         instead = _REPLACED.get(key)
@@ -392,9 +399,10 @@ class StageRecipe(Strict):
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
     """The rule that gives a rollout its reward. paper, boxed, release and lenient are rules that read the answer from
-    the text (`rstar2.eval.grader.reading_rules`); the reward is 1 if that answer is correct, else 0. constant gives
-    every rollout 1, so nothing can be learned; use it as a control. `module:object` is a function of your own. With
-    constant and with your own function, the rule paper decides which answers count as correct."""
+    the text (`rstar2.eval.grader.reading_rules`). With these rules, the reward is 1 if the answer is correct, and 0
+    otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use constant as a control.
+    `module:object` is a function of your own. If the reward is constant or your own function, the rule paper decides
+    which answers count as correct."""
     format: str | None = None
     """Format for a model that has no format file: the name of a format, or a file. If unset or empty, the model's own
     chat template is used."""
@@ -403,23 +411,23 @@ class StageRecipe(Strict):
     of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
     """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
-    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. A problem then
-    counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems that have
-    no rollouts in the stage before are kept."""
+    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. For outcomes, a
+    problem counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems
+    that have no rollouts in the stage before are kept."""
     keep_filter_traces: bool = False
     """Also keep the traces of the samples that `drop_solved` makes, not only their verdicts. The traces take tens of
     GB."""
     traces_per_step: int = Field(64, ge=-1)
-    """Rollouts per step whose traces are stored in the stage's folder, drawn at random. With 0, no trace is stored;
-    with -1, every trace is. Unless the value is 0, every failed rollout is stored too. A rollout failed if the engine
-    could not finish it, if the grader could not grade it, or if the judge lost one of its tool calls. A wrong answer is
-    not a failure."""
+    """Number of rollouts per step whose traces are stored in the stage's folder. The rollouts are drawn at random. If
+    0, no trace is stored. If -1, every trace is stored. Unless the value is 0, the trace of every failed rollout is
+    stored too. A rollout failed if the engine could not finish it, if the grader could not grade it, or if the judge
+    lost one of its tool calls. A wrong answer is not a failure."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for the random draws of the selection and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
-    run's folder without a server; docs/curves.md has a table of them."""
+    run's folder without a server. docs/curves.md has a table of these trackers."""
     trace_trackers: tuple[TraceTracker, ...] = ()
     """Trackers that also receive the traces that `traces_per_step` stores. A trace is sent together with its reward,
     its verdict and whether it was trained on."""
@@ -429,10 +437,11 @@ class StageRecipe(Strict):
 
     @property
     def trace_share(self) -> float:
-        """The share of rollouts that send their trace to the sampler, which stores `traces_per_step` of them.
+        """The share of the rollouts that send their trace to the sampler. The sampler stores `traces_per_step` of these
+        traces.
 
-        The share gives more than twice the number of traces that is needed, because each rollout draws by itself
-        whether it sends its trace.
+        More than twice as many traces as needed are sent on average, because each rollout decides at random and by
+        itself whether it sends its trace.
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
@@ -440,12 +449,12 @@ class StageRecipe(Strict):
 
     @property
     def filter_samples(self) -> int:
-        """Samples per problem that the filter makes before the stage."""
+        """Number of samples per problem that the filter makes before the stage."""
         return self.drop_solved if self.solved_by == "samples" else 0
 
     @property
     def machines(self) -> Hardware:
-        """The hardware, including the machines that only generate."""
+        """The hardware, including the machines that only generate rollouts."""
         if self.mode != "separate_async":
             return self.hardware
         nodes = self.hardware.nodes + self.asynchronous.rollout_nodes
@@ -460,8 +469,8 @@ class StageRecipe(Strict):
     def agent_loop_processes(self) -> int:
         """Number of processes that run the agent loop: at least one per machine, at most one per problem.
 
-        VERL gives all rollouts of a problem to one process. `ROLLOUTS_PER_PROCESS` is the number of rollouts in flight
-        per process.
+        VERL gives all rollouts of a problem to one process. `ROLLOUTS_PER_PROCESS` is the maximum number of rollouts in
+        flight per process.
         """
         machines, rollouts = self.machines, self.rollout.prompts * self.rollout.rollouts
         in_flight = min(machines.sequences_in_flight * machines.engines, rollouts)
@@ -470,7 +479,8 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The clip range below and above 1: that of the recipe, or else the default of the objective."""
+        """The clip range below 1 and the clip range above 1. A value that the recipe does not set is the default of the
+        objective."""
         low, high = OBJECTIVES[self.algorithm.objective].clip
         return self.optim.clip_low or low, self.optim.clip_high or high
 
@@ -496,7 +506,8 @@ class StageRecipe(Strict):
 
     @property
     def rollouts_at_once(self) -> int:
-        """Rollouts of a step that can be in flight at the same time. A step makes at least this many rollouts."""
+        """Number of a step's rollouts that can be in flight at the same time. A step makes at least this many
+        rollouts."""
         return self.rollout.prompts * (self.groups.round or self.rollout.rollouts)
 
     @property
@@ -509,7 +520,7 @@ class StageRecipe(Strict):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest possible rollout, including its prompt."""
+        """Number of tokens of the longest possible rollout, including its prompt."""
         return self.rollout.prompt_tokens + self.rollout.tokens
 
     @property
@@ -520,20 +531,20 @@ class StageRecipe(Strict):
 
     @property
     def removes_checkpoints(self) -> bool:
-        """Whether rstar2 removes old checkpoints itself, because VERL would remove some that are still needed.
+        """Whether rstar2 removes old checkpoints itself, because VERL would remove checkpoints that are still needed.
 
-        A checkpoint is still needed if a model is to be exported from it, or if a rule may go back to it.
+        A checkpoint is still needed if a model must be exported from it, or if a rule may go back to it.
         """
         return bool(self.checkpoint.export_every) or self.rules.may_go_back
 
     @property
     def update_tokens(self) -> int:
-        """Tokens per GPU in a micro-batch of the update."""
+        """Maximum number of tokens per GPU in a micro-batch of the update."""
         return self.hardware.update_tokens or -(-self.longest // self.hardware.sequence_parallel)
 
     @property
     def log_prob_tokens(self) -> int:
-        """Tokens per GPU in a micro-batch that only computes log-probabilities."""
+        """Maximum number of tokens per GPU in a micro-batch that only computes log-probabilities."""
         return self.hardware.log_prob_tokens or self.update_tokens
 
     @model_validator(mode="before")
@@ -551,7 +562,8 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
-        """Rejects too small micro-batches, because VERL would end in the first update with a rollout that is longer."""
+        """Rejects micro-batches that are smaller than the longest possible rollout. Without this check, VERL would end
+        in the first update with a rollout that does not fit into a micro-batch."""
         for key in ("update_tokens", "log_prob_tokens"):
             tokens, split = getattr(self, key), self.hardware.sequence_parallel
             if tokens * split < self.longest:
@@ -584,7 +596,8 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _fits_into_vllm_and_queue(self) -> StageRecipe:
-        """Rejects sizes with which vLLM would fail at its start, or VERL's queue only after hours of rollouts."""
+        """Rejects sizes with which vLLM would fail at its start, or with which VERL's queue would fail after hours of
+        rollouts."""
         verl, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
         for fault in (
             engine_fault(self.hardware.sequences_in_flight, verl),
@@ -609,12 +622,13 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _curriculum_is_current(self) -> StageRecipe:
-        """Rejects processes that load ahead, which would deliver problems that were chosen many steps before."""
+        """Rejects processes that load problems in advance, because these processes would deliver problems that were
+        chosen many steps before."""
         workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
         if self.curriculum.reads_outcomes and workers:
             raise ValueError(
                 f'curriculum = "{self.curriculum.name}" needs verl.{LOADING_PROCESSES} = 0, not {workers}: processes '
-                "that load ahead would deliver problems that were chosen by outcomes of many steps ago"
+                "that load problems in advance would deliver problems that were chosen by outcomes of many steps ago"
             )
         return self
 
@@ -656,13 +670,13 @@ class ValidationSettings(Strict):
     asks nearly the same question. If unset or empty, `share` of the training data is held out instead."""
     share: float = Field(0.01, ge=0, lt=1)
     """Share of the training data to hold out, drawn at random with `seed`. Conversations whose first questions are
-    equal or nearly equal stay together, on one side of the split. With 0, no conversation is held out, and no
-    validation loss is measured."""
+    equal or nearly equal stay together, on one side of the split. If 0, no conversation is held out, and no validation
+    loss is measured."""
     most: int = Field(1000, ge=1)
-    """Limit for the number of conversations that `share` holds out."""
+    """Maximum number of conversations that `share` holds out."""
     every: int = Field(100, ge=1)
-    """Number of steps between two measurements of the validation loss. Every step whose model `choose` may return is
-    measured too."""
+    """Number of steps between two measurements of the validation loss. The validation loss is also measured at every
+    step whose model `choose` may return."""
 
 
 class SftHeldOutSettings(Strict):
@@ -681,7 +695,7 @@ class SftHeldOutSettings(Strict):
     tokens: int = Field(8192, ge=1)
     """Token budget of a sample after its prompt. Tokens of tool output count too."""
     max_turns: int = Field(10, ge=1)
-    """Limit for the model's turns in a sample."""
+    """Maximum number of the model's turns in a sample."""
 
 
 Choose = Literal["auto", "held_out", "validation", "last"]
@@ -698,23 +712,24 @@ class SftRecipe(Strict):
     batch: int = Field(128, ge=1)
     """Number of conversations that SFT trains on in one update."""
     lr: float = Field(5e-6, gt=0)
-    """Highest learning rate, at the end of the warm-up. After the warm-up, the learning rate falls along a cosine."""
+    """The highest learning rate, which is reached at the end of the warm-up. After the warm-up, the learning rate falls
+    along a cosine."""
     warmup_ratio: float = Field(0.04, ge=0, le=1)
     """Share of all steps that belong to the warm-up, in which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay of AdamW in SFT."""
     max_tokens: int = Field(16384, ge=1)
-    """Limit for the tokens of a conversation, including the system text and the tools."""
+    """Maximum number of tokens of a conversation, including the system text and the tools."""
     too_long: Literal["drop", "cut"] = "drop"
-    """Treatment of a conversation with more than `max_tokens` tokens. drop: it is left out. cut: its end is cut off.
-    `rstar2 sft` reports the number of such conversations."""
+    """Treatment of a conversation with more than `max_tokens` tokens. drop: the conversation is left out. cut: the end
+    of the conversation is cut off. `rstar2 sft` reports how many conversations are too long."""
     validation: ValidationSettings = ValidationSettings()
     held_out: SftHeldOutSettings = SftHeldOutSettings()
     choose: Choose = "auto"
     """The step whose model SFT returns. held_out: the evaluated step with the highest accuracy on `held_out.data`.
     validation: the step with the lowest validation loss, among the multiples of `checkpoint_every` and the last step.
     last: the last step. auto: held_out if `held_out.data` is set, else validation if a validation loss is measured,
-    else last. If steps are equally good, the earliest is chosen."""
+    else last. If several steps are equally good, the earliest of them is chosen."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Number of steps between checkpoints. The last step is always saved."""
@@ -725,16 +740,16 @@ class SftRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
-    run's folder without a server; docs/curves.md has a table of them."""
+    run's folder without a server. docs/curves.md has a table of these trackers."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
     recipe sets."""
 
     @property
     def chosen_by(self) -> Choose:
-        """The value of `choose`, with `auto` resolved.
+        """The value of `choose`, or the value that `auto` stands for if `choose` is `auto`.
 
-        The result can be `validation` although the split holds out no conversation, and hence no validation loss is
+        The result can be `validation` although the split holds out no conversation, so that no validation loss is
         measured.
         """
         if self.choose != "auto":
@@ -750,7 +765,8 @@ class SftRecipe(Strict):
 
     @property
     def micro_batch_rows(self) -> int | None:
-        """Conversations per micro-batch, if the recipe makes VERL count them; None if VERL counts tokens."""
+        """Number of conversations per micro-batch, if the recipe makes VERL count conversations. None if VERL counts
+        tokens."""
         keys = dotted(self.verl)
         if keys.get("data.use_dynamic_bsz", True):
             return None
@@ -774,7 +790,8 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """Rejects too small micro-batches: VERL would end in the first step with a longer conversation."""
+        """Rejects micro-batches that are smaller than the longest conversation. Without this check, VERL would end in
+        the first step with a conversation that does not fit into a micro-batch."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(

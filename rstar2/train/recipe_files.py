@@ -1,4 +1,5 @@
-"""Assembles a recipe from its TOML file, a hardware profile and the changes of `--set`, each on top of the last."""
+"""Assembles a recipe from its TOML file, a hardware profile and the changes of `--set`. The values of the profile
+replace values of the file, and the changes of `--set` replace values of both."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ RecipeKind = Literal["stage", "sft", "demo", "profile"]
 def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
     """Reads a recipe or a hardware profile. Returns the path of its file, and its values.
 
-    If the recipe is a file of the user, modules in its folder can be named as `module:object`.
+    If the recipe is a file of the user, modules in the file's folder can be named as `module:object`.
 
     Args:
         name: a path to a .toml file, or the name of a shipped recipe or profile.
@@ -43,7 +44,7 @@ def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
     values = read_toml(path)
     if (file_kind := _kind(values)) != kind and file_kind in ("demo", "profile"):
         description = "a hardware profile" if file_kind == "profile" else "the demo's recipe"
-        raise UserError(f"{name} is {description}, not a {word} for this", hint)
+        raise UserError(f"{name} is {description}, not a {word} for this command", hint)
     return path, values
 
 
@@ -54,7 +55,7 @@ def _kind(values: dict[str, Any]) -> RecipeKind:
 
 
 def shipped_recipes(kind: RecipeKind) -> list[str]:
-    """The names of the shipped recipes of a kind."""
+    """Returns the names of the shipped recipes of a kind."""
     files = sorted(recipes_folder().glob("*.toml"))
     return [PAPER] * (kind == "stage") + [file.stem for file in files if _kind(read_toml(file)) == kind]
 
@@ -62,12 +63,12 @@ def shipped_recipes(kind: RecipeKind) -> list[str]:
 def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Merges two layers of a recipe. A value of `over` replaces the value of `base`.
 
-    Three keys can be written in two ways, and are brought to one form first:
+    Three keys can be written in two ways, and are first brought to one form:
 
-    - `verl` can be nested or dotted. The tables of both layers are made dotted. A key that `--set` adds later replaces
-      dotted keys too.
-    - `select` can be a name or a table. The value of each layer is made a table. If `over` names another selection, the
-      settings of the selection of `base` are dropped.
+    - `verl` can be nested or dotted. The keys of both layers are written in dotted form, so that a key that `--set`
+      adds later replaces dotted keys too.
+    - `select` can be a name or a table. A name is turned into a table. If `over` names another selection than `base`,
+      the settings of the selection in `base` are dropped.
     - `curriculum` works in the same way as `select`.
     """
     below, above = _in_one_form(base), _in_one_form(over)
@@ -79,7 +80,7 @@ def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_one_form(layer: dict[str, Any]) -> dict[str, Any]:
-    """A layer of a recipe with dotted VERL keys, and with tables for the selection and the curriculum."""
+    """Returns a layer of a recipe with dotted VERL keys, and with tables for the selection and the curriculum."""
     changed: dict[str, Any] = {}
     if isinstance(verl := layer.get("verl"), dict):
         changed["verl"] = dotted(verl)
@@ -136,7 +137,7 @@ def stage_recipe(
 def stage_recipes(
     stages: list[int], profile: str | None, overrides: list[str], recipe: str = PAPER
 ) -> dict[int, StageRecipe]:
-    """Assembles the recipes of several stages with `stage_recipe`, and checks that they can follow each other.
+    """Assembles the recipes of several stages with `stage_recipe`, and checks that the stages can follow each other.
 
     An override of the form `stage2.a.b=c` changes stage 2 only. A stage starts from the model of the stage before, so
     each stage must have the format of the stage before. A stage that continues the optimizer must also have the same
@@ -169,7 +170,7 @@ def stage_recipes(
 
 
 def _check_continues(first: int, first_recipe: StageRecipe, second: int, second_recipe: StageRecipe) -> None:
-    """Raises UserError if the second stage cannot continue the optimizer of the first."""
+    """Raises UserError if the second stage cannot continue the optimizer of the first stage."""
     fresh = f"or begin stage {second} with a new optimizer: --set stage{second}.optim.state=fresh."
     for key in ("lr", "weight_decay"):
         old, new = getattr(first_recipe.optim, key), getattr(second_recipe.optim, key)
@@ -207,5 +208,7 @@ def _profile(name: str | None, table: str) -> dict[str, Any]:
     _, values = read_recipe(name, "profile")
     unknown = sorted(set(values) - {"stage", "sft"})
     if unknown:
-        raise UserError(f"profile {name}: unknown table {unknown[0]}", "A profile holds [stage] and [sft].")
+        raise UserError(
+            f"profile {name}: unknown table {unknown[0]}", "A profile has the tables [stage] and [sft]."
+        )
     return dict(values.get(table, {}))

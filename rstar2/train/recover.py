@@ -1,15 +1,15 @@
 """Recoveries: extra rollouts that begin after a failed call, so that the policy learns to recover (recipe: `recover`).
 
-When all rollouts of a problem have ended, up to `failures` failed calls are drawn from them. For each of these calls,
-extra rollouts begin with a copy of the rollout up to the call and the tool's reply. The extra rollouts after one call
-form a group of their own, so their rewards are compared only with each other. The copied part is not trained on.
+When all rollouts of a problem have ended, up to `failures` failed calls are drawn from these rollouts. For each drawn
+call, extra rollouts begin with a copy of the rollout up to the call and the tool's reply. The extra rollouts after one
+call form a group of their own, so their rewards are compared only with each other. The copied part is not trained on.
 
-Source: Fission-GRPO (arXiv 2601.15625), which also makes a group of recoveries from a failed rollout and trains on it.
-Fission-GRPO has a trained simulator of error messages; in rstar2, the policy reads the tool's real reply. CLEANER
-(arXiv 2601.15141) is another method, which is not used here. CLEANER replaces a failed call with the later correct one
-before the update, so that no failure remains in the training data. CLEANER teaches the policy to fail less often, as
-Resampling on Correct (RoC) does. CLEANER does not teach what to do after a failure, and trains on text that the policy
-did not sample in that context.
+Source: Fission-GRPO (arXiv 2601.15625), which also makes a group of recoveries from a failed rollout and trains on this
+group. Fission-GRPO uses a trained simulator of error messages, whereas in rstar2 the policy reads the tool's real
+reply. CLEANER (arXiv 2601.15141) is another method, which is not used here. CLEANER replaces a failed call with the
+later correct call before the update, so that no failure remains in the training data. CLEANER teaches the policy to
+fail less often, as Resampling on Correct (RoC) does. CLEANER does not teach what to do after a failure, and trains on
+text that the policy did not sample in that context.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class RecoverSettings(Strict):
     are made by default."""
 
     failures: int = Field(0, ge=0)
-    """Limit for the failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
-    from the failed calls after which a rollout continued. With 0, there are no extra rollouts."""
+    """Maximum number of failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
+    from the failed calls after which a rollout continued. If 0, there are no extra rollouts."""
     rollouts: int = Field(0, ge=0)
     """Number of extra rollouts for each of the drawn failed calls; at least 2 if `failures` is set. The extra rollouts
-    after a call form a group of their own. All rollouts of such a group are trained on, unless their rewards are all
+    after a call form a group of their own. All extra rollouts of a group are trained on, unless their rewards are all
     equal."""
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class RecoverSettings(Strict):
 
     @property
     def most(self) -> int:
-        """Limit for the extra rollouts of a problem."""
+        """Maximum number of extra rollouts per problem."""
         return self.failures * self.rollouts
 
 
@@ -62,7 +62,8 @@ class Beginning:
     trace: Trace
     """The trace of the whole rollout that has the failed call."""
     turns: int
-    """Number of the rollout's turns that the extra rollouts begin with. The last of these turns has the failed call."""
+    """Number of the rollout's turns with which the extra rollouts begin. The last of the turns with which they begin
+    has the failed call."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ class Recovery:
     """The result of an extra rollout, which began after a failed call."""
 
     begun_with: int
-    """Tokens after the prompt that were copied from the first rollout."""
+    """Number of tokens after the prompt that were copied from the first rollout."""
     repaired: bool
-    """Whether all calls of a later turn succeeded."""
+    """Whether all calls of some later turn succeeded."""
 
 
 def may_recover(trace: Trace) -> bool:

@@ -1,9 +1,9 @@
 """Rejection sampling: makes SFT conversations from the correct and clean traces of a run.
 
 Traces are read like the rows of any other data source (`rstar2.data.source`). The resulting conversations are filtered,
-compared with benchmarks and written like those of other sources, and the data card counts the traces that are left out
-by reason. A first pass over all traces chooses the best traces of each problem: those with the lowest penalty of
-Resampling on Correct (RoC).
+compared with benchmarks and written like the conversations of other sources. For each reason to leave a trace out, the
+data card says how many traces were left out. A first pass over all traces chooses the best traces of each problem: the
+traces with the lowest penalty p_total of Resampling on Correct (RoC).
 
 Only traces that a model may learn from are used: rollouts of a training run, and traces of an evaluation on the user's
 own problems. Traces of held-out problems and of benchmarks are left out, unless the user names their folder or file.
@@ -53,10 +53,10 @@ class Selection:
     """The limits that decide which traces become conversations."""
 
     per_problem: int = 4
-    """Limit for the traces per problem. The traces with the lowest penalty are used (`rstar2.train.select.roc`), and
-    among traces of equal penalty the shortest."""
+    """Maximum number of traces per problem. The traces with the lowest penalty are used (`rstar2.train.select.roc`).
+    Among traces with the same penalty, the shortest traces are used."""
     failed_calls: int = 0
-    """Limit for the failed calls in a trace."""
+    """Maximum number of failed calls in a trace."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class RunTraces:
     files: tuple[Path, ...]
     """The trace files that are read for conversations."""
     measured: dict[Path, str]
-    """Files with traces of problems that models are evaluated on, each with the name of these problems. A file with
-    such traces is also in `files` if the user named the file, and is left out if the user did not."""
+    """The files with traces of problems on which models are evaluated, each with a name for these problems. A file that
+    the user named is also in `files`. A file that the user did not name is left out."""
 
     def warnings(self) -> Iterator[str]:
-        """Yields a warning for each set of problems that models are evaluated on."""
+        """Yields a warning for each set of problems on which models are evaluated."""
         for problems in dict.fromkeys(self.measured.values()):
             files = [file for file, name in self.measured.items() if name == problems]
             if set(self.files) & set(files):
@@ -102,7 +102,7 @@ def traces_of(run: Path) -> RunTraces:
         raise UserError(
             f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which models are evaluated on",
             "Give an evaluation of training problems (`rstar2 eval data/rl/data.parquet …`), or a training run that "
-            f"keeps traces (traces_per_step). To use them anyway, name their folder, such as "
+            f"keeps traces (traces_per_step). To use these traces anyway, name their folder, such as "
             f"{next(iter(left_out)).parent}.",
         )
     named = {file: problems for file in files if (problems := _measured_by(file))}
@@ -110,10 +110,11 @@ def traces_of(run: Path) -> RunTraces:
 
 
 def _measured_by(file: Path, below: Path | None = None) -> str:
-    """Returns a name for the problems of a trace file if models are evaluated on them; empty otherwise.
+    """Returns a name for the problems of a trace file if models are evaluated on these problems, and an empty text
+    otherwise.
 
     Args:
-        below: if given, only a run in this folder, or this folder itself, decides.
+        below: if given, the run of the file is searched for only in this folder, including the folder itself.
     """
     absolute = file.resolve()
     for folder in absolute.parents:
@@ -140,8 +141,9 @@ def plan_traces(
 
     Args:
         run: the folder of the run, a folder in it, or a trace file.
-        model: the model that wrote the traces, whose tokenizer and format are used. By default the run names the model.
-        against: benchmarks, by name or file. A conversation that shares words with their problems is left out.
+        model: the model that wrote the traces. The tokenizer and the format of this model are used. By default, the
+            model that the run names is used.
+        against: benchmarks, by name or file. A conversation that shares words with a benchmark's problem is left out.
         overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 
     Raises:
@@ -172,8 +174,8 @@ def plan_traces(
 
 @dataclass(frozen=True)
 class _TraceOrigin(Origin):
-    """The origin of conversations from traces. The identity of the origin includes the selection, which decides what is
-    read."""
+    """The origin of conversations from traces. The identity of the origin includes the selection, because the selection
+    decides which traces are read."""
 
     selection: dict[str, Any] = field(default_factory=dict)
 
@@ -182,7 +184,8 @@ class _TraceOrigin(Origin):
 
 
 def _model_of(run: Path, files: Sequence[Path]) -> Path:
-    """The model that wrote a run's traces: the one in the results beside them, or the one that the run trains."""
+    """Returns the model that wrote a run's traces: the model that the results beside the traces name, or the model that
+    the run trains."""
     hint = "Name it with --model: the folder of the model that wrote the traces."
     folder = run if run.is_dir() else run.parent
     for results in (file.with_name("results.json") for file in files):
@@ -222,16 +225,17 @@ def _chosen(files: Sequence[Path], selection: Selection) -> Iterator[str]:
 
 
 def key_of_trace(trace: Trace) -> str:
-    """Returns a name for a trace that is unique in its run.
+    """Returns a name for a trace. The name is unique within the run.
 
-    The name depends on the trace's tokens, because several steps may sample a problem under the same numbers.
+    The name depends on the trace's tokens, because several steps may sample the same problem with the same sample
+    numbers.
     """
     written = hashlib.sha256(array("q", trace.response_ids).tobytes()).hexdigest()
     return f"{trace.problem_id}-{trace.sample}-{written[:8]}"
 
 
 def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
-    """Returns the reason why a trace is left out, and a detail; None if the trace can be used."""
+    """Returns the reason why a trace is left out, and a detail. Returns None if the trace can be used."""
     if not trace.correct:
         return "not correct", f"verdict {trace.verdict}"
     if trace.finish != "answer":
@@ -276,8 +280,8 @@ def _loaded(model: Path) -> ChatCodec:
 def conversation_columns(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
     """Returns the columns of a conversation with the texts and the token ids that a model wrote.
 
-    The question is only the problem, because every format puts its own text around it (`rstar2.data.taught`). Raises
-    Refused if the format of the trace is not that of the codec.
+    The first message contains only the problem, because every format puts its own text around the problem
+    (`rstar2.data.taught`). Raises Refused if the trace has another format than the codec.
     """
     if codec.prompt(codec.format.messages(trace.problem)) != trace.prompt_ids:
         raise Refused("another format", "its prompt is not what the model's format makes of the problem")

@@ -1,4 +1,4 @@
-"""Rewards of finished rollouts. The same rules decide which problems count as solved.
+"""Rewards of finished rollouts. The rules for rewards also decide which problems count as solved.
 
 A recipe's `reward` is one of the rules of `rstar2.eval.grader.reading_rules`, or `constant`, or `module:object` for a
 user's own function of a problem and its graded trace. A recipe's `penalty` is subtracted from the reward.
@@ -31,19 +31,19 @@ SHIPPED: tuple[str, ...] = (*get_args(ReadingRule), "constant")
 
 
 class PenaltySettings(Strict):
-    """Penalties on the reward of correct rollouts for their length. Penalties are off by default; the paper has no
-    penalties.
+    """Penalties that lower the reward of a correct rollout because of the rollout's length. There are no penalties by
+    default, and none in the paper.
 
-    A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The two shares
-    together must be below 1, so a correct rollout is always worth more than a wrong one. Penalties do not count when
-    groups of equal rewards are dropped (`groups.drop_equal_rewards`).
+    A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The sum of
+    `length` and `turns` must be below 1, so a correct rollout is always worth more than a wrong rollout. To find groups
+    with equal rewards (`groups.drop_equal_rewards`), rewards are compared without penalties.
     """
 
     length: float = Field(0.0, ge=0, lt=1)
     """Share of the reward that a correct rollout loses if it uses the whole token budget (`rollout.tokens`). A shorter
     rollout loses less, in proportion to its tokens. Set this key if rollouts grow longer without becoming better. The
-    idea of the penalty is that of arXiv 2502.04463, which compares with the problem's other correct rollouts instead of
-    the budget."""
+    idea comes from arXiv 2502.04463, which compares a rollout's length with the problem's other correct rollouts
+    instead of the token budget."""
     turns: float = Field(0.0, ge=0, lt=1)
     """Share of the reward that a correct rollout loses if it takes `rollout.max_turns` turns. A rollout with fewer
     turns loses less, in proportion to its turns after the first. A rollout with one turn loses nothing."""
@@ -60,14 +60,14 @@ class PenaltySettings(Strict):
 
 @dataclass(frozen=True)
 class Penalty:
-    """The penalties of a stage, and the limits that they are measured by."""
+    """The penalties of a stage, and the limits with which a rollout's tokens and turns are compared."""
 
     settings: PenaltySettings
     max_tokens: int
     max_turns: int
 
     def of(self, trace: Trace) -> float:
-        """The penalty of a graded trace, in [0, 1). The penalty is 0 if the answer is not correct."""
+        """Returns the penalty of a graded trace, in [0, 1). The penalty is 0 if the answer is not correct."""
         if not trace.correct:
             return 0.0
         length = min(trace.tokens / self.max_tokens, 1.0)
@@ -84,7 +84,8 @@ class Reward:
         self._penalty = penalty
 
     def rewarded(self, trace: Trace) -> Trace:
-        """Returns a copy of a graded trace with its reward and penalty. Raises Failure in the cases of `__call__`."""
+        """Returns a copy of a graded trace with its reward and penalty. Raises Failure in the same cases as
+        `__call__`."""
         penalty = self._penalty.of(trace) if self._penalty else 0.0
         return trace.model_copy(update={"reward": self(trace) - penalty, "penalty": penalty})
 
@@ -109,7 +110,7 @@ class Reward:
 
 
 def checked_reward(name: str) -> str:
-    """Returns the name of a reward after a check.
+    """Checks the name of a reward, and returns the name.
 
     Raises ValueError if there is no such reward, and UserError if a user's function cannot be loaded.
     """
@@ -124,7 +125,8 @@ def checked_reward(name: str) -> str:
 
 
 def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
-    """Says why a reward cannot be combined with a penalty; empty if the two can be combined."""
+    """Returns text that says why a reward cannot be combined with a penalty. The text is empty if the two can be
+    combined."""
     if reward in get_args(ReadingRule) or not (penalty.length or penalty.turns):
         return ""
     return (
@@ -135,19 +137,20 @@ def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
 
 
 def reading_rule(name: str) -> ReadingRule:
-    """The rule that reads a trace's answer for the verdict: the reward's own rule, or `paper` if the reward has no
-    rule."""
+    """Returns the rule by which a trace's answer is read for the verdict: the reward's own rule, or `paper` if the
+    reward has no rule of its own."""
     rules: tuple[ReadingRule, ...] = get_args(ReadingRule)
     return next((rule for rule in rules if rule == name), "paper")
 
 
 def text_to_grade(trace: Trace, reward: str) -> str:
-    """The part of a trace that contains its answer by the rule of a reward; empty if the rule finds none."""
+    """Returns the part of a trace that contains the answer according to the rule of a reward. The part is empty if the
+    rule finds no answer."""
     return part_to_grade(trace, reading_rule(reward))
 
 
 def solved(traces: Iterable[Trace], reward: str) -> Iterator[tuple[str, bool]]:
-    """Grades traces again by the rule of a reward. For each trace, yields the problem's id and whether the answer is
+    """Grades traces again with the rule of a reward. For each trace, yields the problem's id and whether the answer is
     correct."""
     with GraderPool(workers=1) as pool:
         for trace in traces:

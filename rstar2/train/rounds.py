@@ -1,18 +1,19 @@
 """Makes the rollouts of a group in rounds, and stops when the group is decided (`groups.round` of a recipe).
 
-Each round waits for all of its rollouts, whatever their length. When a round has ended, the rewards of the group decide
-whether another round follows. A group is decided when it is `mixed` (enough correct and enough wrong rollouts),
-`solved` (all rollouts are correct) or `hopeless` (no rollout is correct). Any other group gets another round, until it
-has `rollout.rollouts` rollouts.
+A round ends when all of its rollouts have ended, however long they are. When a round has ended, the rewards of the
+group decide whether another round follows. A group is decided when it is `mixed` (enough correct and enough wrong
+rollouts), `solved` (all rollouts are correct) or `hopeless` (no rollout is correct). A group that is not decided gets
+another round, until the group has `rollout.rollouts` rollouts.
 
 A rollout counts as correct if its reward is above 0, as in Resampling on Correct (RoC). A rollout does not count at all
-if it has no verdict, or if the selection never trains on it. A group that stops early trains on the same share of its
-rollouts as a full group, so that a selection such as RoC is equally strict.
+if it has no verdict, or if the selection never trains on it. In a group that stops early, the same share of the
+rollouts is trained on as in a full group, so that a selection such as RoC is equally strict.
 
 Sources: Reinforce-Ada (arXiv 2510.04996, algorithm 1) samples in rounds and stops a prompt when it has enough rollouts
 of both kinds. Pilot-Commit (arXiv 2605.26606, abstract) stops a prompt whose first rollouts all have the same reward.
 Knapsack RL (arXiv 2509.25849, abstract) and AR3PO (arXiv 2509.25808, abstract) give hard prompts more rollouts, which
-is why a hopeless group grows here. `benchmarks/train/rounds.py` measures how rounds change what is learned.
+is why a group without correct rollouts gets more rounds here. `benchmarks/train/rounds.py` measures how rounds change
+what is learned.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class Rounds:
     size: int
     """Number of a group's rollouts in each round."""
     most: int
-    """Rollouts of a full group (`rollout.rollouts`)."""
+    """Number of rollouts of a full group (`rollout.rollouts`)."""
     enough: int
-    """A group is mixed once it has this many rewards above 0 and this many other rewards."""
+    """A group is mixed if it has at least this many rewards above 0 and at least this many other rewards."""
     solved_after: int
-    """A group is solved once it has this many rewards, all above 0."""
+    """A group is solved if it has at least this many rewards and all of its rewards are above 0."""
     hopeless_after: int
-    """A group is hopeless once it has this many rewards, none above 0."""
+    """A group is hopeless if it has at least this many rewards and none of its rewards is above 0."""
 
     @property
     def number(self) -> int:
@@ -64,8 +65,8 @@ class Rounds:
         The result is at least two, because a lone rollout has no advantage.
 
         Args:
-            made: rollouts that the group has.
-            keep: rollouts of a full group that may be trained on (`groups.keep`).
+            made: number of rollouts that the group has.
+            keep: maximum number of rollouts of a full group that may be trained on (`groups.keep`).
         """
         return max(2, -(-made * keep // self.most)) if made < self.most else keep
 
@@ -75,7 +76,7 @@ class RoundsOfGroup:
     """The result of a group that was made in rounds."""
 
     made: int
-    """Rollouts that were begun, including those without a verdict."""
+    """Number of rollouts that were begun, including the rollouts without a verdict."""
     rounds: int
     decision: Decision | None
     """The reason why the group stopped early, or None if the group is full."""

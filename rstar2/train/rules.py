@@ -28,43 +28,43 @@ class RuleSettings(Strict):
 
     A rule takes one of three actions. advance: the stage ends with the model of its last step, and the next stage
     begins. stop: the stage ends in the same way, and no further stage runs. back: the stage ends with the model of the
-    checkpoint that has the highest accuracy on `held_out.data`, and the next stage begins from it. The decision is
-    stored in the stage's folder (`decision.json`) and is final: later starts of the run do not change it.
+    checkpoint that has the highest accuracy on `held_out.data`, and the next stage begins from this model. The decision
+    is stored in the stage's folder (`decision.json`) and is final: later starts of the run do not change it.
     """
 
     measure: Measure = "pass_rate"
     """The measure that the rules watch. pass_rate: the share of correct rollouts among those with a verdict, averaged
-    over `window` steps. held_out: the accuracy on `held_out.data`, in each step that measures it. Use held_out if a
-    curriculum chooses problems by their difficulty, because the pass rate then does not show progress."""
+    over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is measured. Use
+    held_out if a curriculum chooses problems by their difficulty, because the pass rate then does not show progress."""
     window: int = Field(5, ge=1)
-    """Steps over which the pass rate is averaged."""
+    """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
-    """Take the action `when_flat` if the measure has not risen for this many steps. With 0, the rule is off."""
+    """Take the action `when_flat` if the measure has not risen for this many steps. If 0, the rule is off."""
     rise: float = Field(0.01, ge=0, lt=1)
-    """The measure has risen if it is at least this far above its value at the last rise. Rises smaller than this add
-    up. A value of 0.01 is one percentage point."""
+    """The measure has risen if it is at least this much above its value at the last rise. Smaller rises add up until
+    they count as a rise. A value of 0.01 is one percentage point."""
     when_flat: Action = "advance"
     """The action if the measure has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)
-    """Take the action `when_fallen` if the measure is at least this far below its highest value of the stage. A value
-    of 0.1 is ten percentage points. With 0, the rule is off."""
+    """Take the action `when_fallen` if the measure is at least this much below its highest value in the stage. A value
+    of 0.1 is ten percentage points. If 0, the rule is off."""
     when_fallen: Action = "back"
     """The action if the measure has fallen by `fall`."""
 
     @property
     def may_go_back(self) -> bool:
-        """Whether a rule may go back to the checkpoint that is best on the held-out problems."""
+        """Whether a rule may go back to the checkpoint with the highest accuracy on the held-out problems."""
         flat, fallen = self.flat_steps and self.when_flat == "back", self.fall and self.when_fallen == "back"
         return bool(flat or fallen)
 
 
 def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpoint_every: int) -> str:
-    """Says why rules could never act; empty if the rules can act.
+    """Returns text that says why rules could never act. The text is empty if the rules can act.
 
     Args:
         held_out: whether the recipe names held-out problems.
-        held_out_every: steps between measurements on the held-out problems.
-        checkpoint_every: steps between checkpoints.
+        held_out_every: number of steps between two measurements on the held-out problems.
+        checkpoint_every: number of steps between two checkpoints.
     """
     acts = bool(rules.flat_steps or rules.fall)
     if acts and rules.measure == "held_out" and not held_out:
@@ -83,7 +83,8 @@ def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpo
 
 
 def measured(steps: Mapping[int, Metrics], rules: RuleSettings) -> dict[int, float]:
-    """The values of the rules' measure by step, in the order of steps. Values that are not finite are left out."""
+    """Returns, for each step in order, the value of the measure that the rules watch. Values that are not finite are
+    left out."""
     if rules.measure == "held_out":
         accuracies = {step: held_out_accuracy(metrics) for step, metrics in sorted(steps.items())}
         return {
@@ -100,12 +101,12 @@ def measured(steps: Mapping[int, Metrics], rules: RuleSettings) -> dict[int, flo
 
 
 def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[int] = ()) -> Decision | None:
-    """Applies the rules to the last step of a stage. Returns their decision, or None if the stage goes on.
+    """Applies the rules to the last step of a stage. Returns the decision of the rules, or None if the stage continues.
 
     Args:
         steps: the metrics of all steps of the stage, by step number.
-        saved: the steps with a checkpoint to go back to. A rule that goes back does nothing while none of the saved
-            steps has been measured.
+        saved: the steps to whose checkpoints a rule can go back. A rule that goes back does nothing as long as the
+            held-out accuracy was measured at none of the steps in `saved`.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)
@@ -122,7 +123,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
 
 def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """A sentence on how far the measure has fallen; empty if that is less than `rules.fall`."""
+    """Returns a sentence that says how far the measure has fallen. The sentence is empty if the measure has fallen by
+    less than `rules.fall`."""
     highest, value = max(values.values()), [*values.values()][-1]
     if not rules.fall or highest - value < rules.fall - _EQUAL:
         return ""
@@ -132,7 +134,8 @@ def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """A sentence on the last rise of the measure; empty if that is less than `rules.flat_steps` steps ago."""
+    """Returns a sentence about the last rise of the measure. The sentence is empty if the last rise was less than
+    `rules.flat_steps` steps ago."""
     (risen_at, best), *_ = values.items()
     for step, each in values.items():
         if each > best and each >= best + rules.rise - _EQUAL:
@@ -147,7 +150,8 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int | None:
-    """Returns the step with the highest held-out accuracy among the steps in `saved`, or None if none is measured.
+    """Returns the step with the highest held-out accuracy among the steps in `saved`, or None if the accuracy was
+    measured at none of the steps in `saved`.
 
     If several steps are equally good, the earliest of them is returned.
     """
@@ -160,11 +164,11 @@ def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int |
 
 
 class StageRules:
-    """Applies a recipe's rules to each step of a stage, until one of them decides.
+    """Applies a recipe's rules to each step of a stage, until a rule makes a decision.
 
     Args:
         folder: the stage's folder.
-        before: the metrics of the steps that earlier starts of the stage made, by step number.
+        before: the metrics of the steps that earlier starts of the stage ran, by step number.
         warn: called with the decision as a sentence.
     """
 
@@ -178,7 +182,8 @@ class StageRules:
         self.decision = read_decision(folder)
 
     def on_step(self, number: int, metrics: Metrics) -> None:
-        """Applies the rules after a step. If a rule decides, the trainer reads the decision's file and ends."""
+        """Applies the rules after a step. If a rule makes a decision, the decision is written to a file. The trainer
+        reads this file and ends."""
         # If a step is repeated after a kill, it replaces its earlier metrics and those of all later steps.
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
         if self.decision is None and (decision := decide(self._steps, self._rules, self._saved())):
@@ -187,7 +192,8 @@ class StageRules:
             self._warn(f"step {number}: {decision.text}")
 
     def needed_steps(self) -> list[int]:
-        """The step whose checkpoint must not be removed, because a rule went back to it or would go back to it now."""
+        """Returns the step whose checkpoint must not be removed, because a rule went back to this checkpoint or would
+        go back to it now."""
         if not self._rules.may_go_back:
             return []
         decided = self.decision.model_step if self.decision else None

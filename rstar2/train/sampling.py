@@ -1,4 +1,5 @@
-"""Samples a model on problems, and leaves out problems that it always solves, as in stage 3 (arXiv 2508.20722)."""
+"""Samples a model on problems, and leaves out problems that the model always solves, as in stage 3 of the paper (arXiv
+2508.20722)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 
 JudgeAddress = tuple[str, str | None]
-"""A judge's URL, and its token or None."""
+"""A judge's URL and the judge's token. The token is None if the judge needs no token."""
 Rows = list[dict[str, Any]]
 """Training problems in the form of `rstar2.data.parquet.rl_rows`."""
 OnProgress = Callable[[Progress], None]
@@ -49,7 +50,7 @@ def sample(
 ) -> EvalResult:
     """Samples every problem `settings.samples` times.
 
-    A killed call can be repeated: it continues with the samples in `out`.
+    If the function was killed, it can be called again: it then continues with the samples in `out`.
 
     Args:
         engines: engines of one model. The engines are closed at the end.
@@ -80,7 +81,8 @@ def sample(
 
 
 def problems_of(rows: Rows) -> list[Problem]:
-    """Returns the problems of RL rows. Raises UserError if a row does not contain the id and text of its problem."""
+    """Returns the problems that RL rows contain. Raises UserError if a row does not contain the id and text of its
+    problem."""
     problems = []
     for number, row in enumerate(rows, 1):
         about = row.get("extra_info") or {}
@@ -97,9 +99,9 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
     """Leaves out the problems that were solved in every sample.
 
     Args:
-        samples: the problem id of each sample, and whether the sample solved the problem. The samples are by the policy
-            that the stage starts from.
-        times: the number of samples per problem that count.
+        samples: the problem id of each sample, and whether the sample solved the problem. The samples must come from
+            the policy from which the stage starts.
+        times: only this many samples of each problem are used.
         fill: the number of problems that a step needs, see `leave_out`.
 
     Raises:
@@ -126,7 +128,7 @@ def leave_out(rows: Rows, solved: Iterable[bool], fill: int) -> Rows:
 
 
 def check_samples(problem: str, samples: int, times: int) -> None:
-    """Raises UserError if a problem has too few samples to decide whether it is solved."""
+    """Raises UserError if a problem has too few samples to decide whether the problem is solved."""
     if samples < times:
         raise UserError(
             f"problem {problem} has {samples} samples, but {times} are needed to decide whether it is solved",

@@ -1,6 +1,7 @@
-"""Splits encoded conversations into those that SFT trains on and those that SFT measures the loss on.
+"""Splits encoded conversations into a part on which SFT trains and a part on which SFT measures the validation loss.
 
-No conversation of one part asks nearly the same question as one of the other part (`rstar2.train.encoding.groups_of`).
+No conversation of one part asks nearly the same question as a conversation of the other part
+(`rstar2.train.encoding.groups_of`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from rstar2.train.encoding import EncodedData, Numbers, groups_of
 from rstar2.train.recipe import SftRecipe
 
 TRAIN = "train.npy"
-"""A file in a run's folder with the numbers of the conversations to train on. `train.arrow` contains these
+"""A file in a run's folder with the numbers of the conversations that are trained on. `train.arrow` contains these
 conversations, and other conversations too."""
 VALIDATION = "validation.npy"
-"""A file in a run's folder with the numbers of the conversations to measure the loss on. The conversations themselves
-are in `validation.arrow`."""
+"""A file in a run's folder with the numbers of the conversations on which the validation loss is measured. The
+conversations themselves are in `validation.arrow`."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,20 @@ class Split:
     train: Numbers
     """Indices into `data` of the conversations to train on."""
     held_out: EncodedData
-    """The conversations for validation: `data` itself, or those of another file."""
+    """The conversations from which `validation` selects: `data` itself, or the conversations of another file."""
     validation: Numbers
     """Indices into `held_out` of the conversations for validation; empty if no validation loss is measured."""
     too_long: int
     """Number of conversations in `data` with more tokens than `max_tokens`."""
     cut_to_nothing: int
-    """Number of too long conversations that are left out, because the cut leaves no token to train on."""
+    """Number of conversations that are longer than `max_tokens` and are left out, because no token to train on would
+    remain after they are cut."""
     repeated: int = 0
-    """Number of conversations of a validation file that are left out because the training data asks nearly the same."""
+    """Number of conversations of a validation file that are left out because a training conversation asks nearly the
+    same question."""
     max_tokens: int = 0
-    """The recipe's limit `max_tokens` for the tokens of a conversation. Longer conversations are cut at this token, if
-    they are not left out."""
+    """The recipe's `max_tokens`, which is the maximum number of tokens of a conversation. Longer conversations are
+    either left out or cut to this length."""
 
     @property
     def lengths(self) -> Numbers:
@@ -51,7 +54,7 @@ class Split:
         return lengths
 
     def write(self, folder: Path) -> None:
-        """Writes the files that the trainer reads to a run's folder."""
+        """Writes to a run's folder the files that the trainer reads."""
         for name, numbers, data in (
             (TRAIN, self.train, self.data),
             (VALIDATION, self.validation, self.held_out),
@@ -70,7 +73,7 @@ def split(recipe: SftRecipe, data: EncodedData, held_out: EncodedData | None) ->
     Args:
         data: the training data.
         held_out: the conversations of `validation.data`. If None, `validation.share` of `data` is drawn at random.
-            Conversations that ask nearly the same are drawn together.
+            Conversations that ask nearly the same question are drawn together or not at all.
     """
     usable, too_long, cut_to_nothing = _usable(recipe, data)
     counts = {"too_long": too_long, "cut_to_nothing": cut_to_nothing, "max_tokens": recipe.max_tokens}
@@ -92,7 +95,7 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
 
     Returns:
         The indices of the conversations that can be used, the number of conversations that are too long, and the number
-        of those that have no token to train on after the cut.
+        of conversations that would have no token to train on after they are cut.
     """
     long = data.lengths > recipe.max_tokens
     if recipe.too_long == "drop":
@@ -102,7 +105,8 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
 
 
 def _draw_groups(numbers: Numbers, groups: Numbers, limit: int, seed: int) -> Numbers:
-    """Draws whole groups in random order while they fit into `limit`. Returns the members of the drawn groups.
+    """Draws whole groups in random order, as long as all drawn groups together have at most `limit` members. Returns
+    the members of the drawn groups.
 
     Args:
         groups: the group of each number, of the same shape as `numbers`.

@@ -7,12 +7,12 @@ FOLDER/
   agent_loop.yaml       settings of our agent loop, for VERL (RL only)
   router.yaml           settings of our rollout scheduler, for VERL (RL with several engines, or an asynchronous mode)
   rstar2_format.json    the format of the rollouts (RL only)
-  checkpoints/          VERL's checkpoints. A killed stage resumes from the last one. If the stage continues the
-                        optimizer of the stage before, global_step_0 is that stage's last checkpoint
+  checkpoints/          VERL's checkpoints. A killed stage resumes from the last checkpoint. If the stage continues the
+                        optimizer of the stage before, global_step_0 is the last checkpoint of the stage before
   metrics-1.jsonl …     metrics: one file per start of the trainer, one line per step
   finished-rollouts/    finished rollouts of the step after the last checkpoint, see
                         `rstar2.train.records.finished_rollouts` (RL in sync mode only)
-  outcomes.jsonl        numbers of correct rollouts by problem, see `rstar2.train.records.outcome_log` (RL only)
+  outcomes.jsonl        number of correct rollouts of each problem, see `rstar2.train.records.outcome_log` (RL only)
   rollouts.json         progress of the current step, see `rstar2.train.records.progress` (RL only)
   alive.json            current activity of the trainer, see `rstar2.train.records.progress`
   decision.json         a rule's decision to end the stage, see `rstar2.train.rules` (RL only)
@@ -21,7 +21,7 @@ FOLDER/
   alarms.jsonl          signs of collapse, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   keys and tokens for workers on other nodes; exists only while the trainer runs, and only this
                         user can read it
-  timing.json           wall-clock seconds by part, see `rstar2.train.records.timing`
+  timing.json           wall-clock seconds that each part took, see `rstar2.train.records.timing`
   steps_before.json     number of steps of all earlier stages, see `rstar2.train.records.steps` (RL only)
   train.npy train.arrow validation.npy validation.arrow
                         the conversations, and their split into training and validation, see `rstar2.train.split`
@@ -89,14 +89,15 @@ from rstar2.train.trainer.checkpoints import (
 from rstar2.train.trainer.disk_space import disk_space_warning, require_disk_space
 
 OnStep = Callable[[int, dict[str, float]], None]
-"""Called with a step's number, from 1, and its metrics. A metric that VERL could not compute is NaN."""
+"""Called with a step's number, from 1, and the step's metrics. A metric that VERL could not compute is NaN."""
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
-"""The optimizer's settings in a stage's folder. A later stage that continues the optimizer is compared with them."""
+"""The file in a stage's folder that contains the optimizer's settings. The recipe of a later stage that continues the
+optimizer is compared with these settings."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
-"""The line of a step has one of these metrics. A line that only has validation metrics has neither of these two
-metrics."""
+"""The line of a training step contains one of these two metrics: the pass rate in RL, or the training loss in SFT. A
+line with only validation metrics contains neither the pass rate nor the training loss."""
 _FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
 
 
@@ -132,7 +133,8 @@ class Start:
     keeps_rollouts: bool = False
     """Whether finished rollouts are stored for the next start, see `rstar2.train.records.finished_rollouts`."""
     needed_steps: Callable[[], Collection[int]] | None = None
-    """Returns steps whose checkpoints must not be removed, however old. If set, VERL itself removes no checkpoints."""
+    """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If set, VERL itself
+    removes no checkpoints."""
     rules: StageRules | None = None
     """Rules that may end the phase before its last step."""
 
@@ -142,7 +144,7 @@ class Start:
 
     @property
     def end(self) -> int | None:
-        """The step whose checkpoint is the result of the phase; None if the phase has to go on with training."""
+        """The step whose checkpoint is the result of the phase; None if the phase must continue training."""
         saved = saved_step(self.checkpoints) or 0
         decision = self.rules.decision if self.rules else None
         if decision is not None and decision.model_step is not None:
@@ -173,11 +175,11 @@ class SftInput:
     recipe: SftRecipe
     model: Path
     data: Path
-    """The folder with the files of `rstar2.train.split.Split.write`."""
+    """The folder with the files that `rstar2.train.split.Split.write` writes."""
     conversations: int
     """Number of conversations to train on."""
     validation: int = 0
-    """Number of conversations to measure the loss on."""
+    """Number of conversations on which the validation loss is measured."""
 
 
 EvaluateStep = Callable[[int, Path], None]
@@ -200,8 +202,8 @@ def run_sft(
         folder: the stage's folder.
         logs: the folder for the trainer's log.
         trainer_env: see `rstar2.train.pipeline.Pipeline`.
-        evaluate: called for each step that the recipe evaluates. For an evaluation the trainer saves and ends, and is
-            started again afterwards.
+        evaluate: called for each step that the recipe evaluates. For an evaluation, the trainer saves a checkpoint and
+            ends. After the evaluation, the trainer is started again.
 
     Raises:
         Failure: the trainer failed.
@@ -249,10 +251,10 @@ def run_sft(
         start = start_until(steps)
         _trained(start, on_step)
         choice = choose(recipe, folder, steps)
-        _write_log(log, f"the model is that of {choice.text}")
+        _write_log(log, f"the model comes from {choice.text}")
         _finish_with_model(start, choice.step)
     progress.finish(
-        "sft", f"{inputs.conversations} conversations, {steps} steps; the model is that of {choice.text}"
+        "sft", f"{inputs.conversations} conversations, {steps} steps; the model comes from {choice.text}"
     )
     return folder / "model"
 
@@ -264,7 +266,7 @@ def _losses(metrics: dict[str, float]) -> str:
 
 
 def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
-    """Removes the models of evaluated steps, except the one that would be chosen now."""
+    """Removes the models of evaluated steps, except the model that would be chosen now."""
     best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "held_out" else None
     for model in (folder / "models").glob("step-*"):
         if model.name != f"step-{best}":
@@ -285,7 +287,7 @@ def _finish_with_model(start: Start, step: int) -> None:
 def write_stage_inputs(
     recipe: StageRecipe, model: Path, rows: Rows, folder: Path, judge: JudgeAddress
 ) -> None:
-    """Writes the files that the trainer of an RL stage reads to the stage's folder.
+    """Writes to the stage's folder the files that the trainer of an RL stage reads.
 
     Raises UserError if too few problems have a prompt within `rollout.prompt_tokens`.
     """
@@ -311,7 +313,8 @@ def write_stage_inputs(
 
 
 def in_format(rows: Rows, fmt: Format) -> Rows:
-    """Returns the rows with their prompts in a format. A row without its problem's text keeps its prompt."""
+    """Returns the rows with their prompts written in a format. A row that does not contain the text of its problem
+    keeps its prompt."""
     texts = [(row.get("extra_info") or {}).get("problem") for row in rows]
     return [
         row if text is None else {**row, "prompt": fmt.messages(text)}
@@ -320,7 +323,8 @@ def in_format(rows: Rows, fmt: Format) -> Rows:
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
-    """Returns the rows in the codec's format whose prompt has at most `prompt_tokens` tokens."""
+    """Writes the prompts of the rows in the codec's format, and returns the rows whose prompt has at most
+    `prompt_tokens` tokens."""
     formatted = in_format(rows, codec.format)
     lengths = prompt_lengths(formatted, codec)
     return [row for row, length in zip(formatted, lengths, strict=True) if length <= prompt_tokens]
@@ -332,10 +336,10 @@ def prompt_lengths(rows: Rows, codec: ChatCodec) -> list[int]:
 
 
 def check_enough(count: int, needed: int, prompt_tokens: int, data: str) -> None:
-    """Raises UserError if fewer problems than `needed` have a prompt within the limit.
+    """Raises UserError if fewer problems than `needed` have a prompt of at most `prompt_tokens` tokens.
 
     Args:
-        count: problems whose prompt has at most `prompt_tokens` tokens.
+        count: number of problems whose prompt has at most `prompt_tokens` tokens.
         data: the name of the data, for the message.
     """
     if count < needed:
@@ -353,7 +357,7 @@ def is_done(folder: Path) -> bool:
 
 
 def train(start: Start, on_step: OnStep) -> Path:
-    """Runs a VERL trainer in a phase's folder to its end. Returns the folder of the new model.
+    """Runs a VERL trainer in a phase's folder until training is finished. Returns the folder of the new model.
 
     The trainer resumes from the last complete checkpoint. If the model of an earlier step cannot be exported, the user
     only gets a warning.
@@ -380,10 +384,10 @@ def _disk_failures(folder: Path) -> Iterator[None]:
 
 
 def _trained(start: Start, on_step: OnStep) -> Path:
-    """Trains up to the last step of a start, unless the checkpoint of that step exists. Returns the checkpoint of the
-    phase's result.
+    """Trains up to the last step of `start`, unless the checkpoint of that step exists already. Returns the checkpoint
+    that is the result of the phase.
 
-    The result is the checkpoint of the last step, or the checkpoint that a rule went back to.
+    The result is the checkpoint of the last step, or the checkpoint to which a rule of the recipe went back.
     """
     folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
@@ -396,7 +400,8 @@ def _trained(start: Start, on_step: OnStep) -> Path:
     warned = False
 
     def warn_of_disk() -> None:
-        """Warns when disk space becomes short, while there is time to free some; not again while it stays short."""
+        """Warns when disk space becomes short, so that the user has time to free disk space. The warning is not
+        repeated while disk space stays short."""
         nonlocal warned
         warning = disk_space_warning(checkpoints, _removed_before_next_save(start, resumed_from))
         if warning and not warned:
@@ -432,7 +437,7 @@ def _trained(start: Start, on_step: OnStep) -> Path:
 
 
 def _final_checkpoint(start: Start) -> Path:
-    """The checkpoint that a phase ends with. Raises Failure if this checkpoint is missing or damaged."""
+    """Returns the checkpoint with which a phase ends. Raises Failure if this checkpoint is missing or damaged."""
     last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
         raise Failure(
@@ -448,16 +453,16 @@ def _final_checkpoint(start: Start) -> Path:
     if checkpoint != last and (damage := fault(checkpoint)):
         raise Failure(
             f"the stage went back to step {end}, whose checkpoint is damaged: {damage}",
-            f"Remove {start.folder / DECISION_FILE} to train on from the last checkpoint.",
+            f"Remove {start.folder / DECISION_FILE} to continue training from the last checkpoint.",
         )
     return checkpoint
 
 
 def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
-    """The folders that VERL removes before it writes the next checkpoint.
+    """Returns the folders that VERL removes before it writes the next checkpoint.
 
-    VERL removes checkpoints in advance only if it keeps more than one. VERL removes only checkpoints that it has saved
-    since its start, which resumed from the step `resumed_from`.
+    VERL removes checkpoints in advance only if it keeps more than one checkpoint. VERL removes only checkpoints that it
+    has saved since it was started last. In its last start, VERL resumed from the step `resumed_from`.
     """
     keep = start.checkpoint.keep
     if keep == 1 or start.checkpoint.export_every or start.needed_steps is not None:
@@ -469,7 +474,8 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
 
 
 def _prepare_finished_rollouts(start: Start) -> None:
-    """Leaves only the finished rollouts on disk that the next start can use: the rollouts of an interrupted step."""
+    """Removes the finished rollouts from the disk, except the rollouts of an interrupted step, which the next start can
+    use."""
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):
@@ -477,10 +483,11 @@ def _prepare_finished_rollouts(start: Start) -> None:
 
 
 def _export_and_prune(start: Start, failed: set[int]) -> None:
-    """Exports the models that are due, and removes old checkpoints.
+    """Exports each model that should be exported and does not exist yet, and removes old checkpoints.
 
-    A step whose model cannot be exported is reported and added to `failed`. The folders decide which models are due,
-    not the metrics: a run that is killed right after a checkpoint has no metrics of that step.
+    A step whose model cannot be exported is reported and added to `failed`. The folders of checkpoints, not the
+    metrics, decide which models are exported, because a run that is killed immediately after it saved a checkpoint has
+    no metrics of that step.
     """
     for step in _steps_without_model(start, failed):
         try:
@@ -495,7 +502,7 @@ def _export_and_prune(start: Start, failed: set[int]) -> None:
 
 
 def _steps_without_model(start: Start, failed: set[int]) -> list[int]:
-    """The steps whose checkpoint is still to be exported as a model."""
+    """Returns the steps whose checkpoint must still be exported as a model."""
     every = start.checkpoint.export_every
     return [
         step
@@ -505,7 +512,8 @@ def _steps_without_model(start: Start, failed: set[int]) -> list[int]:
 
 
 def _export(start: Start, checkpoint: Path, model: Path) -> None:
-    """Exports a checkpoint as a model by VERL's merger, with the format of the model that the phase started from."""
+    """Exports a checkpoint as a model with VERL's merger. The exported model gets the format of the model from which
+    the phase started."""
     if model.is_dir():
         return
     begun_at = time.monotonic()
@@ -527,8 +535,9 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
         recipe: the recipe of the stage that continues.
 
     Raises:
-        UserError: the model's folder does not belong to a stage, or that stage had another number of ranks, learning
-            rate or weight decay. VERL would keep the earlier values, whatever the recipe says.
+        UserError: the model's folder does not belong to a stage, or the stage had another number of ranks, learning
+            rate or weight decay than the recipe. VERL would keep the earlier learning rate and weight decay, whatever
+            the recipe says.
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the model of an earlier stage, or begin with a new optimizer: --set optim.state=fresh."
@@ -556,8 +565,7 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
     """Makes a stage begin with the optimizer of the stage that made the model, unless the stage has a checkpoint of its
-    own. Raises UserError in the cases of `last_actor`.
-    """
+    own. Raises UserError in the same cases as `last_actor`."""
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):
         return

@@ -1,4 +1,5 @@
-"""Checks the inputs of `rstar2 train` and `rstar2 sft` before a run folder is made, and returns them as a plan."""
+"""Checks the inputs of `rstar2 train` and `rstar2 sft` before a run folder is made, and returns the inputs as a
+plan."""
 
 from __future__ import annotations
 
@@ -43,18 +44,22 @@ class TrainPlan:
     format: Format
     rows: list[dict[str, Any]]
     solved: Path | None
-    """A folder of the filter, or a run of `rstar2 eval`, that counts how often each training problem was solved."""
+    """A folder that tells how often each training problem was solved: a folder of the filter, or a run of `rstar2
+    eval`."""
     judge: JudgeChoice
     too_long: dict[int, int]
-    """By stage, the number of training problems that are left out because of `rollout.prompt_tokens`."""
+    """For each stage, the number of training problems that are left out because their prompt has more than
+    `rollout.prompt_tokens` tokens."""
     held_out_too_long: dict[int, int]
-    """By stage, the number of held-out problems that are left out because of `rollout.prompt_tokens`."""
+    """For each stage, the number of held-out problems that are left out because their prompt has more than
+    `rollout.prompt_tokens` tokens."""
     unreadable: dict[Path, list[UnreadableAnswer]] = field(default_factory=dict)
-    """By file, the problems that are left out because no output can be graded correct against their answer."""
+    """For each data file, the problems that are left out because no output can be graded correct against their answer.
+    """
 
     def config(self) -> dict[str, Any]:
-        """The config that is stored in the run's folder. The config of a later start must match the stored one, see
-        `compared`."""
+        """Returns the config that is stored in the run's folder. The config of a later start must match the stored
+        config in the part that `compared` returns."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -65,14 +70,14 @@ class TrainPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """The part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
+        """Returns the part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
         recipes = {number: compared(recipe, StageRecipe) for number, recipe in config["recipes"].items()}
         return {**config, "recipes": recipes}
 
 
 @dataclass(frozen=True)
 class SftPlan:
-    """The inputs of SFT, after all checks before its start."""
+    """The inputs of SFT, which have passed all checks before SFT starts."""
 
     recipe: SftRecipe
     model: Path
@@ -86,8 +91,8 @@ class SftPlan:
     """The judge for the evaluations on held-out problems."""
 
     def config(self) -> dict[str, Any]:
-        """The config that is stored in the run's folder. The config of a later start must match the stored one, see
-        `compared`."""
+        """Returns the config that is stored in the run's folder. The config of a later start must match the stored
+        config in the part that `compared` returns."""
         held_out = {"validation_sha256": self.split.held_out.digest} if self.recipe.validation.data else {}
         if self.problems:
             held_out["problems"] = fingerprint(self.problems)
@@ -100,7 +105,7 @@ class SftPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """The part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
+        """Returns the part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
         return {**config, "recipe": compared(config["recipe"], SftRecipe)}
 
 
@@ -158,19 +163,20 @@ def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> No
         return
     hint = "Start one (rstar2 judge up --host … --token …) and give its URL with --judge."
     if judge.url is None:
-        raise UserError("training on several nodes needs a judge that all of them can reach", hint)
+        raise UserError("training on several nodes needs a judge that all nodes can reach", hint)
     if is_loopback(judge.url):
         raise UserError(
-            f"training on several nodes needs a judge that all of them can reach, but on each node {judge.url} is "
-            "that node itself",
+            f"training on several nodes needs a judge that all nodes can reach, but on each node {judge.url} means "
+            "the node itself",
             "Give the judge's URL with its host name or its network address.",
         )
 
 
 def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
-    """Runs programs on the judge in the same way as rollouts will.
+    """Runs programs on the judge in the same way in which rollouts will run their programs.
 
-    The judge must have the packages of `judge.packages` and the isolation of `judge.isolation` of all stages.
+    The judge must have the packages that `judge.packages` names, and the isolation that `judge.isolation` names, in the
+    recipe of every stage.
 
     Raises:
         UserError: the judge rejects the programs, or does not have the packages or the isolation.
@@ -186,11 +192,11 @@ def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: 
 def check_data(
     recipes: dict[int, StageRecipe], data: Path, solved: Path | None
 ) -> tuple[Rows, dict[int, Rows], dict[Path, list[UnreadableAnswer]]]:
-    """Reads the training data and the held-out data, and checks them as far as this is possible without a model.
+    """Reads the training data and the held-out data, and checks the data as far as this is possible without a model.
 
     Returns:
-        The rows to train on; by stage, the held-out rows; and by file, the rows that are left out because no output can
-        be graded correct against their answer.
+        The rows to train on; for each stage, the held-out rows; and for each data file, the rows that are left out
+        because no output can be graded correct against their answer.
 
     Raises:
         UserError: the data or `solved` cannot be used, or the data is too small.
@@ -202,7 +208,8 @@ def check_data(
         raise UserError(
             f"{data} has {len(rows)} problems"
             + (
-                f" without the {len(left_out)} that no output can be graded correct against"
+                f" (not counting {len(left_out)} that are left out, because no output can be graded correct against "
+                "their answers)"
                 if left_out
                 else ""
             )
@@ -223,7 +230,8 @@ def check_data(
 
 
 def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -> int:
-    """Returns how many prompts of these lengths a stage leaves out. Raises UserError if fewer than `needed` remain."""
+    """Returns how many prompts a stage leaves out because they are too long. Raises UserError if fewer than `needed`
+    prompts remain."""
     limit = recipe.rollout.prompt_tokens
     too_long = sum(length > limit for length in lengths)
     check_enough(len(lengths) - too_long, needed, limit, data)
@@ -233,8 +241,8 @@ def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -
 def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
     """Returns the format in which the first stage trains the model.
 
-    Raises UserError if the recipe names another format than the model's, or if the first stage is to continue an
-    optimizer and cannot.
+    Raises UserError if the recipe names another format than the model has, or if the first stage should continue an
+    optimizer but cannot.
     """
     first = recipes[min(recipes)]
     fmt = rl_format(first.format, model)
@@ -246,8 +254,8 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 def check_outcomes(recipes: dict[int, StageRecipe], model: Path) -> None:
     """Raises UserError if a stage has `solved_by` = "outcomes", but will not have usable outcomes.
 
-    The first stage needs the outcomes in the folder of the stage that made its model. A later stage needs a stage
-    before it with the same reward, because the reward decides what counts as correct.
+    The first stage needs the outcomes in the folder of the stage that made its model. For a later stage, the stage
+    before must have the same reward, because the reward decides what counts as correct.
     """
     before: StageRecipe | None = None
     for number, recipe in recipes.items():
@@ -258,7 +266,7 @@ def check_outcomes(recipes: dict[int, StageRecipe], model: Path) -> None:
                 raise UserError(
                     f'stage {number} has solved_by = "outcomes" and reward = {recipe.reward}, but the stage before has '
                     f"reward = {before.reward}",
-                    'Use the same reward in both, or set solved_by = "samples".',
+                    'Use the same reward in both stages, or set solved_by = "samples".',
                 )
         before = recipe
 
@@ -275,7 +283,7 @@ def plan_sft(
     If an earlier run has encoded the same conversations, the encoding of that run is used.
 
     Args:
-        judge: the judge for the evaluations during training; If None, a judge is started for the run.
+        judge: the judge for the evaluations during training. If None, a judge is started for the run.
         on_rows: called with the number of conversations encoded so far.
 
     Raises:
@@ -305,7 +313,7 @@ def plan_sft(
     if recipe.validation.data and not len(parts.validation):
         raise UserError(
             f"validation.data = {recipe.validation.data} has no conversation to measure the loss on: "
-            f"{parts.repeated} ask nearly the same as one of the training data",
+            f"{parts.repeated} ask nearly the same question as a conversation of the training data",
             "Name other conversations, or leave validation.data out.",
         )
     return SftPlan(recipe, model, data, codec.format, parts, problems, judge or JudgeChoice())
@@ -337,7 +345,8 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
     """Raises UserError if a file has fewer conversations than a batch needs.
 
     Args:
-        which: words for the message that say which conversations are counted; empty if all conversations are counted.
+        which: words for the message that say which of the file's conversations are counted. The text is empty if all
+            are counted.
         too_long: whether a higher `max_tokens` would leave more conversations.
     """
     if count < recipe.batch:
@@ -348,11 +357,11 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
 
 
 def rl_format(named: str | None, model: Path) -> Format:
-    """Returns the format for RL on a model.
+    """Returns the format in which RL trains a model.
 
     Args:
-        named: the recipe's `format`. A model without a format file can be trained in any format; the model's own chat
-            template is used if the recipe names no format.
+        named: the recipe's `format`. A model without a format file can be trained in any format. If the recipe names no
+            format for a model without a format file, the model's own chat template is used.
 
     Raises:
         UserError: the model has a format file with another format.
@@ -366,7 +375,8 @@ def rl_format(named: str | None, model: Path) -> Format:
     if differing:
         raise UserError(
             f"the recipe's format {named} is not the format of {model}; these differ: {', '.join(differing)}",
-            f"Teach the model this format (rstar2 sft --set format={named}), or use its own: --set format=''",
+            f"Teach the model this format (rstar2 sft --set format={named}), or use the model's own format: "
+            "--set format=''",
         )
     return recipe_format
 
@@ -380,10 +390,11 @@ def check_model(model: Path) -> None:
 
 
 def with_format(model: Path, fmt: Format, folder: Path) -> Path:
-    """Returns a model's folder that contains the format, so that VERL, vLLM and rstar2 all find it there.
+    """Returns a folder that contains both the model and the format, so that VERL, vLLM and rstar2 all find the format
+    there.
 
-    If the model has the format already, the model's own folder is returned. If the model lacks the format, `folder` is
-    returned, which gets links to the model's files.
+    If the model has the format already, the model's own folder is returned. If the model lacks the format, the function
+    creates `folder` with the format and with links to the model's files, and returns `folder`.
     """
     tokenizer = load_tokenizer(model)
     current, source = model_format(model, tokenizer)

@@ -1,4 +1,5 @@
-"""Handles signals that end a run. While a trainer works, the run ends after the current step is saved, else at once.
+"""Handles signals that end a run. If a trainer is running, the run ends after the trainer has saved the current step.
+Otherwise, the run ends at once.
 
 | signal | exit code |
 |---|---|
@@ -35,12 +36,12 @@ def _end(number: int) -> NoReturn:
 
 
 class StopAfterStep:
-    """A block in which a first signal asks the trainer to save after the current step and to end.
+    """A context in which the first signal asks the trainer to save a checkpoint after the current step and then to end.
 
     The signals are SIGINT, SIGTERM and SIGUSR1. A second signal ends this process at once. The first signal also ends
-    this process at once if the trainer has not begun a step, or if the rollouts of its step are discarded and the
-    trainer waits before it makes new rollouts. A signal that is ignored stays ignored, as SIGINT is in the background
-    jobs of a script.
+    this process at once if the trainer has not begun a step, or if the rollouts of the current step were discarded and
+    the trainer waits before it makes new rollouts. A signal that this process ignores stays ignored. For example, the
+    background jobs of a script ignore SIGINT.
 
     Args:
         folder: the stage's folder.
@@ -70,7 +71,7 @@ class StopAfterStep:
         (self._folder / STOP_FILE).unlink(missing_ok=True)
 
     def step_ended(self) -> None:
-        """Records how long the step took that has just ended."""
+        """Records the duration of the step that has just ended."""
         now = time.monotonic()
         self._step_s, self._step_began_at = now - self._step_began_at, now
 
@@ -80,13 +81,13 @@ class StopAfterStep:
         if self._number is not None and progress is not None and progress.discarded:
             self._warn(
                 f"{_name(self._number)}: training ends now, because the rollouts of step {progress.step} were "
-                "discarded and nothing of it could be saved; the same command continues from the last checkpoint."
+                "discarded and nothing of the step could be saved; the same command continues from the last checkpoint."
             )
             _end(self._number)
 
     def report(self) -> None:
-        """Reports once what a signal has led to. The signal handler cannot report it, because the handler may interrupt
-        a print."""
+        """Tells the user, once, what training does because of a signal. The signal handler cannot print this message,
+        because the handler may interrupt another print."""
         if self._number is not None and not self._reported:
             self._reported = True
             self._warn(self._text(self._number))
@@ -126,7 +127,7 @@ def _name(number: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A duration as text, such as 40 s, 34 min or 5.8 h."""
+    """Returns a duration as text, such as 40 s, 34 min or 5.8 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,5 @@
-"""Counts conversations for a dry run of SFT: exactly if they are encoded already, else as an estimate."""
+"""Counts conversations for a dry run of SFT. The counts are exact if the conversations are encoded already, and
+estimates otherwise."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from rstar2.train.split import Split, split
 from rstar2.train.start_checks import check_batch, check_count
 
 SAMPLED_CONVERSATIONS = 256
-"""Limit for the conversations that are encoded for an estimate. Encoding all conversations would take minutes."""
+"""Maximum number of conversations that are encoded for an estimate. Encoding all conversations would take minutes."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated numbers of conversations that are too long, trained on and held out."""
+    """Estimates of how many conversations are too long, how many are trained on, and how many are held out."""
 
     sampled: int
     """Number of conversations that the estimate is based on."""
@@ -36,19 +37,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Survey:
-    """Facts about the conversations of SFT before it starts."""
+    """Facts about the conversations of SFT, which are known before SFT starts."""
 
     conversations: int
     lengths: list[int] = field(default_factory=list)
-    """Numbers of tokens of the training conversations, or of a sample of them; empty without a tokenizer."""
+    """The number of tokens of each training conversation, or of each conversation in a sample. The list is empty if
+    there is no tokenizer."""
     form: list[str] = field(default_factory=list)
-    """Warnings of `FormCheck.warnings`; empty without a tokenizer."""
+    """The warnings that `FormCheck.warnings` returns. The list is empty if there is no tokenizer."""
     split: Split | None = None
     """The exact split, or None if the conversations are not encoded yet."""
     estimate: Estimate | None = None
     """The estimated numbers of conversations, or None if there is an exact split or no tokenizer."""
     unknown: str = ""
-    """The reason why there is no tokenizer."""
+    """The reason why there is no tokenizer; empty if there is a tokenizer."""
 
 
 def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
@@ -67,7 +69,8 @@ def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
 
 
 def _encoded(recipe: SftRecipe, file: Path, codec: CodecOf) -> Survey | None:
-    """Counts with the encodings of an earlier start; returns None if an encoding is missing."""
+    """Counts the conversations from the encodings that an earlier start saved. Returns None if an encoding is
+    missing."""
     data = known_encoding(file, codec)
     other = recipe.validation.data
     held_out = known_encoding(prepared_file(Path(other)), codec) if other else None
@@ -95,7 +98,7 @@ def _read(recipe: SftRecipe, file: Path, codec: ChatCodec) -> Survey:
 
 
 class _SpreadSample:
-    """Samples up to `SAMPLED_CONVERSATIONS` rows of a stream, spread evenly over it."""
+    """Samples up to `SAMPLED_CONVERSATIONS` rows of a stream, spread evenly over the stream."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -38,9 +38,9 @@ def make_trace(codec: ChatCodec) -> MakeTrace:
         mask: list[int] = []
         turns = []
         for text, status in [*((CALL, status) for status in statuses), (last, None)]:
-            written = [*codec.tokenizer.encode(text, add_special_tokens=False), codec.end_id]
-            turn = Turn(text=codec.decode(written), start=len(ids), end=len(ids) + len(written))
-            ids, mask = ids + written, mask + [1] * len(written)
+            token_ids = [*codec.tokenizer.encode(text, add_special_tokens=False), codec.end_id]
+            turn = Turn(text=codec.decode(token_ids), start=len(ids), end=len(ids) + len(token_ids))
+            ids, mask = ids + token_ids, mask + [1] * len(token_ids)
             if status is not None:
                 code = {"code": "import math\nprint(math.sqrt(16))", "input": ""}
                 turn.calls = [

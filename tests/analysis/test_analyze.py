@@ -1,4 +1,4 @@
-"""`rstar2 analyze`: a run in, tables and plots out, and one clear message for what cannot be analysed."""
+"""Tests of `rstar2 analyze`: tables and plots for a run, and one clear message for input that cannot be analysed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rstar2.report.collect import collect
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, make_trace: Any) -> Path:
-    """A training run of one stage, with its model, a measured benchmark and kept rollouts, in two arms."""
+    """A training run of one stage in two arms. It has its model, a measured benchmark and traces."""
     folder = tmp_path_factory.mktemp("runs") / "made"
     write_json(folder / "config.json", {"kind": "demo", "config": {}})
     for root in (folder, folder / "plain"):
@@ -46,10 +46,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, make_trace
 
 @pytest.fixture(scope="module")
 def analysed(run: Path) -> dict[str, Any]:
-    """What --json prints of the run."""
-    ran = rstar2("analyze", run, "--json")
-    assert ran.code == 0, ran.stderr
-    return dict(json.loads(ran.stdout))
+    """The output of `rstar2 analyze --json` for the run."""
+    result = rstar2("analyze", run, "--json")
+    assert result.code == 0, result.stderr
+    return dict(json.loads(result.stdout))
 
 
 @pytest.mark.slow
@@ -82,13 +82,17 @@ def test_two_arms_of_the_same_name_are_set_side_by_side(analysed: dict[str, Any]
 def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twice(
     analysed: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = {path.name for path in (run / "analysis").iterdir()}
-    assert {f"{name}.csv" for name in analysed} | {"analysis.json"} <= written
-    assert "training-stage1-entropy-over-training.svg" in written
+    file_names = {path.name for path in (run / "analysis").iterdir()}
+    assert {f"{name}.csv" for name in analysed} | {"analysis.json"} <= file_names
+    assert "training-stage1-entropy-over-training.svg" in file_names
     traces = run / "eval" / "stage1" / "traces.jsonl"
-    held = read_entropies(traces)
-    assert held is not None
-    assert (held.about["source"], len(held.sizes), len(held.marks)) == ("model", 6, len(held.entropy))
+    stored_entropies = read_entropies(traces)
+    assert stored_entropies is not None
+    assert (stored_entropies.about["source"], len(stored_entropies.sizes), len(stored_entropies.marks)) == (
+        "model",
+        6,
+        len(stored_entropies.entropy),
+    )
     from rstar2.analysis import forward
 
     monkeypatch.setattr(forward, "entropies", None)
@@ -98,15 +102,13 @@ def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twi
 
 @pytest.mark.slow
 def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[str, Any], run: Path) -> None:
-    """Their import takes seconds, and entropies that are stored need neither."""
-    loaded = "print(json.dumps(sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())))"
-    program = (
-        f"import atexit, json, sys; atexit.register(lambda: {loaded}); from rstar2.cli import main; main()"
-    )
+    """Importing torch and matplotlib takes seconds. Stored entropies need neither."""
+    print_modules = "print(json.dumps(sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())))"
+    program = f"import atexit, json, sys; atexit.register(lambda: {print_modules}); from rstar2.cli import main; main()"
     command = [sys.executable, "-c", program, "analyze", str(run), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert ran.returncode == 0, ran.stderr
-    tables, modules = map(json.loads, ran.stdout.splitlines())
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert result.returncode == 0, result.stderr
+    tables, modules = map(json.loads, result.stdout.splitlines())
     assert tables["calls"] == analysed["calls"]
     assert modules == ["matplotlib"]
 
@@ -116,22 +118,22 @@ def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[s
 def test_tables_are_shown_before_plots_are_drawn(
     analysed: dict[str, Any], run: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """A plot that cannot be written, because a folder has its name, ends the command after they have been shown."""
+    """A folder with a plot's name prevents the plot. The command then fails after it has printed the tables."""
     plot, *_ = (path.name for path in (run / "analysis").glob("*.svg"))
     (tmp_path / plot).mkdir()
-    ran = rstar2("analyze", run, "--output", tmp_path, *words)
-    assert ran.code == 1
-    assert f"cannot write {tmp_path}" in ran.stderr
-    assert "How calls ended" in ran.stdout
-    assert "tables and plots:" not in ran.stdout
+    result = rstar2("analyze", run, "--output", tmp_path, *words)
+    assert result.code == 1
+    assert f"cannot write {tmp_path}" in result.stderr
+    assert "How calls ended" in result.stdout
+    assert "tables and plots:" not in result.stdout
 
 
 def test_the_terminal_shows_the_short_tables(run: Path) -> None:
-    shown = rstar2("analyze", run / "eval" / "stage1" / "traces.jsonl", env={"COLUMNS": "80"})
-    assert shown.code == 0, shown.stderr
-    assert "How calls ended" in shown.stdout
-    assert "Behaviour" in shown.stdout
-    assert "Entropy" not in shown.stdout  # a lone file says nothing of its model
+    result = rstar2("analyze", run / "eval" / "stage1" / "traces.jsonl", env={"COLUMNS": "80"})
+    assert result.code == 0, result.stderr
+    assert "How calls ended" in result.stdout
+    assert "Behaviour" in result.stdout
+    assert "Entropy" not in result.stdout  # a single file does not name its model
     assert (run / "eval" / "stage1" / "traces-analysis" / "calls.csv").is_file()
 
 
@@ -154,9 +156,9 @@ def test_where_no_trace_was_finished_nothing_is_written(make_trace: Any, run: Pa
     finished = run / "eval" / "stage1" / "traces.jsonl"
     for path in (tmp_path / "empty", tmp_path / "empty" / "traces.jsonl", tmp_path / "failed"):
         for words in ((path,), (finished, path, "--output", tmp_path / "both")):
-            ran = rstar2("analyze", *words)
-            said = " ".join(ran.stderr.split())
-            assert (ran.code, f"no finished traces in {path}" in said) == (2, True), said
+            result = rstar2("analyze", *words)
+            message = " ".join(result.stderr.split())
+            assert (result.code, f"no finished traces in {path}" in message) == (2, True), message
     assert sorted(path.name for path in tmp_path.glob("**/*")) == [
         "empty", "failed", "traces.jsonl", "traces.jsonl",
     ]  # fmt: skip
@@ -183,15 +185,15 @@ def test_an_analysis_is_stale_once_the_run_has_other_traces(make_trace: Any, tmp
         assert not stale(tmp_path / f"copy-{name}")
         add(name)
         assert stale()
-    made = json.loads((run / "analysis" / "analysis.json").read_text())
-    del made["traces"]  # as earlier versions wrote it
-    write_json(run / "analysis" / "analysis.json", made)
+    saved_analysis = json.loads((run / "analysis" / "analysis.json").read_text())
+    del saved_analysis["traces"]  # earlier versions wrote this form
+    write_json(run / "analysis" / "analysis.json", saved_analysis)
     assert not stale()
 
 
 def test_a_name_of_a_model_without_a_server_is_refused(run: Path) -> None:
-    ran = rstar2("analyze", run, "--model-name", "some")
-    assert (ran.code, "there is no --url" in ran.stderr) == (2, True)
+    result = rstar2("analyze", run, "--model-name", "some")
+    assert (result.code, "there is no --url" in result.stderr) == (2, True)
 
 
 def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
@@ -200,20 +202,20 @@ def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
     trace = make_trace()
     with TraceWriter(tmp_path / "foreign.jsonl") as writer:
         writer.write(trace.model_copy(update={"response_ids": [token + 1 for token in trace.response_ids]}))
-    ran = rstar2("analyze", tmp_path / "foreign.jsonl", "--model", model_folder)
-    assert ran.code == 2
-    assert "were written with another tokenizer than" in ran.stderr
-    assert "--model" in ran.stderr
+    result = rstar2("analyze", tmp_path / "foreign.jsonl", "--model", model_folder)
+    assert result.code == 2
+    assert "were written with another tokenizer than" in result.stderr
+    assert "--model" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["foreign.jsonl"]
 
 
 def test_traces_without_token_ids_are_left_out_of_the_entropies_and_alone_are_named(
     run: Path, model_folder: Path, make_trace: Any, tmp_path: Path
 ) -> None:
-    asked_by_chat = make_trace().model_copy(
+    chat_trace = make_trace().model_copy(
         update={"prompt_ids": [], "response_ids": [], "response_mask": [], "logprobs": None}
     )
-    for folder, traces in (("chat", [asked_by_chat]), ("both", [asked_by_chat, make_trace()])):
+    for folder, traces in (("chat", [chat_trace]), ("both", [chat_trace, make_trace()])):
         with TraceWriter(tmp_path / folder / "traces.jsonl") as writer:
             for trace in traces:
                 writer.write(trace)
@@ -222,10 +224,10 @@ def test_traces_without_token_ids_are_left_out_of_the_entropies_and_alone_are_na
     assert rstar2("analyze", tmp_path / "chat").code == 0
     both = rstar2("analyze", tmp_path / "both", "--model", model_folder)
     assert both.code == 0, both.stderr
-    held = read_entropies(tmp_path / "both" / "traces.jsonl")
-    assert held is not None
-    assert [size > 0 for size in held.sizes] == [False, True]
-    assert len(held.marks) == held.sizes.sum()
+    stored_entropies = read_entropies(tmp_path / "both" / "traces.jsonl")
+    assert stored_entropies is not None
+    assert [size > 0 for size in stored_entropies.sizes] == [False, True]
+    assert len(stored_entropies.marks) == stored_entropies.sizes.sum()
 
 
 @pytest.fixture
@@ -242,14 +244,14 @@ def test_a_server_without_log_probabilities_of_prompts_is_told_of(
     run: Path, model_folder: Path, standin: StandIn
 ) -> None:
     traces = run / "eval" / "stage1" / "traces.jsonl"
-    ran = rstar2("analyze", traces, "--url", standin.url, "--model", model_folder)
-    assert ran.code == 1
-    assert "returned no log-probabilities of the prompt" in ran.stderr
+    result = rstar2("analyze", traces, "--url", standin.url, "--model", model_folder)
+    assert result.code == 1
+    assert "returned no log-probabilities of the prompt" in result.stderr
 
 
 def test_the_temperature_of_a_server_is_not_ours_to_choose(run: Path) -> None:
-    ran = rstar2("analyze", run, "--url", "http://127.0.0.1:1", "--temperature", 0.6)
-    assert (ran.code, "--temperature 0.6 has no effect with --url" in ran.stderr) == (2, True)
+    result = rstar2("analyze", run, "--url", "http://127.0.0.1:1", "--temperature", 0.6)
+    assert (result.code, "--temperature 0.6 has no effect with --url" in result.stderr) == (2, True)
 
 
 def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
@@ -259,10 +261,10 @@ def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
         writer.write(make_trace())
     standin.prompt_logprobs = True
     for name, again in (("one", 1), ("one", 0), ("other", 1)):
-        standin.names, asked = (name,), len(standin.asked)
-        ran = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
-        assert ran.code == 0, ran.stderr
-        assert len(standin.asked) == asked + again
+        standin.names, request_count = (name,), len(standin.requests)
+        result = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+        assert result.code == 0, result.stderr
+        assert len(standin.requests) == request_count + again
 
 
 def test_a_server_that_is_busy_for_a_while_is_waited_for_and_that_is_said(
@@ -272,10 +274,10 @@ def test_a_server_that_is_busy_for_a_while_is_waited_for_and_that_is_said(
     with TraceWriter(tmp_path / "traces.jsonl") as writer:
         writer.write(make_trace())
     standin.prompt_logprobs, standin.busy_answers = True, 1
-    ran = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
-    assert ran.code == 0, ran.stderr
-    assert re.search(r"the engine was away for \d+ s in all\. Requests sent again: 1 × ", ran.stderr), (
-        ran.stderr
+    result = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+    assert result.code == 0, result.stderr
+    assert re.search(r"the engine was away for \d+ s in all\. Requests sent again: 1 × ", result.stderr), (
+        result.stderr
     )
 
 
@@ -285,16 +287,18 @@ def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(
     with TraceWriter(tmp_path / "traces.jsonl") as writer:
         writer.write(make_trace())
     standin.key, standin.prompt_logprobs = "secret", True
-    asked = ("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
-    ran = rstar2(*asked)
-    assert (ran.code, "--api-key" in ran.stderr) == (2, True), ran.stderr
-    ran = rstar2(*asked, "--api-key", "secret")
-    assert ran.code == 0, ran.stderr
+    words = ("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+    result = rstar2(*words)
+    assert (result.code, "--api-key" in result.stderr) == (2, True), result.stderr
+    result = rstar2(*words, "--api-key", "secret")
+    assert result.code == 0, result.stderr
     # A server that does not know prompt_logprobs refuses the request.
     place_of(tmp_path / "traces.jsonl").unlink()
     standin.refuses = lambda prompt: True
-    ran = rstar2(*asked, "--api-key", "secret")
-    assert (ran.code, "(prompt_logprobs), which vLLM supports" in ran.stderr) == (1, True), ran.stderr
+    result = rstar2(*words, "--api-key", "secret")
+    assert (result.code, "(prompt_logprobs), which vLLM supports" in result.stderr) == (1, True), (
+        result.stderr
+    )
 
 
 def test_a_model_whose_template_knows_no_tools_gives_entropies(
@@ -307,9 +311,9 @@ def test_a_model_whose_template_knows_no_tools_gives_entropies(
         writer.write(make_trace())
     standin.root, standin.prompt_logprobs = str(plain), True
     for source in (("--model", plain), ("--url", standin.url)):
-        ran = rstar2("analyze", tmp_path / "traces.jsonl", *source, "--json")
-        assert ran.code == 0, ran.stderr
-        assert json.loads(ran.stdout)["entropy"]["rows"][0][2] == 1
+        result = rstar2("analyze", tmp_path / "traces.jsonl", *source, "--json")
+        assert result.code == 0, result.stderr
+        assert json.loads(result.stdout)["entropy"]["rows"][0][2] == 1
 
 
 def test_files_of_the_same_name_are_told_apart_by_where_they_lie(make_trace: Any, tmp_path: Path) -> None:
@@ -317,9 +321,9 @@ def test_files_of_the_same_name_are_told_apart_by_where_they_lie(make_trace: Any
     for path in paths:
         with TraceWriter(path) as writer:
             writer.write(make_trace())
-    ran = rstar2("analyze", *paths, "--json", "--output", tmp_path / "both")
-    assert ran.code == 0, ran.stderr
-    rows = json.loads(ran.stdout)["behaviour"]["rows"]
+    result = rstar2("analyze", *paths, "--json", "--output", tmp_path / "both")
+    assert result.code == 0, result.stderr
+    rows = json.loads(result.stdout)["behaviour"]["rows"]
     assert [row[0] for row in rows] == ["before stage3", "after stage3"]
     twice = rstar2("analyze", paths[0], paths[0], "--output", tmp_path / "both")
     assert (twice.code, "is named twice" in twice.stderr) == (2, True)
@@ -327,8 +331,8 @@ def test_files_of_the_same_name_are_told_apart_by_where_they_lie(make_trace: Any
 
 def test_several_paths_need_a_folder_for_what_is_said_of_them_together(run: Path) -> None:
     files = [run / "eval" / "stage1" / "traces.jsonl", run / "plain" / "eval" / "stage1" / "traces.jsonl"]
-    ran = rstar2("analyze", *files)
-    assert (ran.code, "Name one with --output" in ran.stderr) == (2, True)
+    result = rstar2("analyze", *files)
+    assert (result.code, "Name one with --output" in result.stderr) == (2, True)
 
 
 def test_it_is_said_whether_the_model_is_the_one_that_was_measured(
@@ -336,20 +340,20 @@ def test_it_is_said_whether_the_model_is_the_one_that_was_measured(
 ) -> None:
     with TraceWriter(tmp_path / "traces.jsonl") as writer:
         writer.write(make_trace())
-    for recorded, said in (
+    for model_record, certainty in (
         ({}, "exact, model not checked"),
         ({"sha256": model_hash(model_folder)}, "exact"),
         ({"sha256": "0" * 64}, "of another model"),
     ):
-        write_json(tmp_path / "results.json", {"model": recorded})
-        ran = rstar2("analyze", tmp_path / "traces.jsonl", "--model", model_folder, "--json")
-        assert ran.code == 0, ran.stderr
-        assert json.loads(ran.stdout)["entropy"]["rows"][0][1] == said
+        write_json(tmp_path / "results.json", {"model": model_record})
+        result = rstar2("analyze", tmp_path / "traces.jsonl", "--model", model_folder, "--json")
+        assert result.code == 0, result.stderr
+        assert json.loads(result.stdout)["entropy"]["rows"][0][1] == certainty
 
 
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:
     traces = tmp_path / "traces.jsonl"
     shutil.copy(run / "eval" / "stage1" / "traces.jsonl", traces)
     place_of(traces).write_bytes(b"PK")
-    ran = rstar2("analyze", traces, "--model", model_folder)
-    assert (ran.code, f"cannot read {place_of(traces)}" in ran.stderr) == (2, True)
+    result = rstar2("analyze", traces, "--model", model_folder)
+    assert (result.code, f"cannot read {place_of(traces)}" in result.stderr) == (2, True)

@@ -29,7 +29,7 @@ def model(model_folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def traces(make_trace: Any) -> list[Trace]:
-    """Of several lengths, so that batches are padded."""
+    """Traces of several lengths, so that batches are padded."""
     return [make_trace(("ok",) * number, problem=f"p{number}", sample=number) for number in range(4)]
 
 
@@ -44,7 +44,7 @@ def _logits(model: Any, trace: Trace) -> Any:
 
 
 def _direct(model: Any, trace: Trace) -> Any:
-    """The definition, in 64 bits."""
+    """Computes the entropy from its definition, in 64 bits."""
     p = _logits(model, trace).double().softmax(dim=-1)
     return -(p * p.log()).sum(-1).numpy()
 
@@ -57,15 +57,15 @@ def test_the_forward_pass_agrees_with_the_definition_and_with_verl(
 
     from rstar2.analysis import forward
 
-    # Small enough that the longest sequence is read in several pieces.
+    # This limit splits the longest sequence into several pieces.
     monkeypatch.setattr(forward, "LOGITS", 4 * 40 * 600)
-    found = forward.entropies(model, traces)
-    for trace, entropy in zip(traces, found, strict=True):
+    trace_entropies = forward.entropies(model, traces)
+    for trace, entropy in zip(traces, trace_entropies, strict=True):
         assert len(entropy) == sum(trace.response_mask)
         assert np.abs(entropy - _direct(model, trace)).max() < 1e-4
         assert np.abs(entropy - entropy_from_logits(_logits(model, trace)).numpy()).max() < 1e-4
-    assert 0.1 < np.concatenate(found).mean() < 6
-    assert np.concatenate(found).std() > 0.1
+    assert 0.1 < np.concatenate(trace_entropies).mean() < 6
+    assert np.concatenate(trace_entropies).std() > 0.1
 
 
 def test_a_small_model_computes_in_one_thread_and_the_others_come_back(
@@ -76,23 +76,23 @@ def test_a_small_model_computes_in_one_thread_and_the_others_come_back(
     from rstar2.analysis import forward
 
     threads = torch.get_num_threads()
-    used: list[int] = []
+    batch_sizes: list[int] = []
     batches = []
     direct = forward._batch_entropies
 
-    def spied(model: Any, batch: list[Trace], temperature: float) -> Any:
-        used.append(torch.get_num_threads())
+    def record_batch(model: Any, batch: list[Trace], temperature: float) -> Any:
+        batch_sizes.append(torch.get_num_threads())
         batches.append(len(batch))
         return direct(model, batch, temperature)
 
-    monkeypatch.setattr(forward, "_batch_entropies", spied)
+    monkeypatch.setattr(forward, "_batch_entropies", record_batch)
     small = forward.entropies(model, traces)
     monkeypatch.setattr(forward, "SMALL_BATCH_TOKENS", 1)
     alone = forward.entropies(model, traces)
-    assert (batches, set(used)) == ([4, 1, 1, 1, 1], {1})
+    assert (batches, set(batch_sizes)) == ([4, 1, 1, 1, 1], {1})
     monkeypatch.setattr(forward, "SMALL_MODEL", 0)
     large = forward.entropies(model, traces)
-    assert used[-1] == torch.get_num_threads() == threads
+    assert batch_sizes[-1] == torch.get_num_threads() == threads
     for one, two, three in zip(small, alone, large, strict=True):
         assert np.abs(one - two).max() < 1e-4
         assert np.abs(one - three).max() < 1e-4
@@ -125,7 +125,7 @@ def test_the_entropy_lies_between_the_bounds_from_the_likeliest_tokens() -> None
             lower, upper = entropy_bounds(np.sort(logprobs, axis=-1)[:, -k:], 500)
             assert (lower <= exact + 1e-9).all()
             assert (upper >= exact - 1e-9).all()
-        # With all but nothing left out both are the entropy.
+        # If almost no token is left out, both bounds equal the entropy.
         lower, upper = entropy_bounds(logprobs, 500)
         assert np.allclose(lower, exact) and np.allclose(upper, exact)  # noqa: PT018
 
@@ -150,7 +150,7 @@ class _Knowing(StandIn):
     def _choice(self, token_ids: list[int], finish: str | None) -> dict[str, Any]:
         import torch
 
-        body = self.asked[-1]
+        body = self.requests[-1]
         choice = super()._choice(token_ids, finish)
         if self.known is not None:
             with torch.no_grad():
@@ -179,9 +179,9 @@ def test_the_bounds_of_a_server_hold_the_exact_entropy(
     from rstar2.analysis import forward
 
     vocabulary = model.config.vocab_size
-    found = _bounds_server(knowing, vocabulary).bounds(traces[1:2])
+    bound_pairs = _bounds_server(knowing, vocabulary).bounds(traces[1:2])
     exact = forward.entropies(model, traces[1:2])
-    for (lower, upper), entropy in zip(found, exact, strict=True):
+    for (lower, upper), entropy in zip(bound_pairs, exact, strict=True):
         assert len(lower) == len(entropy)
         assert (lower <= entropy + 1e-4).all()
         assert (upper >= entropy - 1e-4).all()
@@ -208,7 +208,7 @@ def test_the_file_beside_the_traces_is_exact_to_half_a_step_and_knows_when_they_
     with TraceWriter(path) as writer:
         writer.write(traces[0])
     entropy = np.random.default_rng(0).uniform(0, 12, 1000).astype(np.float32)
-    held = TokenEntropies(
+    token_entropies = TokenEntropies(
         about={"source": "model", "bytes": path.stat().st_size},
         sizes=np.array([400, 0, 600]),
         entropy=entropy,
@@ -216,14 +216,14 @@ def test_the_file_beside_the_traces_is_exact_to_half_a_step_and_knows_when_they_
         characters=np.arange(1000, dtype=np.uint16),
         marks=np.zeros(1000, dtype=np.uint8),
     )
-    write_entropies(path, held)
-    read = read_entropies(path)
-    assert read is not None
-    assert np.abs(read.entropy - entropy).max() <= 0.51 * STEP
-    assert np.array_equal(as_stored(entropy), read.entropy)
-    assert np.array_equal(as_stored(read.entropy), read.entropy)
+    write_entropies(path, token_entropies)
+    read_again = read_entropies(path)
+    assert read_again is not None
+    assert np.abs(read_again.entropy - entropy).max() <= 0.51 * STEP
+    assert np.array_equal(as_stored(entropy), read_again.entropy)
+    assert np.array_equal(as_stored(read_again.entropy), read_again.entropy)
     assert as_stored(np.array([-1e-6, 20.0])) == pytest.approx([0, 65_535 * STEP])
-    assert [len(part) for part in read.split(read.entropy)] == [400, 0, 600]
+    assert [len(part) for part in read_again.split(read_again.entropy)] == [400, 0, 600]
     assert place_of(path).stat().st_size < 8 * 1000
     with TraceWriter(path) as writer:
         writer.write(traces[1])

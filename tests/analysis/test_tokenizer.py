@@ -20,19 +20,21 @@ def folder(tokenizer: Any, tmp_path: Path) -> Path:
 
 
 def test_texts_ids_and_special_tokens_are_those_of_transformers(folder: Path) -> None:
-    ours, theirs = file_tokenizer(folder), load_tokenizer(folder)
-    assert ours is not None
-    assert {token for token, added in ours.added_tokens_decoder.items() if added.special}
-    assert {token: str(added) for token, added in ours.added_tokens_decoder.items()} == {
-        token: str(added) for token, added in theirs.added_tokens_decoder.items()
+    from_file, from_transformers = file_tokenizer(folder), load_tokenizer(folder)
+    assert from_file is not None
+    assert {token for token, added in from_file.added_tokens_decoder.items() if added.special}
+    assert {token: str(added) for token, added in from_file.added_tokens_decoder.items()} == {
+        token: str(added) for token, added in from_transformers.added_tokens_decoder.items()
     }
     text = " Let us see : 日本語 🙂 don't , √π.<|im_end|>\n"
-    ids = ours.encode(text, add_special_tokens=False)
-    assert ids == theirs.encode(text, add_special_tokens=False)
+    ids = from_file.encode(text, add_special_tokens=False)
+    assert ids == from_transformers.encode(text, add_special_tokens=False)
     for skip in (True, False):
-        assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
-        for token in range(len(theirs)):
-            assert ours.decode([token], skip_special_tokens=skip) == theirs.decode(
+        assert from_file.decode(ids, skip_special_tokens=skip) == from_transformers.decode(
+            ids, skip_special_tokens=skip
+        )
+        for token in range(len(from_transformers)):
+            assert from_file.decode([token], skip_special_tokens=skip) == from_transformers.decode(
                 [token], skip_special_tokens=skip
             )
 

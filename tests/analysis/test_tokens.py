@@ -1,4 +1,4 @@
-"""What each token is, whatever the tokenizer, and where it stands beside calls and replies."""
+"""Tests of token kinds, with several tokenizers, and of the position of tokens relative to calls and replies."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rstar2.loop.turns.turn import Part
 
 def _text_by_kind(tokenizer: Any, trace: Any) -> dict[str, str]:
     tokens = TokenReader(tokenizer).read(trace)
-    text, at, found = "".join(turn.text for turn in trace.turns), 0, dict.fromkeys(KINDS, "")
+    text, at, text_by_kind = "".join(turn.text for turn in trace.turns), 0, dict.fromkeys(KINDS, "")
     for size, kind in zip(tokens.characters.tolist(), tokens.kind.tolist(), strict=True):
-        found[KINDS[kind]] += text[at : at + size]
+        text_by_kind[KINDS[kind]] += text[at : at + size]
         at += size
     assert at == len(text)
-    return found
+    return text_by_kind
 
 
 def test_every_character_of_a_trace_has_a_kind(tokenizer: Any, make_trace: Any) -> None:
-    found = _text_by_kind(tokenizer, make_trace())
-    # A token that holds the end of one kind and the beginning of another is of the first letter's.
-    assert found["word"] == "Let me checkBut it is four"
-    assert found["sign"].split() == [".", "."]
-    assert "import math" in found["code"]
-    assert "sqrt(16))" in found["code"]
-    assert "python_code_with_standard_io" in found["call"]
-    assert "boxed{4" in found["answer"]
-    assert found["tag"].count("reason") == 2
+    text_by_kind = _text_by_kind(tokenizer, make_trace())
+    # A token that ends one kind and begins another has the kind of its first letter.
+    assert text_by_kind["word"] == "Let me checkBut it is four"
+    assert text_by_kind["sign"].split() == [".", "."]
+    assert "import math" in text_by_kind["code"]
+    assert "sqrt(16))" in text_by_kind["code"]
+    assert "python_code_with_standard_io" in text_by_kind["call"]
+    assert "boxed{4" in text_by_kind["answer"]
+    assert text_by_kind["tag"].count("reason") == 2
 
 
 def test_a_tag_inside_code_is_code_and_a_call_that_is_cut_off_goes_to_the_end(
     tokenizer: Any, make_trace: Any
 ) -> None:
-    cut = 'So.</reason>\n<tool_call>\n{"name": "p", "arguments": {"code": "print(\'<answer>\')'
-    found = _text_by_kind(tokenizer, make_trace((), last=cut))
-    assert "<answer>" in found["code"].replace(" ", "")
-    assert found["answer"] == ""
+    cut_text = 'So.</reason>\n<tool_call>\n{"name": "p", "arguments": {"code": "print(\'<answer>\')'
+    text_by_kind = _text_by_kind(tokenizer, make_trace((), last=cut_text))
+    assert "<answer>" in text_by_kind["code"].replace(" ", "")
+    assert text_by_kind["answer"] == ""
 
 
 def test_a_character_over_several_tokens_belongs_to_the_first(tokenizer: Any, make_trace: Any) -> None:
@@ -100,7 +100,7 @@ def test_what_the_template_wrote_of_a_turn_belongs_to_its_first_token(
 
 
 def _llama_like() -> Any:
-    """A tokenizer that writes spaces as Llama 2 and Mistral do, and drops the one before the first word."""
+    """A tokenizer that writes spaces like Llama 2 and Mistral, and drops the space before the first word."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -130,11 +130,11 @@ def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(
 ) -> None:
     trace = make_trace(("error", "lost", "ok"), output="ValueError: no")
     tokens = TokenReader(tokenizer).read(trace)
-    found = list(events(tokens, trace))
-    assert [event.outcome for event in found] == ["ValueError", "ok"]
+    event_list = list(events(tokens, trace))
+    assert [event.outcome for event in event_list] == ["ValueError", "ok"]
     sizes = [turn.end - turn.start for turn in trace.turns]
-    assert [event.reply for event in found] == [sizes[0], sum(sizes[:3])]
-    for event in found:
+    assert [event.reply for event in event_list] == [sizes[0], sum(sizes[:3])]
+    for event in event_list:
         before = "".join(tokens.words[event.first : event.call])
         assert before.startswith("let")
         assert "tool" in "".join(tokens.words[event.call : event.reply])
@@ -145,7 +145,7 @@ def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(
 
 
 def _kinds(turn: Turn) -> list[tuple[str, str]]:
-    """The stretches of a turn's text of one kind, white space left out."""
+    """Returns a turn's stretches of text of one kind, without white space."""
     stretches: list[tuple[str, str]] = []
     for letter, kind in zip(turn.text, kinds_of(turn).tolist(), strict=True):
         if stretches and stretches[-1][0] == KINDS[kind]:
@@ -161,8 +161,8 @@ def test_a_tag_that_is_only_mentioned_begins_no_call() -> None:
         ("word", "a"), ("tag", "<tool_call>"), ("word", "b"), ("tag", "</reason><answer>"), ("answer", "4")
     ]  # fmt: skip
     body = '<tool_call>{"code": "x"}'
-    called = Turn(text=f"{body}</tool_call> c", start=0, end=1)
-    assert _kinds(called) == [
+    turn_with_call = Turn(text=f"{body}</tool_call> c", start=0, end=1)
+    assert _kinds(turn_with_call) == [
         ("tag", "<tool_call>"), ("call", '{"code": "'), ("code", "x"), ("call", '"}'), ("tag", "</tool_call>"),
         ("word", "c"),
     ]  # fmt: skip
@@ -212,7 +212,7 @@ def test_pieces_of_words_have_the_same_kind_with_any_tokenizer(make_trace: Any) 
 
 
 def test_a_turn_of_a_family_keeps_the_text_of_its_special_tokens(make_trace: Any) -> None:
-    """As gpt-oss writes turns: its channels and the ends of its messages are special tokens."""
+    """Turns in the form of gpt-oss: its channels and the ends of its messages are special tokens."""
     from support.family_tokenizers import family_tokenizer
 
     tokenizer = family_tokenizer("qwen3.5")

@@ -67,7 +67,7 @@ async def test_a_thought_that_was_stopped_is_not_sent_again() -> None:
     async with _chat({"thought": "I wonder about it"}, {"content": "yes"}) as (chat, endpoint):
         await _stopped_after(chat, "Why?", "I wonder a")
         await chat.ask("Sure?")
-    assert [message["content"] for message in endpoint.asked[-1]["messages"]] == ["Why?", "", "Sure?"]
+    assert [message["content"] for message in endpoint.requests[-1]["messages"]] == ["Why?", "", "Sure?"]
 
 
 @pytest.mark.parametrize("end", ["print", "</tool_call>"])
@@ -77,7 +77,7 @@ async def test_a_question_follows_a_turn_that_was_stopped_in_its_call(end: str) 
         assert trace.finish == "stopped"
         assert not trace.calls
         assert (await chat.ask("Sure?")).finish == "answer"
-    _, _, reply, _ = endpoint.asked[-1]["messages"]
+    _, _, reply, _ = endpoint.requests[-1]["messages"]
     assert reply["content"] == "There is no output, because the call did not finish."
 
 
@@ -87,6 +87,6 @@ async def test_a_question_follows_calls_that_the_limit_on_turns_left_out() -> No
         chat.limits = Limits(max_turns=1)
         assert (await chat.ask("Compute.")).finish == "max_turns"
         assert (await chat.ask("Sure?")).finish == "answer"
-    assert [message["role"] for message in endpoint.asked[-1]["messages"]] == [
+    assert [message["role"] for message in endpoint.requests[-1]["messages"]] == [
         "user", "assistant", "tool", "tool", "user",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A chat keeps token ids as they were written, and shows whole characters and whole calls."""
+"""A chat stores the model's token ids unchanged, and shows only complete characters and complete calls."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from rstar2.loop.turns.template import END_OF_TURN
 
 
 def _pieces(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    places = sorted({0, len(text), *(place % (len(text) + 1) for place in cuts)})
     return [text[start:end] for start, end in itertools.pairwise(places)]
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring texts put together."""
+def _merge_texts(pieces: list[Piece]) -> list[Piece]:
+    """Returns the pieces with neighbouring texts merged."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and joined[-1].kind == piece.kind != "call":
@@ -61,10 +61,10 @@ TAGGED = st.lists(
 
 @given(text=TAGGED, cuts=st.lists(st.integers(min_value=0), max_size=20))
 def test_however_the_text_is_cut_the_same_words_and_calls_are_shown(text: str, cuts: list[int]) -> None:
-    whole, cut = TagSplitter(), TagSplitter()
-    expected = whole.add(text) + whole.end()
-    shown = [piece for part in _pieces(text, cuts) for piece in cut.add(part)] + cut.end()
-    assert _joined(shown) == _joined(expected)
+    whole_splitter, cut_splitter = TagSplitter(), TagSplitter()
+    expected = whole_splitter.add(text) + whole_splitter.end()
+    pieces = [piece for part in _pieces(text, cuts) for piece in cut_splitter.add(part)] + cut_splitter.end()
+    assert _merge_texts(pieces) == _merge_texts(expected)
 
 
 def test_a_call_is_shown_once_it_is_whole_and_words_as_soon_as_they_are_no_tag() -> None:
@@ -79,8 +79,8 @@ def test_a_call_is_shown_once_it_is_whole_and_words_as_soon_as_they_are_no_tag()
 
 def test_tags_are_left_out_and_say_what_is_thought_and_what_is_not() -> None:
     splitter = TagSplitter()
-    shown = splitter.add("I see.</reason>\n<answer>4</answer> <b> <reason>more") + splitter.end()
-    assert _joined(shown) == [
+    pieces = splitter.add("I see.</reason>\n<answer>4</answer> <b> <reason>more") + splitter.end()
+    assert _merge_texts(pieces) == [
         Piece("thought", "I see."),
         Piece("text", "\n4 <b> "),
         Piece("thought", "more"),
@@ -91,12 +91,12 @@ def test_tags_are_left_out_and_say_what_is_thought_and_what_is_not() -> None:
 def test_a_tag_that_is_only_mentioned_is_shown_as_text() -> None:
     splitter = TagSplitter()
     assert splitter.add("I wrote <tool_call>") == [Piece("thought", "I wrote ")]
-    shown = splitter.add(" once.</reason>4") + splitter.end()
-    assert _joined(shown) == [Piece("thought", "<tool_call> once."), Piece("text", "4")]
-    assert _joined(splitter.add("<tool_call>") + splitter.end()) == [Piece("thought", "<tool_call>")]
-    both = "I use <tool_call> and </tool_call>, say <tool_call>{name}</tool_call>."
-    assert _joined(splitter.add(f"{both}</reason>4") + splitter.end()) == [
-        Piece("thought", both),
+    pieces = splitter.add(" once.</reason>4") + splitter.end()
+    assert _merge_texts(pieces) == [Piece("thought", "<tool_call> once."), Piece("text", "4")]
+    assert _merge_texts(splitter.add("<tool_call>") + splitter.end()) == [Piece("thought", "<tool_call>")]
+    text_with_tags = "I use <tool_call> and </tool_call>, say <tool_call>{name}</tool_call>."
+    assert _merge_texts(splitter.add(f"{text_with_tags}</reason>4") + splitter.end()) == [
+        Piece("thought", text_with_tags),
         Piece("text", "4"),
     ]
 
@@ -104,16 +104,16 @@ def test_a_tag_that_is_only_mentioned_is_shown_as_text() -> None:
 @given(text=TAGGED)
 def test_calls_are_shown_where_whole_turns_are_found_to_have_objects(text: str) -> None:
     splitter = TagSplitter()
-    shown = [piece.content for piece in splitter.add(text) + splitter.end() if piece.kind == "call"]
+    shown_calls = [piece.content for piece in splitter.add(text) + splitter.end() if piece.kind == "call"]
     bodies = [call[0][slice(*inside_call(call[0]))] for call in find_calls(text)]
-    assert shown == [body for body in bodies if begins_object(body)]
+    assert shown_calls == [body for body in bodies if begins_object(body)]
 
 
 def test_a_body_that_is_no_call_is_shown_without_the_tags_in_it() -> None:
     garbage = '<tool_call>x</answer> < <tool_call>{"name": <tool_response>1</tool_response></reason>'
     assert without_tags(garbage) == 'x < {"name": 1'
     splitter = TagSplitter()
-    assert _joined(splitter.add("a<tool_response>b</tool_response>c") + splitter.end()) == [
+    assert _merge_texts(splitter.add("a<tool_response>b</tool_response>c") + splitter.end()) == [
         Piece("thought", "a"),
         Piece("text", "bc"),
     ]
@@ -126,13 +126,13 @@ CODE = 'print("a\\tb 😀 π")\nx = {"y": 1}\n'
 def test_code_is_given_while_a_call_is_written_and_never_half_a_character(ascii_only: bool) -> None:
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": CODE}}, ensure_ascii=ascii_only)
     splitter = TagSplitter()
-    given: list[str] = []
+    code_pieces: list[str] = []
     for character in f"<tool_call>{body}":
         for piece in splitter.add(character):
             assert piece.kind == "code"
-            given.append(piece.content)
-    assert "".join(given) == CODE
-    assert len(given) > 20
+            code_pieces.append(piece.content)
+    assert "".join(code_pieces) == CODE
+    assert len(code_pieces) > 20
     assert splitter.add("</tool_call>") == [Piece("call", body)]
 
 
@@ -152,22 +152,22 @@ def test_streamed_tokens_show_the_text_and_never_half_a_character(
 ) -> None:
     ids = codec.tokenizer.encode(text)
     stream = TextStream(codec.decode)
-    shown = []
+    parts = []
     for size in itertools.cycle(sizes):
         if not ids:
             break
-        shown.append(stream.add(ids[:size]))
+        parts.append(stream.add(ids[:size]))
         ids = ids[size:]
-    assert "".join(shown) == text
-    assert not any("\ufffd" in part for part in shown)
+    assert "".join(parts) == text
+    assert not any("\ufffd" in part for part in parts)
 
 
 class Writer:
-    """Answers with the given token ids, turn after turn."""
+    """An engine that writes the given turns, one after another."""
 
     def __init__(self, *turns: list[int]) -> None:
         self.turns = list(turns)
-        self.asked: list[list[int]] = []
+        self.prompts: list[list[int]] = []
         self.seeds: list[int | None] = []
 
     @property
@@ -177,19 +177,19 @@ class Writer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        self.asked.append(list(prompt_ids))
+        self.prompts.append(list(prompt_ids))
         self.seeds.append(sampling.seed)
         if not self.turns:
             raise EngineError("gone")
-        said = self.turns.pop(0)[: sampling.max_tokens]
-        return Generation(said, None, "length" if len(said) == sampling.max_tokens else "stop")
+        token_ids = self.turns.pop(0)[: sampling.max_tokens]
+        return Generation(token_ids, None, "length" if len(token_ids) == sampling.max_tokens else "stop")
 
     async def aclose(self) -> None:
         pass
 
 
 class Silent(Writer):
-    """Is asked, and never says a word."""
+    """An engine that accepts a request and never writes a token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def _chat(codec: ChatCodec, writer: Writer, max_tokens: int = 100) -> Conversati
 
 
 def _spelled(codec: ChatCodec, text: str) -> list[int]:
-    """Token ids that say `text` one byte at a time, as no tokenizer would encode it."""
+    """Returns token ids of single bytes that decode to `text`. No tokenizer would encode the text like this."""
     return [token for letter in text for token in codec.tokenizer.encode(letter)] + [codec.end_id]
 
 
@@ -226,8 +226,8 @@ async def test_what_the_model_wrote_is_never_encoded_again(codec: ChatCodec) -> 
     await chat.ask("2 + 2?")
     await chat.ask("Sure?")
     first = codec.prompt(codec.format.messages("2 + 2?"))
-    assert writer.asked == [first, first + spelled + user_turn(codec, "Sure?")]
-    assert chat.history == writer.asked[1] + spelled
+    assert writer.prompts == [first, first + spelled + user_turn(codec, "Sure?")]
+    assert chat.history == writer.prompts[1] + spelled
 
 
 async def test_an_answer_cut_by_its_budget_is_closed_before_the_next_question(codec: ChatCodec) -> None:
@@ -251,7 +251,7 @@ async def test_a_question_that_the_context_has_no_room_for_is_refused_and_forgot
     chat = _chat(codec, Writer(_spelled(codec, "yes"), []))
     await chat.ask("x")
     before = list(chat.history)
-    # What an engine gives where the prompt alone fills the context.
+    # The result of an engine whose context is filled by the prompt alone.
     chat.limits = Limits(max_tokens=0)
     with pytest.raises(ContextFull, match=r"has \d+ tokens: the model's context is full"):
         await chat.ask("y")
@@ -265,7 +265,7 @@ async def test_a_reset_begins_anew_and_each_answer_draws_anew(codec: ChatCodec) 
     await chat.ask("x")
     await chat.reset()
     await chat.ask("x")
-    assert writer.asked[2] == writer.asked[0]
+    assert writer.prompts[2] == writer.prompts[0]
     assert len(set(writer.seeds)) == 3
 
 
@@ -275,7 +275,7 @@ async def test_a_model_of_one_question_gets_each_as_the_first(codec: ChatCodec) 
     chat = _chat(single, writer)
     await chat.ask("x")
     await chat.ask("y")
-    assert writer.asked == [single.prompt(single.format.messages(text)) for text in ("x", "y")]
+    assert writer.prompts == [single.prompt(single.format.messages(text)) for text in ("x", "y")]
     assert len(set(writer.seeds)) == 2
 
 
@@ -283,15 +283,15 @@ async def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(codec: ChatCo
     words = codec.tokenizer.encode("one two three four five six seven")
     writer = Endless(words, list(range(300, 400)))
     chat = _chat(codec, writer)
-    shown: list[int] = []
+    streamed_ids: list[int] = []
 
-    def show(token_ids: list[int]) -> None:
-        shown.extend(token_ids)
-        if len(shown) == len(words):
-            asking.cancel()
+    def stop_after_words(token_ids: list[int]) -> None:
+        streamed_ids.extend(token_ids)
+        if len(streamed_ids) == len(words):
+            answer_task.cancel()
 
-    asking = asyncio.ensure_future(chat.ask("x", show))
-    trace = await asking
+    answer_task = asyncio.ensure_future(chat.ask("x", stop_after_words))
+    trace = await answer_task
     assert trace.finish == "stopped"
     assert trace.response_ids[: len(words)] == words
     assert trace.turns[-1].text.startswith("one two three four five six seven")
@@ -315,9 +315,9 @@ async def test_a_question_that_is_taken_back_and_asked_again_is_the_next_sample(
     second = await chat.ask("y")
     assert chat.take_back() is second
     assert chat.history == first.prompt_ids + first.response_ids
-    again = await chat.ask("y", instead_of=second)
-    assert writer.asked[2] == writer.asked[1]
-    assert [(trace.problem_id, trace.sample) for trace in (first, second, again)] == [
+    repeated = await chat.ask("y", instead_of=second)
+    assert writer.prompts[2] == writer.prompts[1]
+    assert [(trace.problem_id, trace.sample) for trace in (first, second, repeated)] == [
         ("1", 0),
         ("2", 0),
         ("2", 1),
@@ -350,13 +350,13 @@ async def test_a_kept_conversation_continues_from_its_last_answer(codec: ChatCod
     wrong = await chat.ask("y")
     chat.take_back()
     right = await chat.ask("y", instead_of=wrong)
-    other = _chat(codec, writer)
-    await other.resume([first, wrong, right])
-    assert other.answers == [first, right]
-    assert (await other.ask("z")).problem_id == "3"
-    assert writer.asked[-1] == chat.history + user_turn(codec, "z")
-    await other.resume([first, right, (await _chat(codec, writer).ask("new"))])
-    assert [trace.problem for trace in other.answers] == ["new"]
+    resumed_chat = _chat(codec, writer)
+    await resumed_chat.resume([first, wrong, right])
+    assert resumed_chat.answers == [first, right]
+    assert (await resumed_chat.ask("z")).problem_id == "3"
+    assert writer.prompts[-1] == chat.history + user_turn(codec, "z")
+    await resumed_chat.resume([first, right, (await _chat(codec, writer).ask("new"))])
+    assert [trace.problem for trace in resumed_chat.answers] == ["new"]
 
 
 async def test_a_system_text_opens_a_conversation(codec: ChatCodec) -> None:
@@ -365,39 +365,41 @@ async def test_a_system_text_opens_a_conversation(codec: ChatCodec) -> None:
     chat.system = "Be brief."
     await chat.ask("x")
     user = codec.format.messages("x")
-    assert writer.asked == [codec.prompt([{"role": "system", "content": "Be brief."}, *user])]
+    assert writer.prompts == [codec.prompt([{"role": "system", "content": "Be brief."}, *user])]
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["named", "by an earlier version"])
+@pytest.mark.parametrize("has_system_field", [True, False], ids=["named", "by an earlier version"])
 async def test_a_kept_chat_keeps_its_system_text_when_it_is_rendered_anew(
-    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch, named: bool
+    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch, has_system_field: bool
 ) -> None:
     monkeypatch.setattr(codec, "bridge", lambda *args: None)
     writer = Writer(*[_spelled(codec, text) for text in "abc"])
     chat = _chat(codec, writer)
     chat.system = "Be brief."
-    kept = [await chat.ask("x"), await chat.ask("y")]
-    if not named:
-        kept = [trace.model_copy(update={"system": None}) for trace in kept]
-    again = _chat(codec, writer)
-    again.system = None if named else "Be brief."
-    assert await again.resume(kept) == ("this chat has the system text: Be brief." if named else "")
-    assert (again.answers, again.system) == (kept, "Be brief.")
-    assert (await again.ask("z")).system == "Be brief."
-    assert "Be brief." in codec.decode(writer.asked[-1])
+    traces = [await chat.ask("x"), await chat.ask("y")]
+    if not has_system_field:
+        traces = [trace.model_copy(update={"system": None}) for trace in traces]
+    resumed_chat = _chat(codec, writer)
+    resumed_chat.system = None if has_system_field else "Be brief."
+    assert await resumed_chat.resume(traces) == (
+        "this chat has the system text: Be brief." if has_system_field else ""
+    )
+    assert (resumed_chat.answers, resumed_chat.system) == (traces, "Be brief.")
+    assert (await resumed_chat.ask("z")).system == "Be brief."
+    assert "Be brief." in codec.decode(writer.prompts[-1])
 
 
 async def test_a_kept_chat_without_a_system_text_gets_none_later(codec: ChatCodec) -> None:
     writer = Writer(*[_spelled(codec, text) for text in "ab"])
     first = await _chat(codec, writer).ask("x")
-    again = _chat(codec, writer)
-    again.system = "Be brief."
-    assert await again.resume([first]) == "this chat has no system text"
-    assert (await again.ask("y")).system is None
+    resumed_chat = _chat(codec, writer)
+    resumed_chat.system = "Be brief."
+    assert await resumed_chat.resume([first]) == "this chat has no system text"
+    assert (await resumed_chat.ask("y")).system is None
 
 
-class Counting(SharedTools):
-    """Counts how often tools were opened and closed."""
+class LoggingTools(SharedTools):
+    """Tools that log when they are opened, run and closed."""
 
     def __init__(self, status: CallStatus = "ok") -> None:
         self.status = status
@@ -420,18 +422,18 @@ async def test_tools_last_over_a_conversation_unless_a_call_is_lost(
 ) -> None:
     call = {"name": TOOL_NAME, "arguments": {"code": "1"}}
     turns = [_spelled(codec, f"<tool_call>{json.dumps(call)}</tool_call>"), _spelled(codec, "yes")]
-    tools = Counting(status)
+    tools = LoggingTools(status)
     chat = _chat(codec, Writer(*turns, *turns))
     chat.tools, chat.limits = tools, Limits(max_tokens=1000)
     await chat.ask("x")
     await chat.ask("y")
     await chat.reset()
-    once = ["opened", "ran", "closed"]
-    assert tools.log == (["opened", "ran", "ran", "closed"] if status == "ok" else once + once)
+    one_use = ["opened", "ran", "closed"]
+    assert tools.log == (["opened", "ran", "ran", "closed"] if status == "ok" else one_use + one_use)
 
 
 class Endless(Writer):
-    """Writes one token after the other until it is stopped."""
+    """An engine that writes tokens until it is stopped."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -445,7 +447,7 @@ class Endless(Writer):
 
 
 class CountedThenEndless(Endless):
-    """Its server counts 3 tokens in the first turn, which calls a tool. The second turn is endless."""
+    """An engine whose first turn calls a tool and has 3 tokens by the server's count. The second turn is endless."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -463,7 +465,7 @@ async def test_the_counts_of_a_stopped_answer_are_never_negative(codec: ChatCode
     calling = _spelled(codec, f"<tool_call>{json.dumps(call)}</tool_call>")
     words = codec.tokenizer.encode("one two three four five six seven")
     chat = _chat(codec, CountedThenEndless(calling, words, list(range(300, 400))), max_tokens=1000)
-    chat.tools, chat.seconds = Counting(), 0.5
+    chat.tools, chat.seconds = LoggingTools(), 0.5
     trace = await chat.ask("x")
     assert trace.finish == "stopped"
     usage, second = Usage.of(trace), trace.turns[1]
@@ -477,39 +479,39 @@ async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
     codec: ChatCodec, pattern: list[int]
 ) -> None:
     chat = _chat(codec, Endless([1, 2, 3], pattern))
-    shown: list[int] = []
+    streamed_ids: list[int] = []
     with pytest.raises(AnswerRepeats):
-        await asyncio.wait_for(chat.ask("x", shown.extend), TIMEOUT_S)
-    assert shown[:3] == [1, 2, 3]
-    assert len(shown) <= 3 + REPEATED_DIGITS.tokens_of(len(pattern))
+        await asyncio.wait_for(chat.ask("x", streamed_ids.extend), TIMEOUT_S)
+    assert streamed_ids[:3] == [1, 2, 3]
+    assert len(streamed_ids) <= 3 + REPEATED_DIGITS.tokens_of(len(pattern))
     assert chat.history == []
 
 
 async def test_tokens_that_come_after_an_answer_was_stopped_are_not_shown(codec: ChatCodec) -> None:
-    """An engine's thread notices at its next step."""
+    """An engine's thread notices the stop only at its next step."""
     writer = Endless([], [1])
-    shown: list[int] = []
+    streamed_ids: list[int] = []
     with pytest.raises(AnswerRepeats):
-        await asyncio.wait_for(_chat(codec, writer).ask("x", shown.extend), TIMEOUT_S)
-    before = list(shown)
+        await asyncio.wait_for(_chat(codec, writer).ask("x", streamed_ids.extend), TIMEOUT_S)
+    before = list(streamed_ids)
     writer.on_tokens([2])
-    assert shown == before
+    assert streamed_ids == before
 
 
 def test_one_word_nearly_always_repeats_and_one_digit_does_not(codec: ChatCodec) -> None:
-    word, other, zero, one = (codec.tokenizer.encode(character)[0] for character in "ab01")
-    assert repeats([word] * 30 + [zero] + [word] * 20 + [one, other] + [word] * 30, codec)
-    assert not repeats([word, word, other] * 40 + [zero] + [word, word, other] * 2, codec)
-    assert not repeats([zero] * 30 + [one] + [zero] * 20 + [word, one] + [zero] * 30, codec)
+    word, other_word, digit_0, digit_1 = (codec.tokenizer.encode(character)[0] for character in "ab01")
+    assert repeats([word] * 30 + [digit_0] + [word] * 20 + [digit_1, other_word] + [word] * 30, codec)
+    assert not repeats([word, word, other_word] * 40 + [digit_0] + [word, word, other_word] * 2, codec)
+    assert not repeats([digit_0] * 30 + [digit_1] + [digit_0] * 20 + [word, digit_1] + [digit_0] * 30, codec)
 
 
 def test_what_is_written_often_enough_repeats_and_digits_may_do_so_longer(codec: ChatCodec) -> None:
-    word, zero, *sentence = codec.tokenizer.encode("a" + "0" + "the answer is what the answer is")
+    word, digit, *sentence = codec.tokenizer.encode("a" + "0" + "the answer is what the answer is")
     assert len(sentence) > 8
-    enough: RepetitionLimit
-    for pattern, enough in (([word], REPEATED), ([zero], REPEATED_DIGITS), (sentence, REPEATED)):
-        size = enough.tokens_of(len(pattern))
-        often = (pattern * size)[-size:]
-        assert repeats([1, 2, *often], codec)
-        assert not repeats([1, 2, *often[1:]], codec)
+    limit: RepetitionLimit
+    for pattern, limit in (([word], REPEATED), ([digit], REPEATED_DIGITS), (sentence, REPEATED)):
+        size = limit.tokens_of(len(pattern))
+        repeated = (pattern * size)[-size:]
+        assert repeats([1, 2, *repeated], codec)
+        assert not repeats([1, 2, *repeated[1:]], codec)
     assert not repeats(list(range(LONGEST_PATTERN + 1)) * 2 * REPEATED_DIGITS.times, codec)

@@ -1,4 +1,4 @@
-"""LaTeX is shown as a person would write it, and what is none stays as it is."""
+"""LaTeX formulas are shown as a person would write them. Other text stays unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rstar2.chat.latex import BOX_END, BOX_START, FormulaStream, readable
 
 
 @pytest.mark.parametrize(
-    ("latex", "shown"),
+    ("latex", "text"),
     [
         (r"$\frac{1}{2}$", "1/2"),
         (r"$\dfrac{a+b}{2c}$", "(a+b)/2c"),
@@ -27,8 +27,8 @@ from rstar2.chat.latex import BOX_END, BOX_START, FormulaStream, readable
         (r"$60^\circ$ and $\binom{n}{k}$", "60° and C(n, k)"),
     ],
 )
-def test_formulas_are_written_as_by_hand(latex: str, shown: str) -> None:
-    assert readable(latex) == shown
+def test_formulas_are_written_as_by_hand(latex: str, text: str) -> None:
+    assert readable(latex) == text
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_what_is_no_formula_stays(text: str) -> None:
 )
 def test_streamed_in_pieces_nothing_is_lost_or_said_twice(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    places = sorted({0, len(text), *(place % (len(text) + 1) for place in cuts)})
     stream = FormulaStream()
-    shown = "".join(stream.add(text[a:b]) for a, b in itertools.pairwise(places)) + stream.end()
+    output = "".join(stream.add(text[a:b]) for a, b in itertools.pairwise(places)) + stream.end()
     if readable(text) == text:
-        assert shown == text
+        assert output == text
 
 
 def test_a_formula_is_shown_once_it_is_whole_and_other_words_at_once() -> None:

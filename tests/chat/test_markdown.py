@@ -1,4 +1,4 @@
-"""Markdown at a terminal: the same however the text is cut, and no mathematics is taken for markup."""
+"""Markdown in a terminal: the output does not depend on how the text is cut, and mathematics is not markup."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ write_readably()
 BOLD, ITALIC, UNDERLINE, CODE, OFF = "\x1b[1m", "\x1b[3m", "\x1b[4m", "\x1b[36m", "\x1b[0m"
 
 
-def shown(*pieces: str, columns: int = 80, colored: bool = False, encoding: str = "utf-8") -> str:
-    written = io.BytesIO()
+def render(*pieces: str, columns: int = 80, colored: bool = False, encoding: str = "utf-8") -> str:
+    output = io.BytesIO()
     out = Console(
-        file=io.TextIOWrapper(written, encoding=encoding, newline="\n", errors=READABLE),
+        file=io.TextIOWrapper(output, encoding=encoding, newline="\n", errors=READABLE),
         width=columns,
         force_terminal=True,
         color_system="standard" if colored else None,
@@ -36,11 +36,11 @@ def shown(*pieces: str, columns: int = 80, colored: bool = False, encoding: str 
     stream.end()
     text.margin()
     out.file.flush()
-    return re.sub(r"[ ]+$", "", written.getvalue().decode(), flags=re.MULTILINE)
+    return re.sub(r"[ ]+$", "", output.getvalue().decode(), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("written", "plain"),
+    ("source", "plain"),
     [
         ("2*3*4 = 24", "2*3*4 = 24"),
         ("2 * 3 * 4, and a ** b ** c", "2 * 3 * 4, and a ** b ** c"),
@@ -67,12 +67,12 @@ def shown(*pieces: str, columns: int = 80, colored: bool = False, encoding: str 
         ("\x1b[2Jgone", "␛[2Jgone"),
     ],
 )
-def test_what_is_no_markup_stays_as_it_was_written(written: str, plain: str) -> None:
-    assert shown(written).strip() == plain
+def test_what_is_no_markup_stays_as_it_was_written(source: str, plain: str) -> None:
+    assert render(source).strip() == plain
 
 
 @pytest.mark.parametrize(
-    ("written", "styled"),
+    ("source", "styled"),
     [
         ("so **bold** it is", f"so {BOLD}bold{OFF} it is"),
         ("*so* it is", f"{ITALIC}so{OFF} it is"),
@@ -85,17 +85,17 @@ def test_what_is_no_markup_stays_as_it_was_written(written: str, plain: str) -> 
         (r"**so $\frac{1}{2}$**", f"{BOLD}so{OFF}{BOLD} 1/2{OFF}"),
     ],
 )
-def test_spans_have_styles(written: str, styled: str) -> None:
-    assert shown(written, colored=True).strip("\n") == styled
+def test_spans_have_styles(source: str, styled: str) -> None:
+    assert render(source, colored=True).strip("\n") == styled
 
 
 def test_lists_hang_and_quotations_are_marked() -> None:
-    text = shown("- one two three four\n  * five\n> said", columns=12)
+    text = render("- one two three four\n  * five\n> said", columns=12)
     assert text == "• one two\n  three four\n  • five\n▌ said\n"
 
 
 def test_a_heading_with_a_line_under_it_has_that_line() -> None:
-    assert shown("Title\n=====\nText", columns=12) == "Title\n════════════\nText\n"
+    assert render("Title\n=====\nText", columns=12) == "Title\n════════════\nText\n"
 
 
 def test_brackets_that_are_no_link_are_shown_as_they_come() -> None:
@@ -107,7 +107,7 @@ def test_brackets_that_are_no_link_are_shown_as_they_come() -> None:
 
 
 def test_a_program_has_a_frame_and_nothing_in_it_is_markup() -> None:
-    text = shown("So:\n```python\na = '$x$ **b**'\n# no title\n```\nDone.", columns=30)
+    text = render("So:\n```python\na = '$x$ **b**'\n# no title\n```\nDone.", columns=30)
     assert text.splitlines() == [
         "So:",
         "╭─ python ───────────────────╮",
@@ -120,32 +120,32 @@ def test_a_program_has_a_frame_and_nothing_in_it_is_markup() -> None:
 
 @pytest.mark.parametrize("end", ["", "\n", "\n``", "\n```"])
 def test_a_program_that_is_cut_off_is_shown_whole(end: str) -> None:
-    assert "│ print(1)" in shown(f"```\nprint(1){end}")
-    assert shown(f"```\nprint(1){end}").count("╯") == 1
+    assert "│ print(1)" in render(f"```\nprint(1){end}")
+    assert render(f"```\nprint(1){end}").count("╯") == 1
 
 
 def test_a_table_keeps_its_comparisons_and_products() -> None:
-    text = shown("| n | note |\n|---|---|\n| 1 | a<b, 2*3*4 |\nafter")
+    text = render("| n | note |\n|---|---|\n| 1 | a<b, 2*3*4 |\nafter")
     assert "a<b, 2*3*4" in text
     assert "---|" not in text
     assert text.endswith("\nafter\n")
 
 
 @pytest.mark.parametrize(
-    ("cell", "seen"),
+    ("cell", "cell_text"),
     [("$|x|$", "|x|"), (r"$P(A \mid B)$", "P(A"), ("`a|b`", "a|b"), (r"`a\|b`", "a|b"), ("``a|`b``", "a|")],
 )
-def test_a_bar_in_a_formula_or_in_code_ends_no_cell(cell: str, seen: str) -> None:
-    text = shown(f"| what | value |\n|---|---|\n| {cell} | 34567 |\n| 2 | 89 |\n")
+def test_a_bar_in_a_formula_or_in_code_ends_no_cell(cell: str, cell_text: str) -> None:
+    text = render(f"| what | value |\n|---|---|\n| {cell} | 34567 |\n| 2 | 89 |\n")
     [row] = [line for line in text.splitlines() if "34567" in line]
-    assert seen in row
+    assert cell_text in row
     assert "89" in text
 
 
 def test_in_ascii_no_line_is_wider_than_the_terminal() -> None:
     words = "the root √2 – or “π” → α≤β… " * 6
-    said = f"- {words}\n\n> {words}\n\n| {words} | é |\n|---|---|\n| → | {words} |\n\n```py\nx = '{words}'\n```\n"
-    text = shown(said, columns=40, encoding="ascii")
+    source = f"- {words}\n\n> {words}\n\n| {words} | é |\n|---|---|\n| → | {words} |\n\n```py\nx = '{words}'\n```\n"
+    text = render(source, columns=40, encoding="ascii")
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 40
     assert {"* the root", "| the root"} <= {line[:10] for line in text.splitlines()}
@@ -162,25 +162,25 @@ SAMPLE = (
 @given(st.lists(st.integers(1, 9), max_size=60))
 @example([1] * 200)
 def test_it_does_not_matter_how_the_text_is_cut(sizes: list[int]) -> None:
-    pieces, rest = [], SAMPLE
+    pieces, remaining = [], SAMPLE
     for size in sizes:
-        pieces.append(rest[:size])
-        rest = rest[size:]
-    assert shown(*pieces, rest, columns=30) == shown(SAMPLE, columns=30)
+        pieces.append(remaining[:size])
+        remaining = remaining[size:]
+    assert render(*pieces, remaining, columns=30) == render(SAMPLE, columns=30)
 
 
 @given(st.text("a*`#-|>~_ \n1.[]()$\\", max_size=60), st.integers(1, 5))
 def test_any_text_comes_to_an_end_and_loses_no_letter_or_digit(text: str, size: int) -> None:
-    assume("```" not in text and "~~~" not in text)  # More than a word after a fence is left out.
-    came = shown(*(text[at : at + size] for at in range(0, len(text), size)), columns=20)
-    assert (came.count("a"), came.count("1")) == (text.count("a"), text.count("1"))
+    assume("```" not in text and "~~~" not in text)  # After a fence, only the first word of a line is shown.
+    output = render(*(text[at : at + size] for at in range(0, len(text), size)), columns=20)
+    assert (output.count("a"), output.count("1")) == (text.count("a"), text.count("1"))
 
 
 def test_an_answer_that_comes_token_by_token_loses_no_space(codec: ChatCodec) -> None:
     out = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     screen = Screen(codec, out, out)
-    written = "It costs $5 or  \\(6\\)</reason>\n<answer>- one\n- **two  three** `f (x)`\n\n# Four</answer>"
-    for letter in written:
+    reply = "It costs $5 or  \\(6\\)</reason>\n<answer>- one\n- **two  three** `f (x)`\n\n# Four</answer>"
+    for letter in reply:
         screen.tokens(codec.tokenizer.encode(letter, add_special_tokens=False))
     screen.stop()
     assert isinstance(out.file, io.StringIO)

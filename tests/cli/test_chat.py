@@ -1,4 +1,4 @@
-"""`rstar2 chat` against a real judge and a scripted model behind vLLM's wire format (see vllm_standin)."""
+"""Tests of `rstar2 chat` with a real judge and a scripted model behind vLLM's wire format (see vllm_standin)."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
-    """Asks Python for a product, then reads the answer off the tool's output; greets when greeted."""
+    """Asks Python for a product, and then answers with the tool's output. A greeting gets a greeting."""
 
     def model(prompt: list[int]) -> list[int]:
         text = tokenizer.decode(prompt)
         last = text.rpartition("<|im_start|>user\n")[2]
         if output := re.search(r"<tool_response>\n([^<]*)\n</tool_response><\|im_end", last):
-            said = f"so it is</reason> <answer>\\boxed{{{output[1]}}}</answer>"
-        elif asked := re.search(r"Compute (.*)\.", last):
-            call = {"name": TOOL_NAME, "arguments": {"code": f"print({asked[1]})", "input": ""}}
-            said = f"I ask √ Python <tool_call>{json.dumps(call)}</tool_call>"
-        elif asked := re.search(r"Cells (.*); (.*)\n", last):
-            calls = [{"name": "jupyter_code", "arguments": {"code": code}} for code in asked.groups()]
-            said = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+            completion = f"so it is</reason> <answer>\\boxed{{{output[1]}}}</answer>"
+        elif expression := re.search(r"Compute (.*)\.", last):
+            call = {"name": TOOL_NAME, "arguments": {"code": f"print({expression[1]})", "input": ""}}
+            completion = f"I ask √ Python <tool_call>{json.dumps(call)}</tool_call>"
+        elif expression := re.search(r"Cells (.*); (.*)\n", last):
+            calls = [{"name": "jupyter_code", "arguments": {"code": code}} for code in expression.groups()]
+            completion = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
         elif "Recite" in last:
-            said = "so " * 3 + " ".join(f"word{number}" for number in range(500))
+            completion = "so " * 3 + " ".join(f"word{number}" for number in range(500))
         elif "garbage" in last:
-            said = 'a <tool_response>b</answer><tool_call>{"c<tool_call>d</reason> e'
+            completion = 'a <tool_response>b</answer><tool_call>{"c<tool_call>d</reason> e'
         else:
-            said = f"this is question {text.count('<|im_start|>user')}"
-        return list(tokenizer.encode(said + END_OF_TURN))
+            completion = f"this is question {text.count('<|im_start|>user')}"
+        return list(tokenizer.encode(completion + END_OF_TURN))
 
     standin = StandIn(model)
     standin.root = str(folder)
@@ -79,30 +79,30 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
 
 
 def _ask(standin: StandIn, *words: str, stdin: str = "") -> Result:
-    """One question in this process; standard input is a pipe."""
-    asked = CliRunner().invoke(app, ["chat", "--url", standin.url, *words], input=stdin)
-    assert asked.exit_code == 0, asked.output
-    return asked
+    """Asks one question in this process. Standard input is a pipe."""
+    result = CliRunner().invoke(app, ["chat", "--url", standin.url, *words], input=stdin)
+    assert result.exit_code == 0, result.output
+    return result
 
 
 @pytest.mark.slow
 def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn, folder: Path) -> None:
-    asked = _ask(standin, "--prompt", "Compute 37 * 91.")
-    shown = asked.stdout
-    places = [shown.index(part) for part in ("I ask √ Python", "print(37 * 91)", "ok, ", "3367", "so it is")]
+    result = _ask(standin, "--prompt", "Compute 37 * 91.")
+    output = result.stdout
+    places = [output.index(part) for part in ("I ask √ Python", "print(37 * 91)", "ok, ", "3367", "so it is")]
     assert places == sorted(places)
-    assert r"\boxed{3367}" in shown
-    assert not re.search("</?(?:reason|answer|tool_call)>", shown)
-    # Plain text, as standard output is no terminal.
-    assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in shown
-    assert not set("╭│╰─") & set(shown)
-    assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
+    assert r"\boxed{3367}" in output
+    assert not re.search("</?(?:reason|answer|tool_call)>", output)
+    # Standard output is no terminal, so the text is plain.
+    assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in output
+    assert not set("╭│╰─") & set(output)
+    assert f"model: scripted ({folder}) at {standin.url}" in result.stderr
 
 
 def test_tags_that_the_model_nests_are_not_shown(standin: StandIn, judge: JudgeHandle) -> None:
-    shown = _ask(standin, "--judge", judge.url, "--prompt", "Write garbage").stdout
-    assert 'not a call:\n    {"cd e\n' in shown
-    assert not re.search("</?(?:reason|answer|tool_call|tool_response)>", shown)
+    output = _ask(standin, "--judge", judge.url, "--prompt", "Write garbage").stdout
+    assert 'not a call:\n    {"cd e\n' in output
+    assert not re.search("</?(?:reason|answer|tool_call|tool_response)>", output)
 
 
 def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: JudgeHandle) -> None:
@@ -110,20 +110,20 @@ def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: JudgeHandle
 
 
 def test_a_failed_call_is_shown_as_failed(standin: StandIn, judge: JudgeHandle) -> None:
-    shown = _ask(standin, "--judge", judge.url, "--prompt", "Compute 1 / 0.").stdout
-    assert "error, " in shown
-    assert "ZeroDivisionError" in shown
+    output = _ask(standin, "--judge", judge.url, "--prompt", "Compute 1 / 0.").stdout
+    assert "error, " in output
+    assert "ZeroDivisionError" in output
 
 
 def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
-    asked = _ask(standin, "--judge", judge.url, "--max-tokens", "3", "--prompt", "Hello")
-    assert "out of tokens" in asked.stderr
+    result = _ask(standin, "--judge", judge.url, "--max-tokens", "3", "--prompt", "Hello")
+    assert "out of tokens" in result.stderr
 
 
 def test_no_warning_of_a_library_appears_in_a_chat(
     standin: StandIn, judge: JudgeHandle, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """The model of the stand-in answers in this process, and warns as a library does."""
+    """The stand-in's model answers in this process, and warns as a library does."""
     from transformers.utils import logging as theirs
 
     records: list[logging.LogRecord] = []
@@ -149,30 +149,30 @@ def test_no_warning_of_a_library_appears_in_a_chat(
 
 
 def _refusal(*words: str, stdin: str | bytes = "x") -> UserError:
-    asked = CliRunner().invoke(app, ["chat", *words], input=stdin)
-    assert asked.stdout == ""
-    assert isinstance(asked.exception, UserError), asked.output
-    return asked.exception
+    result = CliRunner().invoke(app, ["chat", *words], input=stdin)
+    assert result.stdout == ""
+    assert isinstance(result.exception, UserError), result.output
+    return result.exception
 
 
-def _refused(*words: str, stdin: str | bytes = "x") -> str:
+def _error_of(*words: str, stdin: str | bytes = "x") -> str:
     return _refusal(*words, stdin=stdin).message
 
 
 def test_no_model_is_ever_picked_silently() -> None:
-    assert "no model named" in _refused("--prompt", "x")
-    assert "both name a model" in _refused("--run", "runs/x", "--model", "m", "--prompt", "x")
-    assert "no run at owner/name" in _refused("--run", "owner/name", "--prompt", "x")
+    assert "no model named" in _error_of("--prompt", "x")
+    assert "both name a model" in _error_of("--run", "runs/x", "--model", "m", "--prompt", "x")
+    assert "no run at owner/name" in _error_of("--run", "owner/name", "--prompt", "x")
 
 
 def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "model.json").write_text('{"path": "stage3/model"}')
-    assert "stage3/model, which does not exist" in _refused("--model", str(tmp_path))
+    assert "stage3/model, which does not exist" in _error_of("--model", str(tmp_path))
     (tmp_path / "model.json").write_text("[]")
-    assert "model.json has no entry" in _refused("--model", str(tmp_path))
+    assert "model.json has no entry" in _error_of("--model", str(tmp_path))
     # The folder it names is used: it holds a tokenizer, and no weights.
     (tmp_path / "model.json").write_text(json.dumps({"path": str(folder)}))
-    assert f"cannot load a model from {folder}" in _refused("--model", str(tmp_path), stdin="x")
+    assert f"cannot load a model from {folder}" in _error_of("--model", str(tmp_path), stdin="x")
 
 
 def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: JudgeHandle) -> None:
@@ -180,10 +180,10 @@ def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: Judge
     make_tiny_model(tmp_path / "stage3", TinyModel(layers=1), [fmt.messages("What is 2 + 2?")], fmt, seed=0)
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
     more = ["--judge", judge.url, "--max-tokens", "8", "--seed", "1", "--prompt", "What is 2 + 2?"]
-    asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
-    assert asked.exit_code == 0, asked.output
-    assert f"model: {tmp_path}/stage3" in asked.stderr
-    assert asked.stdout.strip()
+    result = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
+    assert result.exit_code == 0, result.output
+    assert f"model: {tmp_path}/stage3" in result.stderr
+    assert result.stdout.strip()
 
 
 def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: StandIn, folder: Path) -> None:
@@ -202,25 +202,25 @@ def test_a_server_with_a_key_is_chatted_with_and_without_it_the_option_is_named(
     error = _refusal("--url", standin.url, "--prompt", "Hello")
     assert "HTTP 401" in error.message
     assert "--api-key" in error.hint
-    shown = _ask(standin, "--api-key", "secret", "--judge", judge.url, "--prompt", "Hello").stdout
-    assert "this is question 1" in shown
+    output = _ask(standin, "--api-key", "secret", "--judge", judge.url, "--prompt", "Hello").stdout
+    assert "this is question 1" in output
 
 
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
-    assert "there is no question" in _refused("--url", standin.url, "--prompt", " ")
-    assert "--top-p must be above 0" in _refused("--url", standin.url, "--top-p", "0")
-    assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
-    assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
-    assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
+    assert "there is no question" in _error_of("--url", standin.url, "--prompt", " ")
+    assert "--top-p must be above 0" in _error_of("--url", standin.url, "--top-p", "0")
+    assert "no model folder at" in _error_of("--model", str(tmp_path / "absent"))
+    assert "cannot load a tokenizer from" in _error_of("--model", str(tmp_path))
+    assert "there is no question" in _error_of("--url", standin.url, stdin="  \n")
     for url in (
         "localhost", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://[::1", "http://", "http://a b",
         "ftp://127.0.0.1",
     ):  # fmt: skip
-        assert _refused("--url", url) == f"not a server's URL: {url}"
+        assert _error_of("--url", url) == f"not a server's URL: {url}"
     for url in ("127.0.0.1:8088", "ftp://x"):
-        assert _refused("--url", standin.url, "--judge", url) == f"not a judge's URL: {url}"
-    assert "the question is not UTF-8" in _refused("--url", standin.url, stdin=b"caf\xe9")
-    assert "the question is not UTF-8" in _refused("--url", standin.url, "--prompt", "caf\udce9")
+        assert _error_of("--url", standin.url, "--judge", url) == f"not a judge's URL: {url}"
+    assert "the question is not UTF-8" in _error_of("--url", standin.url, stdin=b"caf\xe9")
+    assert "the question is not UTF-8" in _error_of("--url", standin.url, "--prompt", "caf\udce9")
 
 
 @pytest.mark.parametrize("option", ["--api-key", "--judge-token"])
@@ -238,21 +238,21 @@ def test_the_key_of_openai_is_sent_to_openai_alone(
     assert OpenAIServer("https://api.openai.com/v1")._http.headers["authorization"] == "Bearer secret"
     assert "authorization" not in OpenAIServer("https://api.openai.com.example/v1")._http.headers
     standin.key = "secret"
-    assert "HTTP 401" in _refused("--url", standin.url, "--prompt", "Hello")
+    assert "HTTP 401" in _error_of("--url", standin.url, "--prompt", "Hello")
 
 
 def test_without_standard_input_or_room_for_the_answer_there_is_one_message(standin: StandIn) -> None:
     words = f"{sys.executable} -m rstar2 chat --url {standin.url} --judge http://127.0.0.1:1"
-    for shell, code, said in (
+    for shell, code, message in (
         (f"{words} <&-", 2, "error: there is no question"),
         (f"set -o pipefail; {words} --json --prompt Hello | true", 0, ""),
         (f"{words} --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space left"),
         (f"{words} --json --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space"),
     ):
-        ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
-        assert ran.returncode == code, ran.stderr
-        assert said in ran.stderr
-        assert "Traceback" not in ran.stderr
+        result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+        assert result.returncode == code, result.stderr
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
@@ -269,9 +269,9 @@ def test_a_signal_saves_the_answer_so_far_even_where_ctrl_c_is_ignored(
         stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     assert process.stdout is not None
-    shown = b""
-    while b"word1 " not in shown:
-        shown += os.read(process.stdout.fileno(), 1000)
+    output = b""
+    while b"word1 " not in output:
+        output += os.read(process.stdout.fileno(), 1000)
     process.send_signal(number)
     process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 128 + number
@@ -284,7 +284,7 @@ def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(Clock()))
     url = f"http://127.0.0.1:{free_port()}"
     for more in ((), ("--api", "chat")):
-        assert _refused("--url", url, *more) == f"nothing answers at {url}: connection refused"
+        assert _error_of("--url", url, *more) == f"nothing answers at {url}: connection refused"
 
 
 @pytest.mark.parametrize(
@@ -296,14 +296,14 @@ def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPa
         (("--api", "chat", "--url", "http://x", "--format", "release"), "the endpoint's own format"),
         (("--model", "m", "--model-name", "n"), "--model-name n is a model on a server"),
         (("--model", "m", "--tool", "cells"), "--tool cells is not a tool"),
-        (("--model", "m", "--tool", "support.own_tools:absent"), "own_tools.py has no 'absent'"),
-        (("--model", "m", "--tool", "support.own_tools:not_a_tool"), "is not a tool, but function"),
+        (("--model", "m", "--tool", "support.user_tools:absent"), "user_tools.py has no 'absent'"),
+        (("--model", "m", "--tool", "support.user_tools:not_a_tool"), "is not a tool, but function"),
         (("--url", "http://x", "--engine", "vllm"), "--url names a server"),
         (("--api", "chat", "--url", "localhost:8000"), "not a server's URL"),
     ],
 )
 def test_what_cannot_be_meant_together_is_refused(words: tuple[str, ...], message: str) -> None:
-    assert message in _refused(*words)
+    assert message in _error_of(*words)
 
 
 def test_a_model_whose_template_drops_tools_is_refused(tokenizer: Any, tmp_path: Path) -> None:
@@ -320,27 +320,27 @@ def test_a_model_whose_template_drops_tools_is_refused(tokenizer: Any, tmp_path:
 def test_json_is_one_object_and_needs_a_question(
     standin: StandIn, judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "kept"
-    asked = _ask(
-        standin, "--judge", judge.url, "--json", "--prompt", "Compute 6 * 7.", "--transcript", str(kept)
+    run = tmp_path / "kept"
+    result = _ask(
+        standin, "--judge", judge.url, "--json", "--prompt", "Compute 6 * 7.", "--transcript", str(run)
     )
-    assert asked.stderr == ""
-    found = json.loads(asked.stdout)
-    assert found["answer"] == r"\boxed{42}"
-    assert found["finish"] == "answer"
-    [call] = found["calls"]
+    assert result.stderr == ""
+    answer = json.loads(result.stdout)
+    assert answer["answer"] == r"\boxed{42}"
+    assert answer["finish"] == "answer"
+    [call] = answer["calls"]
     assert (call["name"], call["status"], call["output"]) == (TOOL_NAME, "ok", "42")
-    assert found["usage"]["calls"] == 1
-    assert found["usage"]["turns"] == 2
-    assert (found["trace_id"], found["transcript"]) == ("1/0", str(kept))
-    again = _ask(standin, "--judge", judge.url, "--json", "--transcript", str(kept), stdin="Hello")
+    assert answer["usage"]["calls"] == 1
+    assert answer["usage"]["turns"] == 2
+    assert (answer["trace_id"], answer["transcript"]) == ("1/0", str(run))
+    again = _ask(standin, "--judge", judge.url, "--json", "--transcript", str(run), stdin="Hello")
     assert json.loads(again.stdout)["trace_id"] == "2/0"
-    assert [trace.problem for trace in read_traces(kept / "traces.jsonl")] == ["Compute 6 * 7.", "Hello"]
+    assert [trace.problem for trace in read_traces(run / "traces.jsonl")] == ["Compute 6 * 7.", "Hello"]
     # The second question continued the first conversation.
-    first, second = read_traces(kept / "traces.jsonl")
+    first, second = read_traces(run / "traces.jsonl")
     before = first.prompt_ids + first.response_ids
     assert second.prompt_ids[: len(before)] == before
-    assert write_report(kept).is_file()
+    assert write_report(run).is_file()
 
 
 def test_a_transcript_of_something_else_or_of_another_format_is_refused(
@@ -348,43 +348,43 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
 ) -> None:
     ask = ["--url", standin.url, "--judge", judge.url, "--prompt", "Hello", "--transcript"]
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty and has no chat transcript" in _refused(*ask, str(tmp_path))
-    assert "notes.txt is a file" in _refused(*ask, str(tmp_path / "notes.txt"))
+    assert "is not empty and has no chat transcript" in _error_of(*ask, str(tmp_path))
+    assert "notes.txt is a file" in _error_of(*ask, str(tmp_path / "notes.txt"))
     assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     save_format(patient(default_format()).model_copy(update={"user": "Solve: {problem}"}), other)
-    refused = _refused(*ask, str(tmp_path / "kept"), "--model", str(other))
-    assert "is in a different format from this model's" in refused
+    error = _error_of(*ask, str(tmp_path / "kept"), "--model", str(other))
+    assert "is in a different format from this model's" in error
 
 
 def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(
     standin: StandIn, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time is over as soon as the first pieces were shown."""
+    """The time limit ends as soon as the first pieces were printed."""
     seconds = 3600
     limits: list[asyncio.Timeout] = []
-    written: list[int] = []
+    token_counts: list[int] = []
     timeout, tokens = asyncio.timeout, Screen.tokens
 
     def limit(delay: float | None) -> asyncio.Timeout:
-        made = timeout(delay)
+        create_timeout = timeout(delay)
         if delay == seconds:
-            limits.append(made)
-        return made
+            limits.append(create_timeout)
+        return create_timeout
 
-    def shown(screen: Screen, token_ids: list[int]) -> None:
+    def on_tokens(screen: Screen, token_ids: list[int]) -> None:
         tokens(screen, token_ids)
-        written.extend(token_ids)
-        if len(written) == 9:
+        token_counts.extend(token_ids)
+        if len(token_counts) == 9:
             limits[0].reschedule(asyncio.get_running_loop().time())
 
     monkeypatch.setattr(asyncio, "timeout", limit)
-    monkeypatch.setattr(Screen, "tokens", shown)
+    monkeypatch.setattr(Screen, "tokens", on_tokens)
     standin.stream_until = 3
-    asked = _ask(standin, "--judge", judge.url, "--max-seconds", str(seconds), "--prompt", "Recite")
-    assert "out of time" in asked.stderr
-    assert asked.stdout.startswith("so ")
+    result = _ask(standin, "--judge", judge.url, "--max-seconds", str(seconds), "--prompt", "Recite")
+    assert "out of time" in result.stderr
+    assert result.stdout.startswith("so ")
 
 
 @pytest.mark.slow
@@ -392,10 +392,10 @@ def test_a_notebook_keeps_its_variables_over_a_chat(
     standin: StandIn, judge: JudgeHandle, tmp_path: Path
 ) -> None:
     ask = ["--judge", judge.url, "--tool", "notebook", "--prompt"]
-    asked = _ask(standin, *ask, "Cells x = 6; x * 7")
-    assert "format: rstar2" in asked.stderr
-    assert "with the tool jupyter_code" in asked.stderr
-    assert r"\boxed{42}" in asked.stdout
+    result = _ask(standin, *ask, "Cells x = 6; x * 7")
+    assert "format: rstar2" in result.stderr
+    assert "with the tool jupyter_code" in result.stderr
+    assert r"\boxed{42}" in result.stdout
 
 
 def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
@@ -403,29 +403,29 @@ def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
 ) -> None:
     with serving(ChatEndpoint(solves, key="secret")) as endpoint:
         words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url, "--json"]
-        found = json.loads(_invoke(*words, "--api-key", "secret", "--prompt", "Compute 6 * 7.").stdout)
-        assert found["answer"] == r"The answer is \boxed{42}."
-        assert found["calls"][0]["output"] == "42"
-        assert "four bytes" in found["inexact"][0]
+        answer = json.loads(_invoke(*words, "--api-key", "secret", "--prompt", "Compute 6 * 7.").stdout)
+        assert answer["answer"] == r"The answer is \boxed{42}."
+        assert answer["calls"][0]["output"] == "42"
+        assert "four bytes" in answer["inexact"][0]
         failed = CliRunner().invoke(app, [*words, "--prompt", "Hello"])
         assert isinstance(failed.exception, Failure)
         assert "Incorrect API key" in str(failed.exception)
 
 
 def test_the_counts_of_a_chat_endpoint_are_the_servers(judge: JudgeHandle) -> None:
-    """Each of the two turns has 10 tokens by the server's count, and many more by the estimate from bytes."""
+    """Each of the two turns has 10 tokens by the server's count. The estimate from bytes would be much larger."""
     with serving(ChatEndpoint(solves)) as endpoint:
         endpoint.usage = {"prompt_tokens": 7, "completion_tokens": 10}
         words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url]
         words += ["--prompt", "Compute 6 * 7."]
-        counted = json.loads(_invoke(*words, "--json").stdout)["usage"]
+        usage = json.loads(_invoke(*words, "--json").stdout)["usage"]
         endpoint.usage = {}
         estimated = json.loads(_invoke(*words, "--json").stdout)["usage"]
-    assert (counted["prompt_tokens"], counted["tokens"]) == (7, 20)
+    assert (usage["prompt_tokens"], usage["tokens"]) == (7, 20)
     assert estimated["tokens"] > 40
-    assert 0 < counted["tool_tokens"] == estimated["tool_tokens"]
-    seconds = counted["seconds"] - counted["tool_seconds"]
-    assert counted["tokens_per_s"] == pytest.approx(20 / seconds, rel=0.01)
+    assert 0 < usage["tool_tokens"] == estimated["tool_tokens"]
+    seconds = usage["seconds"] - usage["tool_seconds"]
+    assert usage["tokens_per_s"] == pytest.approx(20 / seconds, rel=0.01)
 
 
 def test_a_chat_endpoint_that_takes_no_tools_gets_a_hint_with_options_of_chat(judge: JudgeHandle) -> None:
@@ -440,6 +440,6 @@ def test_a_chat_endpoint_that_takes_no_tools_gets_a_hint_with_options_of_chat(ju
 
 
 def _invoke(*words: str) -> Result:
-    ran = CliRunner().invoke(app, [*words])
-    assert ran.exit_code == 0, ran.output
-    return ran
+    result = CliRunner().invoke(app, [*words])
+    assert result.exit_code == 0, result.output
+    return result

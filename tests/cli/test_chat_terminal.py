@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 FORMAT = patient(default_format())
 SOME_PIECES = 100
-"""Of a recitation: its first twenty words, and some more."""
+"""The tokens of a recitation that the server writes before a pause: its first twenty words and some more."""
 LONG = " ".join(f"word{number}" for number in range(1000))
 PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
 WIDEST_COMMAND = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
@@ -62,37 +62,40 @@ WAITS = f"""import os, time
 while os.getpriority(os.PRIO_PROCESS, 0) > {PRIORITY}:
     time.sleep(0.01)
 print('waited')"""
-"""A program that ends where its priority is that of the tests, and not lower."""
+"""A program that ends once its priority is the same as that of the tests."""
 
 
 @pytest.fixture(scope="module")
 def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    """One server for all chats; asked to run a program it does, and else it counts the questions."""
+    """One server for all chats. It runs the program that a question contains. Otherwise it counts the questions."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     save_format(FORMAT, folder)
 
     def model(prompt: list[int]) -> list[int]:
-        before, _, begun = tokenizer.decode(prompt).rpartition("<|im_start|>assistant\n<reason>")
+        before, _, beginning = tokenizer.decode(prompt).rpartition("<|im_start|>assistant\n<reason>")
         last = before.rpartition("<|im_start|>user\n")[2]
         if output := re.search(r"<tool_response>\n(.*)\n</tool_response>", last, re.DOTALL):
-            said = f"so it is</reason> <answer>The answer is \\boxed{{{output[1][:200]}}}.</answer>"
-        elif asked := re.search(r"Run (.*?)(?:\n|<\|im_end)", last):
-            code = WAITS if asked[1] == "what waits" else asked[1]
+            completion = f"so it is</reason> <answer>The answer is \\boxed{{{output[1][:200]}}}.</answer>"
+        elif expression := re.search(r"Run (.*?)(?:\n|<\|im_end)", last):
+            code = WAITS if expression[1] == "what waits" else expression[1]
             call = {"name": TOOL_NAME, "arguments": {"code": code, "input": ""}}
-            said = f"I ask √ Python.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
+            completion = f"I ask √ Python.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
         elif "Recite" in last:
-            said = f"on and on</reason>{LONG}"
+            completion = f"on and on</reason>{LONG}"
         elif "Write Markdown" in last:
-            said = f"I *write* it</reason> <answer>{MARKDOWN}</answer>"
+            completion = f"I *write* it</reason> <answer>{MARKDOWN}</answer>"
         elif "half" in last:
-            said = "I halve it</reason> <answer>It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}</answer>"
+            completion = (
+                "I halve it</reason> <answer>It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}</answer>"
+            )
         else:
-            said = f"I count</reason>this is question {before.count('<|im_start|>user')}, {last.count('line ')} lines"
-        if begun:
+            count, lines = before.count("<|im_start|>user"), last.count("line ")
+            completion = f"I count</reason>this is question {count}, {lines} lines"
+        if beginning:
             standin.cut_after = None
-        assert said.startswith(begun)
-        return list(tokenizer.encode(said[len(begun) :] + END_OF_TURN))
+        assert completion.startswith(beginning)
+        return list(tokenizer.encode(completion[len(beginning) :] + END_OF_TURN))
 
     standin = StandIn(model, max_model_len=100_000)
     standin.root = str(folder)
@@ -183,8 +186,8 @@ def test_a_chat_that_is_loaded_is_continued_in_its_own_folder(words: tuple[str, 
         person.shows("this is question 2", 2)
         person.types("/quit")
         person.ends_with(0)
-    asked = [[trace.problem for trace in read_traces(each / "traces.jsonl")] for each in (one, other)]
-    assert asked == [["Hello", "Once more"], ["Another", "And here"]]
+    problems = [[trace.problem for trace in read_traces(each / "traces.jsonl")] for each in (one, other)]
+    assert problems == [["Hello", "Once more"], ["Another", "And here"]]
 
 
 def test_a_retry_that_fails_leaves_the_answer_and_the_next_is_another_of_the_same_question(
@@ -234,10 +237,10 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], 
 
 
 def standin_text(standin: StandIn) -> str:
-    """The prompt that the server was asked last."""
+    """Returns the last prompt that the server received."""
     from rstar2.loop.turns.choose import load_tokenizer
 
-    return str(load_tokenizer(standin.root).decode(standin.asked[-1]["prompt"]))
+    return str(load_tokenizer(standin.root).decode(standin.requests[-1]["prompt"]))
 
 
 def test_a_paste_of_200_lines_is_one_question_and_the_history_brings_it_back(
@@ -284,8 +287,8 @@ def test_no_line_is_wider_than_the_terminal_and_words_stay_whole(
         person.shows("The answer is")
         person.types("/quit")
         person.ends_with(0)
-        said = person.text.partition("word0 ")[2].partition("word999")[0]
-        assert all(re.fullmatch(r"(word\d+ ?)+", line) for line in said.splitlines() if line)
+        text = person.text.partition("word0 ")[2].partition("word999")[0]
+        assert all(re.fullmatch(r"(word\d+ ?)+", line) for line in text.splitlines() if line)
         assert all(len(line) <= columns for line in person.text.splitlines())
 
 
@@ -313,8 +316,8 @@ def test_output_into_a_file_is_plain_and_the_prompt_stays_on_the_terminal(
         person.shows("tokens/s")
         person.types("/quit")
         person.ends_with(0)
-    said = (tmp_path / "said.txt").read_text()
-    assert said == "I halve it\nIt is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
+    file_text = (tmp_path / "said.txt").read_text()
+    assert file_text == "I halve it\nIt is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
 
 
 def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
@@ -333,13 +336,16 @@ def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
 def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_that_comes_after(
     standin: StandIn, judge: JudgeHandle
 ) -> None:
-    """The first server stops in the middle of its answer; the second takes the requests that wait at its port."""
+    """The first server stops in the middle of its answer.
+
+    The second server takes the requests that wait at the same port.
+    """
     context = multiprocessing.get_context("spawn")
 
     @contextmanager
-    def server(*told: object) -> Iterator[BaseProcess]:
+    def server(*args: object) -> Iterator[BaseProcess]:
         process = context.Process(
-            target=recite, args=(standin.root, listener, f"on and on</reason>{LONG}", *told)
+            target=recite, args=(standin.root, listener, f"on and on</reason>{LONG}", *args)
         )
         process.start()
         try:
@@ -365,13 +371,13 @@ def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_th
             person.shows("word999")
             person.types("/quit")
             person.ends_with(0)
-    # The remark may stand within a word.
-    said = re.sub(r"the connection to .*?\swhen it\sis\sback", "", person.text, flags=re.DOTALL)
-    assert "".join(LONG.split()) in "".join(said.split())
+    # The remark about the connection may interrupt a word.
+    screen_text = re.sub(r"the connection to .*?\swhen it\sis\sback", "", person.text, flags=re.DOTALL)
+    assert "".join(LONG.split()) in "".join(screen_text.split())
 
 
 def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: StandIn) -> None:
-    """The program waits for as long as its judge has a lower priority, thus until that is killed."""
+    """The program waits while its judge has a lower priority, so until the judge is killed."""
     with terminal("chat", "--url", standin.url) as person:
         person.comes_to_the_prompt()
         (supervisor,) = children(person.pid)
@@ -459,16 +465,16 @@ def test_help_fits_the_terminal(words: tuple[str, ...], columns: int) -> None:
     with terminal(*words, columns=columns, lines=60) as person:
         person.types("/help")
         person.shows("twice, exit")
-        shown = person.text.partition("/help\n")[2]
+        help_text = person.text.partition("/help\n")[2]
         person.types("/quit")
         person.ends_with(0)
-    lines = shown.splitlines()
+    lines = help_text.splitlines()
     assert max(map(len, lines)) <= columns
     starts = {line.split()[0] for line in lines if line.startswith("/")}
     assert starts >= set(COMMANDS) - {"/help"}
-    for _, what, _ in COMMANDS.values():
-        # No word is broken, and what belongs together is indented alike.
-        assert what.split()[-1] in shown
+    for _, description, _ in COMMANDS.values():
+        # No word is broken, and the lines of one description have the same indentation.
+        assert description.split()[-1] in help_text
     continued = [line for line in lines if line.startswith(" ")]
     assert {len(line) - len(line.lstrip()) for line in continued} <= {
         4 if columns == 40 else WIDEST_COMMAND + 2
@@ -492,7 +498,7 @@ def test_no_key_is_shown_by_the_terminal_itself_from_the_first_line_on(words: tu
         person.comes_to_the_prompt()
         person.press(CTRL_D)
         person.ends_with(0)
-        # The shell's terminal is as it was.
+        # The shell's terminal settings are restored.
         assert person._echoes()
 
 
@@ -512,16 +518,16 @@ main()
 """
 
 
-@pytest.mark.parametrize(("words", "seen"), [([], "unseen"), (["--prompt", "How much?"], "shown")])
+@pytest.mark.parametrize(("words", "is_terminal"), [([], "unseen"), (["--prompt", "How much?"], "shown")])
 def test_keys_are_unseen_before_anything_large_is_imported(
-    words: list[str], seen: str, tmp_path: Path
+    words: list[str], is_terminal: str, tmp_path: Path
 ) -> None:
-    ours, theirs = pty.openpty()
+    master, terminal_end = pty.openpty()
     command = [sys.executable, "-c", IMPORTS, "--model", str(tmp_path / "no model"), *words]
-    ran = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=TIMEOUT_S)
-    os.close(theirs)
-    os.close(ours)
-    assert ran.returncode == 2, ran.stderr
-    lines = ran.stdout.splitlines()
-    assert sorted(lines[:2]) == [f"rstar2.chat.judge {seen}", f"rstar2.chat.model {seen}"]
+    result = subprocess.run(command, stdin=terminal_end, capture_output=True, text=True, timeout=TIMEOUT_S)
+    os.close(terminal_end)
+    os.close(master)
+    assert result.returncode == 2, result.stderr
+    lines = result.stdout.splitlines()
+    assert sorted(lines[:2]) == [f"rstar2.chat.judge {is_terminal}", f"rstar2.chat.model {is_terminal}"]
     assert lines[-1] == "ended shown"

@@ -1,4 +1,4 @@
-"""A reader that goes away, as in `rstar2 … | head -1`."""
+"""Tests of a reader that closes the pipe early, as in `rstar2 … | head -1`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_filter_ends_as_filters_do(tmp_path: Path) -> None:
     assert b"correct" in process.stdout.readline()
     process.stdout.close()
     assert process.stderr is not None
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     assert process.wait(600) == 1
-    assert b"Traceback" not in said
-    assert b"BrokenPipe" not in said
+    assert b"Traceback" not in stderr
+    assert b"BrokenPipe" not in stderr

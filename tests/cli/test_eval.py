@@ -1,6 +1,6 @@
-"""`rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
+"""Tests of `rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
 
-Commands run in this process; those that are killed, or end while work is in flight, on a terminal of their own.
+Most commands run in the test's process. Commands that are killed, or that end during work, run on their own terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from support.clock import Clock, policies_on
 from support.commands import largest_file, rstar2
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.servers.vllm_standin import StandIn, serving
 from support.terminal import CTRL_C, terminal
 from support.tools import patient
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -57,7 +57,7 @@ def problems(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model folder of which only the tokenizer and the format are used."""
+    """A model folder. The tests use only its tokenizer and its format."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     save_format(patient(default_format()), folder)
@@ -66,7 +66,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
 
 @pytest.fixture
 def standin(codec: ChatCodec) -> Iterator[StandIn]:
-    """Calls Python once, then answers; every fourth number is got wrong."""
+    """Calls Python once and then answers. Every fourth number is wrong."""
 
     def write(prompt: list[int]) -> list[int]:
         text = codec.tokenizer.decode(prompt)
@@ -74,19 +74,22 @@ def standin(codec: ChatCodec) -> Iterator[StandIn]:
         if "<tool_response>" not in text:
             arguments = {"code": f"print({number})", "input": ""}
             call = {"name": "python_code_with_standard_io", "arguments": arguments}
-            said = f"Let me see.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
+            completion = f"Let me see.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
         else:
-            said = f"Good.</reason><answer>\\boxed{{{number + (number % 4 == 0)}}}</answer>"
-        return [*codec.tokenizer.encode(said, add_special_tokens=False), codec.end_id]
+            completion = f"Good.</reason><answer>\\boxed{{{number + (number % 4 == 0)}}}</answer>"
+        return [*codec.tokenizer.encode(completion, add_special_tokens=False), codec.end_id]
 
     with serving(StandIn(write)) as server:
         yield server
 
 
 def run(*words: object) -> tuple[int, str, str]:
-    """The command in this process, in the test's folder: exit code, standard output, standard error."""
-    ran = rstar2("eval", *words)
-    return ran.code, ran.stdout, ran.stderr
+    """Runs the command in this process, in the test's folder.
+
+    Returns the exit code, standard output and standard error.
+    """
+    result = rstar2("eval", *words)
+    return result.code, result.stdout, result.stderr
 
 
 def lines(path: Path) -> int:
@@ -94,15 +97,15 @@ def lines(path: Path) -> int:
 
 
 def stable(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What must be the same however often a run was interrupted."""
+    """Returns the results and traces without durations. These are the same after any number of interruptions."""
     results = json.loads((folder / "results.json").read_text())
     del results["timing"]
     traces = sorted(read_traces(folder / "traces.jsonl"), key=lambda trace: (trace.problem_id, trace.sample))
-    dumped = [trace.model_dump(exclude={"wall_s"}) for trace in traces]
-    for trace in dumped:
+    trace_data = [trace.model_dump(exclude={"wall_s"}) for trace in traces]
+    for trace in trace_data:
         for call in (call for turn in trace["turns"] for call in turn["calls"]):
             del call["wall_s"]
-    return results, dumped
+    return results, trace_data
 
 
 def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: Path, tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: 
         "seed 0",
     ):
         assert setting in out
-    assert re.search(r"avg@n\s+87\.5 %", out)  # 21 of 24: every tenth is wrong on purpose
+    assert re.search(r"avg@n\s+87\.5 %", out)  # 21 of 24
     assert re.search(r"p10\s+0/2", out)
     [folder] = (tmp_path / "runs").iterdir()
     results = json.loads((folder / "numbers" / "results.json").read_text())
@@ -158,13 +161,16 @@ def test_a_run_is_extended_by_samples_problems_and_benchmarks(
     code, _, err = run(problems, "-n", 2, *words)
     assert code == 0, err
     assert "4 samples are done, 44 to go" in err
-    code, _, err = run(others, "-n", 1, *words)  # the first benchmark's samples stay, too
+    code, _, err = run(others, "-n", 1, *words)  # the samples of the first benchmark stay too
     assert code == 0, err
     folder = tmp_path / "r"
     assert [lines(folder / name / "traces.jsonl") for name in ("numbers", "others")] == [48, 3]
     config = json.loads((folder / "config.json").read_text())["config"]
     assert list(config["problems"]) == ["numbers", "others"]
-    assert {name: own["samples"] for name, own in config["settings"].items()} == {"numbers": 2, "others": 1}
+    assert {name: settings["samples"] for name, settings in config["settings"].items()} == {
+        "numbers": 2,
+        "others": 1,
+    }
     for name in ("numbers", "others"):
         assert json.loads((folder / name / "results.json").read_text())["complete"]
     assert rstar2("runs", "show", "r").stdout.count("others") == 1
@@ -175,14 +181,14 @@ def test_a_run_is_extended_by_samples_problems_and_benchmarks(
 
 
 def _complete_the_rest_once_it_stops(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the stand-in answer what it holds back once a Ctrl-C has been noted."""
+    """Lets the stand-in finish its answers once the command has noted Ctrl-C."""
     note = LiveView.note
 
-    def noted(view: LiveView, text: str) -> None:
+    def record_note(view: LiveView, text: str) -> None:
         note(view, text)
         standin.complete_until = None
 
-    monkeypatch.setattr(LiveView, "note", noted)
+    monkeypatch.setattr(LiveView, "note", record_note)
 
 
 def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
@@ -193,20 +199,20 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
         return [str(problems), *servers, *["-n", "2", "--in-flight", "4", "--run"], str(tmp_path / folder)]
 
     assert run(*words("whole"))[0] == 0
-    standin.complete_until = answered = len(standin.asked) + 30
+    standin.complete_until = answer_limit = len(standin.requests) + 30
     traces = tmp_path / "killed" / "numbers" / "traces.jsonl"
-    with terminal("eval", *words("killed")) as shown:
-        # All that are in flight wait, and it can ask for no more.
-        shown.comes_to(lambda: lines(traces) >= 10 and len(standin.asked) == answered + 4)
-        os.kill(shown.pid, signal.SIGKILL)
-        shown.ends_with(-signal.SIGKILL)
-    kept = lines(traces)
-    assert 10 <= kept < 2 * COUNT
-    standin.complete_until, asked = None, len(standin.asked)
+    with terminal("eval", *words("killed")) as screen:
+        # All samples in flight wait for answers, and no further one can start.
+        screen.comes_to(lambda: lines(traces) >= 10 and len(standin.requests) == answer_limit + 4)
+        os.kill(screen.pid, signal.SIGKILL)
+        screen.ends_with(-signal.SIGKILL)
+    lines_before = lines(traces)
+    assert 10 <= lines_before < 2 * COUNT
+    standin.complete_until, request_count = None, len(standin.requests)
     code, out, err = run(*words("killed"))
     assert code == 0, err
-    assert f"{kept} samples are done, {2 * COUNT - kept} to go" in err
-    assert len(standin.asked) - asked == 2 * (2 * COUNT - kept)
+    assert f"{lines_before} samples are done, {2 * COUNT - lines_before} to go" in err
+    assert len(standin.requests) - request_count == 2 * (2 * COUNT - lines_before)
     assert stable(tmp_path / "killed" / "numbers") == stable(tmp_path / "whole" / "numbers")
     assert re.search(r"avg@n\s+75\.0 %", out)
 
@@ -225,7 +231,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     standin.complete_until = 12
 
     def interrupt() -> None:
-        wait_until(lambda: lines(traces) >= 4 and len(standin.asked) == 16)
+        wait_until(lambda: lines(traces) >= 4 and len(standin.requests) == 16)
         os.kill(os.getpid(), signal.SIGINT)
 
     _complete_the_rest_once_it_stops(standin, monkeypatch)
@@ -237,19 +243,19 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert "stopping" in err
     assert "start the same command again" in err
     first = lines(traces)
-    assert first * 2 == len(standin.asked) < 2 * COUNT  # none begun was left
+    assert first * 2 == len(standin.requests) < 2 * COUNT  # no sample that has begun was dropped
     assert "avg@n" in out
     assert json.loads(status.read_text())["state"] == "stopped"
 
-    standin.complete_until = asked = len(standin.asked)
-    with terminal("eval", *words) as shown:
-        shown.comes_to(lambda: len(standin.asked) >= asked + 4)
-        shown.press(CTRL_C)
-        shown.shows("stopping")
-        # As another program would stop it.
-        os.kill(shown.pid, signal.SIGINT)
-        shown.ends_with(130)
-        assert "Traceback" not in shown.text
+    standin.complete_until = request_count = len(standin.requests)
+    with terminal("eval", *words) as screen:
+        screen.comes_to(lambda: len(standin.requests) >= request_count + 4)
+        screen.press(CTRL_C)
+        screen.shows("stopping")
+        # Another program stops the command with this signal.
+        os.kill(screen.pid, signal.SIGINT)
+        screen.ends_with(130)
+        assert "Traceback" not in screen.text
     assert lines(traces) == first
     assert json.loads(status.read_text())["state"] == "stopped"
 
@@ -264,28 +270,28 @@ def test_a_running_evaluation_is_controlled_from_another_terminal(
     servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
     words = [str(problems), *servers, *["-n", "1", "--in-flight", "2", "--run"], str(tmp_path / "r")]
     standin.complete_until = 0
-    with terminal("eval", *words) as shown:
-        shown.comes_to(lambda: len(standin.asked) == 2)
+    with terminal("eval", *words) as screen:
+        screen.comes_to(lambda: len(standin.requests) == 2)
         _, out, _ = run("ctl", "r")
         assert out.splitlines()[0] == "2 of at most 2 samples are running"
         samples = sorted(line.split()[-1] for line in out.splitlines()[1:])
         assert run("ctl", "r", "in-flight", 3)[1].startswith(("2 of at most 3", "3 of at most 3"))
-        shown.comes_to(lambda: len(standin.asked) == 3)
-        shown.shows("3 samples at once")
+        screen.comes_to(lambda: len(standin.requests) == 3)
+        screen.shows("3 samples at once")
         assert run("ctl", "r", "pause")[1].startswith("paused, ")
-        shown.shows("paused")
+        screen.shows("paused")
         code, out, err = run("ctl", "r", "cancel", samples[0])
         assert code == 0, err
-        shown.shows(f"cancelled {samples[0]}")
+        screen.shows(f"cancelled {samples[0]}")
         assert samples[0] not in out
         code, _, err = run("ctl", "r", "cancel", samples[0])
         assert code == 2
         assert f"no sample '{samples[0]}' is running" in err
         assert run("ctl", "r", "resume")[0] == 0
         standin.complete_until = None
-        shown.ends_with(1)
+        screen.ends_with(1)
         assert f"1 of {COUNT} samples failed: cancelled with `rstar2 eval ctl`" in " ".join(
-            shown.text.split()
+            screen.text.split()
         )
     results = json.loads((tmp_path / "r" / "numbers" / "results.json").read_text())
     assert (results["complete"], results["missing"]) == (False, 1)
@@ -307,7 +313,7 @@ def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
     standin.complete_until = 2 * COUNT - 1
 
     def interrupt() -> None:
-        wait_until(lambda: len(standin.asked) == 2 * COUNT)
+        wait_until(lambda: len(standin.requests) == 2 * COUNT)
         os.kill(os.getpid(), signal.SIGINT)
 
     _complete_the_rest_once_it_stops(standin, monkeypatch)
@@ -344,9 +350,9 @@ def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
             wait_until(lambda: lines(traces) >= 4)
             server.close()
 
-        left = pool.submit(leave)
+        leaving = pool.submit(leave)
         code, _, err = run(problems, *words, standin.url)
-        left.result()
+        leaving.result()
     assert code == 1, err
     assert "has not answered for 60 seconds" in err
     assert re.search(r"the engine was away for \d+ s in all\. Requests sent again: \d+ × ", err)
@@ -358,15 +364,15 @@ def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
 def test_a_full_disk_is_reported_and_every_written_sample_kept(
     problems: Path, tmp_path: Path, judge: JudgeHandle
 ) -> None:
-    # A judge of its own would write files too, its queue's.
+    # A private judge would also write files, those of its queue.
     words = (problems, "--oracle", "-n", 4, "--run", "r", "--judge", judge.url)
     with largest_file(40_000):
         code, _, err = run(*words)
     assert code == 1, err
     assert "cannot write r/numbers/traces.jsonl: File too large" in err
     assert "Every sample written so far is kept" in err
-    kept = len(list(read_traces(tmp_path / "r" / "numbers" / "traces.jsonl")))
-    assert 0 < kept < 4 * COUNT
+    trace_count = len(list(read_traces(tmp_path / "r" / "numbers" / "traces.jsonl")))
+    assert 0 < trace_count < 4 * COUNT
     assert run(*words)[0] == 0
     assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
 
@@ -406,7 +412,7 @@ def test_a_file_is_its_own_set_whatever_its_name(problems: Path, tmp_path: Path,
     files = [f"{name}.jsonl" for name in names]
     code, out, err = run(*files, "--oracle", "-n", 1, "--limit", 2, "--run", "r", "--judge", judge.url)
     assert code == 0, err
-    assert "80.6" not in out, "the paper's number of aime24"
+    assert "80.6" not in out, "aime24 shows the paper's number"
     results = {path.parent.name for path in (tmp_path / "r").glob("*/results.json")}
     assert results == {f"own-{name}" for name in names}
 
@@ -414,26 +420,26 @@ def test_a_file_is_its_own_set_whatever_its_name(problems: Path, tmp_path: Path,
 def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alone(
     model: Path, tmp_path: Path
 ) -> None:
-    def compared(benchmark: str = "builtin", oracle: bool = False, **more: Any) -> bool:
+    def is_compared(benchmark: str = "builtin", oracle: bool = False, **more: Any) -> bool:
         target = Target(None if oracle else str(model), None, None, oracle)
-        given = BenchmarkFiles(more.pop("data", None))
-        request = EvalRequest(target, [benchmark], files=given, **more)
+        files = BenchmarkFiles(more.pop("data", None))
+        request = EvalRequest(target, [benchmark], files=files, **more)
         plan = plan_evaluation(request, RetryPolicy(0.0))
         return next(iter(plan.benchmarks.values())).as_published
 
-    opened = Opened(None, None, {"name": "made"})
+    model_only = Opened(None, None, {"name": "made"})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rstar2.eval.plan.open_target", lambda *_: opened)
-        assert compared()
-        assert compared(limit=1000)
-        assert not compared(limit=5)
-        assert not compared(oracle=True)
+        patched.setattr("rstar2.eval.plan.open_target", lambda *_: model_only)
+        assert is_compared()
+        assert is_compared(limit=1000)
+        assert not is_compared(limit=5)
+        assert not is_compared(oracle=True)
         (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
-        assert not compared("aime24", data=tmp_path / "x.jsonl")
+        assert not is_compared("aime24", data=tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["no-such-set", "--oracle"], "unknown benchmark: no-such-set"),
         (["none.jsonl", "--oracle"], "cannot read none.jsonl: No such file"),
@@ -474,7 +480,7 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
     ],
 )
 def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str], message: str, tmp_path: Path
 ) -> None:
     good = '{"problem": "1+1?", "answer": "2"}\n'
     files = {
@@ -489,9 +495,9 @@ def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
     (tmp_path / "empty" / "notes.txt").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     code, out, err = run(*words)
-    shown = out + err
-    assert code == 2, shown
-    assert said in re.sub(r"[\s│]+", " ", shown)
+    output = out + err
+    assert code == 2, output
+    assert message in re.sub(r"[\s│]+", " ", output)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -515,21 +521,21 @@ def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anyth
 
 
 def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.5)
-    code, shown, _ = run("compare", a, b)
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, lift=0.5)
+    code, output, _ = run("compare", a, b)
     assert code == 0
-    assert "B better" in shown
-    assert "gained" in shown
-    code, shown, _ = run("compare", a, b, "--json")
-    [found] = json.loads(shown)
-    assert found["difference"] > 0.2
-    assert found["interval_clustered"][0] > 0
-    assert found["problems"] == 30
-    assert all(flip["b"] > 0.5 >= flip["a"] for flip in found["flipped"])
+    assert "B better" in output
+    assert "gained" in output
+    code, output, _ = run("compare", a, b, "--json")
+    [comparison] = json.loads(output)
+    assert comparison["difference"] > 0.2
+    assert comparison["interval_clustered"][0] > 0
+    assert comparison["problems"] == 30
+    assert all(flip["b"] > 0.5 >= flip["a"] for flip in comparison["flipped"])
 
 
 def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Path) -> None:
-    a, b = (made_run(tmp_path / name, problems=10, samples=2) for name in "ab")
+    a, b = (write_run(tmp_path / name, problems=10, samples=2) for name in "ab")
     assert "incomplete" not in run("compare", a, b)[1]
     assert json.loads(run("compare", a, b, "--json")[1])[0]["incomplete"] == []
     traces, results = b / "aime24" / "traces.jsonl", b / "aime24" / "results.json"
@@ -538,23 +544,23 @@ def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Pa
     record |= {"complete": False, "missing": 1, "failed": {"the server died": 1}}
     record["summary"]["samples"] = 19
     results.write_text(json.dumps(record))
-    shown = " ".join(run("compare", a, b)[1].split())
-    said = "aime24: B is incomplete, 1 of 20 samples is missing; failed: 1 × the server died."
-    assert said in shown
-    assert "may come from what is missing" in shown
-    assert shown.index(said) < shown.index("B - A")
+    output = " ".join(run("compare", a, b)[1].split())
+    message = "aime24: B is incomplete, 1 of 20 samples is missing; failed: 1 × the server died."
+    assert message in output
+    assert "may come from the missing samples" in output
+    assert output.index(message) < output.index("B - A")
     missing = {"run": "B", "samples": 19, "missing": 1, "failed": {"the server died": 1}}
     assert json.loads(run("compare", a, b, "--json")[1])[0]["incomplete"] == [missing]
     results.unlink()
-    shown = " ".join(run("compare", b, a)[1].split())
-    assert "aime24: A is incomplete, it was stopped after 19 samples." in shown
+    output = " ".join(run("compare", b, a)[1].split())
+    assert "aime24: A is incomplete, it was stopped after 19 samples." in output
 
 
 def test_help_shows_both_uses() -> None:
-    code, shown, _ = run("--help")
+    code, output, _ = run("--help")
     assert code == 0
-    assert "Usage: rstar2 eval " in shown.replace("root", "rstar2")
-    assert "eval compare runs/before runs/after" in shown
+    assert "Usage: rstar2 eval " in output.replace("root", "rstar2")
+    assert "eval compare runs/before runs/after" in output
 
 
 def test_problems_whose_answer_the_grader_cannot_read_are_named_and_left_out(
@@ -578,17 +584,21 @@ def test_problems_whose_answer_the_grader_cannot_read_are_named_and_left_out(
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
     code, _, err = run("bad.jsonl", *words)
     assert (code, "graded correct against any answer of bad: b" in err) == (2, True), err
-    # A published set keeps them: its numbers are over all of it.
+    # A published set keeps such problems, because its numbers are over the whole set.
     problems = [Problem("a", "?", "2"), Problem("b", "?", "}{")]
-    sampled, unreadable, note = _readable("math500", problems, published=True, limit=None)
-    assert (len(sampled), unreadable.left_out, "1 of 2 problems count as wrong" in note) == (2, False, True)
+    sampled_problems, unreadable, note = _readable("math500", problems, published=True, limit=None)
+    assert (len(sampled_problems), unreadable.left_out, "1 of 2 problems count as wrong" in note) == (
+        2,
+        False,
+        True,
+    )
 
 
 def test_only_problems_before_the_last_one_sampled_count_as_left_out() -> None:
     problems = [Problem(str(n), "?", "}{" if n % 4 == 3 else "2") for n in range(100)]
-    sampled, unreadable, note = _readable("own", problems, published=False, limit=3)
-    assert ([each.id for each in sampled], unreadable.problems, note) == (["0", "1", "2"], (), "")
-    sampled, unreadable, note = _readable("own", problems, published=False, limit=4)
-    assert [each.id for each in sampled] == ["0", "1", "2", "4"]
+    sampled_problems, unreadable, note = _readable("own", problems, published=False, limit=3)
+    assert ([each.id for each in sampled_problems], unreadable.problems, note) == (["0", "1", "2"], (), "")
+    sampled_problems, unreadable, note = _readable("own", problems, published=False, limit=4)
+    assert [each.id for each in sampled_problems] == ["0", "1", "2", "4"]
     assert [each["id"] for each in unreadable.problems] == ["3"]
     assert "1 of the first 5 problems are left out" in note

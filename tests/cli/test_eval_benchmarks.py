@@ -1,4 +1,4 @@
-"""`rstar2 eval` on the benchmarks beside mathematics, with a harness of a few lines in place of the real ones."""
+"""Tests of `rstar2 eval` on benchmarks other than mathematics. A harness of a few lines replaces the real ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.clock import Clock, policies_on
-from support.commands import Ran, rstar2
+from support.commands import CommandResult, rstar2
 from support.servers.chat_standin import ChatStandIn
 from support.servers.vllm_standin import serving
 
@@ -44,8 +44,8 @@ ADAPTER = "evalscope/benchmarks/arena_hard/arena_hard_adapter.py"
 WORDS = [["one"], ["two"], ["one", "two"], ["three"], ["four"], ["ask"]]
 
 
-def printed(ran: Ran) -> str:
-    return ran.stdout + ran.stderr
+def output_of(result: CommandResult) -> str:
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,10 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def environment(harness: Harness, files: dict[str, str]) -> Path:
-    """An environment with these files as its packages, recorded as set up; the folder of the packages."""
+    """Creates an environment that has these files as its packages and is recorded as set up.
+
+    Returns the packages' folder.
+    """
     venv.create(harness.folder)
     (packages,) = harness.folder.glob("lib/python*/site-packages")
     for name, text in files.items():
@@ -67,7 +70,7 @@ def environment(harness: Harness, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def harness() -> Path:
-    """An environment with checkers that look for words; the folder of its packages."""
+    """Creates an environment with checkers that look for words. Returns the folder of its packages."""
     rows = [
         {
             "key": f"k{at}",
@@ -91,7 +94,7 @@ def harness() -> Path:
 
 @pytest.fixture
 def arena() -> list[str]:
-    """The command that measures arena-hard on three questions, but for the servers."""
+    """The command that measures arena-hard on three questions, without the servers' addresses."""
     words = (
         "from evalscope.metrics import LLMJudge\n"
         'GRADER_SYSTEM_PROMPT = "Judge."\n'
@@ -107,12 +110,12 @@ def arena() -> list[str]:
 
 @pytest.fixture
 def model() -> Iterator[ChatStandIn]:
-    """Follows the first prompt, half of the third, and the fourth loosely; its last reply cannot be checked."""
+    """Follows the first prompt, half of the third one, and the fourth one loosely. Its last reply cannot be checked."""
     replies = {"one.": "<think>two</think>one", "one and two.": "one", "three.": "THREE", "ask.": "what?"}
 
     def reply(body: dict[str, Any]) -> str:
-        asked = body["messages"][-1]["content"].removeprefix("Say ")
-        return replies.get(asked, "no")
+        text = body["messages"][-1]["content"].removeprefix("Say ")
+        return replies.get(text, "no")
 
     with serving(ChatStandIn(reply)) as server:
         yield server
@@ -125,9 +128,9 @@ def test_a_harness_scores_and_the_same_command_adds_nothing(
     monkeypatch.setattr("rstar2.eval.measure.RetryPolicy", policies_on(Clock()))
     model.busy_answers = 2
     first = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64)
-    assert first.code == 0, printed(first)
-    asked = model.asked[-1]
-    assert (asked["temperature"], asked["max_tokens"], asked["top_p"]) == (0.0, 64, 1.0)
+    assert first.code == 0, output_of(first)
+    request = model.requests[-1]
+    assert (request["temperature"], request["max_tokens"], request["top_p"]) == (0.0, 64, 1.0)
     results = json.loads(Path("r/ifbench/results.json").read_text())
     scores = {name: score["value"] for name, score in results["summary"]["scores"].items()}
     assert scores == {
@@ -143,33 +146,33 @@ def test_a_harness_scores_and_the_same_command_adds_nothing(
     assert traces["k2"].rule == "not followed: say:two"
     assert traces["k5"].rule == "LookupError: Resource tagger not found."
     assert traces["k0"].tokens == 7
-    assert "prompt, strict" in printed(first)
-    count = len(model.asked)
+    assert "prompt, strict" in output_of(first)
+    count = len(model.requests)
     assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64).code == 0
-    assert len(model.asked) == count
+    assert len(model.requests) == count
 
 
 @pytest.mark.slow
 def test_what_a_server_refuses_leaves_the_numbers_and_the_page_of_the_others(
     harness: Path, model: ChatStandIn
 ) -> None:
-    asked = ("eval", "ifbench", "--url", model.url, "--run", "r")
+    words = ("eval", "ifbench", "--url", model.url, "--run", "r")
     model.refuses = "four"
-    ran = rstar2(*asked)
-    assert ran.code == 1, printed(ran)
-    assert "1 of 6 samples failed: the server at" in printed(ran)
-    assert "too long" in printed(ran)
-    assert "prompt, strict" in ran.stdout
-    assert "report: r/report.html" in ran.stdout
+    result = rstar2(*words)
+    assert result.code == 1, output_of(result)
+    assert "1 of 6 samples failed: the server at" in output_of(result)
+    assert "too long" in output_of(result)
+    assert "prompt, strict" in result.stdout
+    assert "report: r/report.html" in result.stdout
     assert Path("r/report.html").exists()
     assert json.loads(Path("r/ifbench/results.json").read_text())["missing"] == 1
     model.refuses = "Say"
     Path("r").rename("before")
-    ran = rstar2(*asked)
-    assert ran.code == 1, printed(ran)
-    assert "6 of 6 samples failed" in printed(ran)
+    result = rstar2(*words)
+    assert result.code == 1, output_of(result)
+    assert "6 of 6 samples failed" in output_of(result)
     model.refuses = ""
-    assert rstar2(*asked).code == 0
+    assert rstar2(*words).code == 0
 
 
 @pytest.mark.slow
@@ -177,22 +180,22 @@ def test_a_run_with_other_settings_is_refused(harness: Path, model: ChatStandIn)
     assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2).code == 0
     again = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2, "--temperature", 0.5)
     assert again.code == 2
-    assert "settings.ifbench.temperature" in printed(again)
+    assert "settings.ifbench.temperature" in output_of(again)
 
 
 def test_a_harness_that_is_not_set_up_or_broken_is_named_with_its_command(harness: Path) -> None:
-    asked = ("eval", "ifbench", "--model", str(harness))
+    words = ("eval", "ifbench", "--model", str(harness))
     (harness / "langdetect" / "__init__.py").unlink()
     (harness / "langdetect").rmdir()
-    broken = rstar2(*asked)
+    broken = rstar2(*words)
     assert broken.code == 2
-    assert "ifbench needs the harness if-verifiable: no module langdetect" in printed(broken)
-    assert "rstar2 eval setup ifeval" in printed(broken)
+    assert "ifbench needs the harness if-verifiable: no module langdetect" in output_of(broken)
+    assert "rstar2 eval setup ifeval" in output_of(broken)
     doctor = rstar2("doctor")
-    assert "harness if-verifiable" in printed(doctor)
-    assert "no module langdetect" in printed(doctor)
+    assert "harness if-verifiable" in output_of(doctor)
+    assert "no module langdetect" in output_of(doctor)
     absent = rstar2("eval", "bfcl-v3", "--model", str(harness))
-    assert "bfcl-v3 needs the harness nvidia-bfcl: not set up" in printed(absent)
+    assert "bfcl-v3 needs the harness nvidia-bfcl: not set up" in output_of(absent)
     assert not Path("runs").exists()
 
 
@@ -202,7 +205,7 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
 ) -> None:
     away = f"http://127.0.0.1:{free_port()}"
     with serving(ChatStandIn(lambda body: "[[A=B]]", names=("a", "b"))) as several:
-        refused = {
+        messages = {
             (): "arena-hard is graded by a judge model, but there is no --judge-model-url",
             ("--judge-model-url", away): f"no judge model answers at {away}",
             (
@@ -213,10 +216,10 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
             ): f"no judge model answers at {away}",
             ("--judge-model-url", several.url): "serves 2 models: a, b",
         }
-        for words, said in refused.items():
-            ran = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
-            assert (ran.code, said in printed(ran)) == (2, True), printed(ran)
-    assert model.asked == []
+        for words, message in messages.items():
+            result = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
+            assert (result.code, message in output_of(result)) == (2, True), output_of(result)
+    assert model.requests == []
     assert not Path("runs").exists()
 
 
@@ -228,23 +231,23 @@ def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
         return "[[B>>A]]" if "A:theirs" in body["messages"][1]["content"] else "[[A>>B]]"
 
     with serving(ChatStandIn(judge, names=("first",))) as server:
-        asked = (*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
-        ran = rstar2(*asked)
-        assert ran.code == 0, printed(ran)
-        lines = [" ".join(line.split()) for line in printed(ran).splitlines()]
+        words = (*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+        result = rstar2(*words)
+        assert result.code == 0, output_of(result)
+        lines = [" ".join(line.split()) for line in output_of(result).splitlines()]
         assert any(line.startswith("win rate 100.0 %") for line in lines), lines
         assert not any("86.6 %" in line for line in lines), "the paper's number is of all problems"
-        stored = json.loads(Path("r/config.json").read_text())["config"]["judge_model"]
-        assert stored == "first"
+        stored_config = json.loads(Path("r/config.json").read_text())["config"]["judge_model"]
+        assert stored_config == "first"
         results = json.loads(Path("r/arena-hard/results.json").read_text())
-        assert results["settings"]["judge_model"] == "first", "so that `compare` says where it differs"
+        assert results["settings"]["judge_model"] == "first", "`compare` shows in which settings runs differ"
     with serving(ChatStandIn(judge, names=("first",))) as server:
-        asked = (*asked[:-1], server.url)
-        moved = rstar2(*asked)
-        assert (moved.code, len(server.asked)) == (0, 0), printed(moved)
+        words = (*words[:-1], server.url)
+        moved = rstar2(*words)
+        assert (moved.code, len(server.requests)) == (0, 0), output_of(moved)
         server.names = ("second",)
-        other = rstar2(*asked)
-    assert (other.code, "judge_model" in printed(other)) == (2, True), printed(other)
+        other = rstar2(*words)
+    assert (other.code, "judge_model" in output_of(other)) == (2, True), output_of(other)
 
 
 @pytest.mark.slow
@@ -252,39 +255,39 @@ def test_each_server_gets_its_own_key_and_the_judge_models_goes_to_no_other(
     arena: list[str], model: ChatStandIn
 ) -> None:
     with serving(ChatStandIn(lambda body: "[[A=B]]")) as server:
-        asked = (*arena, "--url", model.url, "--judge-model-url", server.url)
+        words = (*arena, "--url", model.url, "--judge-model-url", server.url)
         keys = {"OPENAI_API_KEY": "judges"}
-        for run, env, sent in (
+        for run, env, key_sent in (
             ("a", keys, None),
             ("b", {**keys, "RSTAR2_API_KEY": "models"}, "Bearer models"),
         ):
             model.keys.clear()
-            ran = rstar2(*asked, "--run", run, env=env)
-            assert ran.code == 0, printed(ran)
-            assert set(model.keys) == {sent}
+            result = rstar2(*words, "--run", run, env=env)
+            assert result.code == 0, output_of(result)
+            assert set(model.keys) == {key_sent}
     assert set(server.keys) == {"Bearer judges"}
 
 
 @pytest.mark.slow
 def test_the_key_of_openai_goes_to_no_other_server(harness: Path, model: ChatStandIn) -> None:
-    ran = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", env={"OPENAI_API_KEY": "models"})
-    assert ran.code == 0, printed(ran)
+    result = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", env={"OPENAI_API_KEY": "models"})
+    assert result.code == 0, output_of(result)
     assert set(model.keys) == {None}
     assert (
-        "own defaults decide these"
+        "own defaults apply to them"
         in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
     )
-    assert "own defaults decide these" in printed(ran)
+    assert "own defaults apply to them" in output_of(result)
 
 
 def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(
     arena: list[str], model: ChatStandIn
 ) -> None:
     with serving(ChatStandIn(lambda body: "Both are nice.")) as server:
-        ran = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
-    assert ran.code == 1
-    assert "the judge model gave no verdict such as [[A>B]]" in printed(ran)
-    assert "'Both are nice.'" in printed(ran)
+        result = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+    assert result.code == 1
+    assert "the judge model gave no verdict such as [[A>B]]" in output_of(result)
+    assert "'Both are nice.'" in output_of(result)
 
 
 def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
@@ -293,34 +296,34 @@ def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
     (packages,) = arena_hard.HARNESS.folder.glob("lib/python*/site-packages")
     (packages / ADAPTER).write_text('GRADER_SYSTEM_PROMPT = "Judge."\n')
     with serving(ChatStandIn(lambda body: "[[A=B]]")) as server:
-        ran = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
-    assert ran.code == 1
-    assert "the harness arena-hard gives no prompt for the judge model: KeyError" in printed(ran)
+        result = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+    assert result.code == 1
+    assert "the harness arena-hard gives no prompt for the judge model: KeyError" in output_of(result)
     (log,) = Path("r").rglob("arena_hard.log")
-    assert "Its log: r/" in printed(ran)
+    assert "Its log: r/" in output_of(result)
     assert "GRADER_TEMPLATE" in log.read_text()
-    assert model.asked == []
+    assert model.requests == []
 
 
 def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:
-    refused = {
+    messages = {
         ("ifeval", "--oracle"): "--oracle has no answers for ifeval",
         ("ifeval", "--model", str(harness), "--data", "rows.jsonl"): "cannot read rows.jsonl",
     }
-    for words, said in refused.items():
+    for words, message in messages.items():
         result = rstar2("eval", *words)
-        assert (result.code, said in printed(result)) == (2, True), printed(result)
+        assert (result.code, message in output_of(result)) == (2, True), output_of(result)
     unknown = rstar2("eval", "bfcl-v5", "--model", str(harness))
     assert unknown.code == 2
-    assert "bfcl-v4" in printed(unknown)
-    refused_setups = {
+    assert "bfcl-v4" in output_of(unknown)
+    setup_messages = {
         "aime24": "aime24 needs no harness",
         "paper-math": "paper-math needs no harness",
         "nonsense": "unknown benchmark: nonsense",
     }
-    for name, said in refused_setups.items():
+    for name, message in setup_messages.items():
         setup = rstar2("eval", "setup", name)
-        assert (setup.code, said in printed(setup)) == (2, True), printed(setup)
+        assert (setup.code, message in output_of(setup)) == (2, True), output_of(setup)
 
 
 def test_the_help_names_what_there_is() -> None:

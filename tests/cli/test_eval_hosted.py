@@ -1,4 +1,4 @@
-"""`rstar2 eval` of a hosted model, through the verb and over real HTTP, with a real judge."""
+"""Tests of `rstar2 eval` with a hosted model over real HTTP, and with a real judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint, Sent
+from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint, Reply
 from support.terminal import terminal
 from support.waiting import wait_until
 from typer.testing import CliRunner
@@ -54,19 +54,22 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
     with endpoint.serving():
         words = [problems, "--url", endpoint.url, "--api", "chat", "--model-name", "m", "-n", 1, "--run", run]
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
-        ran = _eval(*words)
-    assert ran.exit_code == 0, ran.output
-    said = "not exact: requests to the model no longer send `temperature`, so its server's default applies."
-    assert said in ran.output
-    assert "accepts it. Reason: the server at" in ran.output
+        result = _eval(*words)
+    assert result.exit_code == 0, result.output
+    message = (
+        "results are not exact: requests to the model no longer send `temperature`, "
+        "so its server's default applies."
+    )
+    assert message in result.output
+    assert "accepts it. Reason: the server at" in result.output
     results = _results(run)
     assert results["summary"]["accuracy"] == 1.0
     assert results["summary"]["calls_per_trace"] == 1.0
     assert results["model"]["request_body"] == {"reasoning": {"effort": "low"}}
     assert list(results["fields_left_out"]) == ["temperature"]
-    assert all(body["reasoning"] == {"effort": "low"} and "tools" not in body for body in endpoint.asked)
-    assert "temperature" not in endpoint.asked[-1]
-    assert "<tool_response>\n42" in endpoint.asked[-1]["messages"][-1]["content"]
+    assert all(body["reasoning"] == {"effort": "low"} and "tools" not in body for body in endpoint.requests)
+    assert "temperature" not in endpoint.requests[-1]
+    assert "<tool_response>\n42" in endpoint.requests[-1]["messages"][-1]["content"]
 
 
 def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: Path) -> None:
@@ -74,15 +77,17 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
     run = tmp_path / "run"
     capped = {"error": {"message": "max_tokens must be less than or equal to 4096"}}
 
-    def caps(body: Body) -> Sent | None:
-        return NO_TEMPERATURE(body) or (Sent(capped, 400) if body["max_tokens"] > 4096 else None)
+    def caps(body: Body) -> Reply | None:
+        return NO_TEMPERATURE(body) or (Reply(capped, 400) if body["max_tokens"] > 4096 else None)
 
     with endpoint.serving():
         words = [problems, "--url", endpoint.url, "--api", "chat", "--no-tools", "--run", run]
         endpoint.checks = caps
-        ran = _eval(*words, "-n", 1)
-        assert ran.exit_code == 0, ran.output
-        assert "replies of the model end after 4,096 tokens, the most that its server allows." in ran.output
+        result = _eval(*words, "-n", 1)
+        assert result.exit_code == 0, result.output
+        assert (
+            "replies of the model end after 4,096 tokens, the most that its server allows." in result.output
+        )
         first = _results(run)
         endpoint.checks = lambda body: None
         again = _eval(*words, "-n", 2)
@@ -96,7 +101,7 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
 
 
 class _Three:
-    """A rate that allows three requests, and then no more."""
+    """A rate that allows only three requests."""
 
     def __init__(self) -> None:
         self._left = 3
@@ -114,25 +119,25 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
     words = [problems, "--api", "chat", "--no-tools", "--run", run, "--in-flight", 1, "--judge", judge.url]
     capped = {"error": {"message": "max_tokens must be less than or equal to 4096"}}
     endpoint.checks = lambda body: (
-        NO_TEMPERATURE(body) or (Sent(capped, 400) if body["max_tokens"] > 4096 else None)
+        NO_TEMPERATURE(body) or (Reply(capped, 400) if body["max_tokens"] > 4096 else None)
     )
     endpoint.rate = _Three()
-    endpoint.limited = lambda: Sent({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
+    endpoint.limited = lambda: Reply({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
     with endpoint.serving():
         words += ["--url", endpoint.url, "-n", 1]
-        with terminal("eval", *map(str, words)) as shown:
-            # The first sample was asked for three times; the second waits.
-            wait_until(lambda: endpoint.refused)
-            os.kill(shown.pid, signal.SIGKILL)
+        with terminal("eval", *map(str, words)) as screen:
+            # The first sample took three requests. The second sample waits.
+            wait_until(lambda: endpoint.rejected_count)
+            os.kill(screen.pid, signal.SIGKILL)
         assert not (run / "two" / "results.json").exists()
         endpoint.rate, endpoint.checks = None, lambda body: None
-        ran = _eval(*words)
-    assert ran.exit_code == 0, ran.output
+        result = _eval(*words)
+    assert result.exit_code == 0, result.output
     results = _results(run)
     assert results["summary"]["samples"] == 2
     assert list(results["fields_left_out"]) == ["temperature"]
     assert list(results["reply_cap"]) == ["4096"]
-    assert "no longer send" not in ran.output
+    assert "no longer send" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -146,6 +151,6 @@ def test_what_a_start_met_that_was_killed_stays_in_the_results(
 def test_options_that_do_not_fit_are_one_clear_message(
     problems: Path, words: list[str], message: str
 ) -> None:
-    ran = _eval(problems, "--url", "http://127.0.0.1:9", *words)
-    assert isinstance(ran.exception, UserError)
-    assert message in ran.exception.message
+    result = _eval(problems, "--url", "http://127.0.0.1:9", *words)
+    assert isinstance(result.exception, UserError)
+    assert message in result.exception.message

@@ -1,6 +1,6 @@
-"""Each extra is enough for its verbs, and what is missing is named with the extra that has it.
+"""Tests that each extra suffices for its verbs, and that an error names the extra that has a missing package.
 
-Quick tests hide what an extra does not install from the command; the long one installs each extra by itself.
+Quick tests hide the packages that an extra does not install. The long test installs each extra by itself.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _installed_by(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
-    """The names of what pip installs for a requirement, that of its own package included."""
+def _installed_by(requirement: Requirement, visited: set[tuple[str, str]]) -> Iterator[str]:
+    """Returns the names of all packages that pip installs for a requirement, including its own."""
     name = _normal(requirement.name)
     for extra in ("", *requirement.extras):
-        if (name, extra) not in seen:
-            seen.add((name, extra))
+        if (name, extra) not in visited:
+            visited.add((name, extra))
             yield name
-            for wanted in map(Requirement, metadata.requires(name) or []):
-                if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
-                    yield from _installed_by(wanted, seen)
+            for dependency in map(Requirement, metadata.requires(name) or []):
+                if dependency.marker is None or dependency.marker.evaluate({"extra": extra}):
+                    yield from _installed_by(dependency, visited)
 
 
 def _hidden(extra: str) -> set[str]:
-    """The top-level modules of this environment that are not there where only an extra is installed."""
-    kept = set(_installed_by(Requirement(f"rstar2[{extra}]" if extra else "rstar2"), set()))
-    found = metadata.packages_distributions().items()
-    return {module for module, owners in found if kept.isdisjoint(map(_normal, owners))}
+    """Returns this environment's top-level modules that are absent if only an extra is installed."""
+    installed = set(_installed_by(Requirement(f"rstar2[{extra}]" if extra else "rstar2"), set()))
+    modules = metadata.packages_distributions().items()
+    return {module for module, owners in modules if installed.isdisjoint(map(_normal, owners))}
 
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """For this interpreter and those that it starts."""
+    """The environment of interpreters that find only the modules of an extra."""
     hidden = _hidden(request.param)
     assert {"torch", "transformers", "datasets", "matplotlib"} <= hidden
     assert not hidden & {"rstar2", "typer"}
@@ -84,10 +84,10 @@ def test_rows_are_graded_with_the_extra_for_it(environment: dict[str, str], tmp_
     ]
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ran = _rstar2(environment, "grade", str(source), "--verify", "--timeout", "60")
-    assert ran.returncode == 0, ran.stderr
-    assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["correct", "correct"]
-    assert "100.0 %" in ran.stderr
+    result = _rstar2(environment, "grade", str(source), "--verify", "--timeout", "60")
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()] == ["correct", "correct"]
+    assert "100.0 %" in result.stderr
 
 
 @pytest.mark.parametrize("environment", [""], indirect=True, ids=["base"])
@@ -97,9 +97,9 @@ def test_without_the_extra_no_row_is_graded_and_one_line_says_why(
     """A missing package must not become a verdict."""
     source = tmp_path / "rows.jsonl"
     source.write_text(json.dumps({"gold": "\\frac{\\pi}{4}", "pred": "\\arctan 1"}) + "\n")
-    ran = _rstar2(environment, "grade", str(source))
-    assert (ran.returncode, ran.stdout) == (2, "")
-    error, hint = ran.stderr.splitlines()
+    result = _rstar2(environment, "grade", str(source))
+    assert (result.returncode, result.stdout) == (2, "")
+    error, hint = result.stderr.splitlines()
     assert error == "error: this command needs mpmath, which is not installed"
     assert "[grade]" in hint
 
@@ -107,20 +107,20 @@ def test_without_the_extra_no_row_is_graded_and_one_line_says_why(
 @pytest.mark.parametrize("environment", ["", "judge"], indirect=True, ids=["base", "judge"])
 def test_a_verb_names_the_extra_for_all_of_it(environment: dict[str, str]) -> None:
     for words, extra in ((["demo"], "laptop"), (["eval", "builtin", "--oracle"], "eval")):
-        ran = _rstar2(environment, *words)
-        assert (ran.returncode, f"[{extra}]" in ran.stderr) == (2, True), ran.stderr
+        result = _rstar2(environment, *words)
+        assert (result.returncode, f"[{extra}]" in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("environment", [""], indirect=True, ids=["base"])
 def test_doctor_works_in_the_base_install(environment: dict[str, str]) -> None:
-    ran = _rstar2(environment, "doctor", "--json")
-    assert ran.stderr == ""
-    report = json.loads(ran.stdout)
+    result = _rstar2(environment, "doctor", "--json")
+    assert result.stderr == ""
+    report = json.loads(result.stdout)
     assert {f"extra {name}" for name in extras()} <= {each["name"] for each in report["findings"]}
 
 
 @pytest.mark.parametrize(
-    ("module", "command", "named"),
+    ("module", "command", "extras"),
     [
         ("aiohttp", ["judge", "up"], ["judge"]),
         ("aiohttp", ["judge", "mcp"], ["mcp"]),
@@ -138,9 +138,9 @@ def test_doctor_works_in_the_base_install(environment: dict[str, str]) -> None:
         ("jsonschema_rs", ["data", "list"], ["eval"]),
     ],
 )
-def test_the_extra_that_is_named_has_the_package(module: str, command: list[str], named: list[str]) -> None:
+def test_the_extra_that_is_named_has_the_package(module: str, command: list[str], extras: list[str]) -> None:
     hint = installation_for(module, command)
-    assert re.findall(r"\[(\w+)\]", hint) == named
+    assert re.findall(r"\[(\w+)\]", hint) == extras
 
 
 WORKS = {
@@ -161,11 +161,11 @@ WORKS = {
         "format",
     },
 }
-"""What has to succeed with an extra by itself; the other verbs may need another extra, and name it."""
+"""The verbs that must succeed with only this extra. Other verbs may need another extra, which their error names."""
 
 
 def _uses(folder: Path) -> dict[str, list[str]]:
-    """A use of every verb, and of `judge mcp`, that ends by itself; the later ones look at the run of `eval`."""
+    """One use of every verb, and of `judge mcp`, that ends by itself. Later uses read the run of `eval`."""
     run, absent = str(folder / "run"), str(folder / "absent")
     return {
         "doctor": ["doctor", "--json"],
@@ -189,28 +189,30 @@ def _uses(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module", params=WORKS, ids=lambda extra: extra or "base")
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """An extra, and an environment in which pip installed it and nothing else."""
+def installation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """An extra, and an environment in which pip installed only this extra."""
     folder = tmp_path_factory.mktemp(request.param or "base")
     venv.create(folder, with_pip=True)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
     locked = ["-c", ROOT / "constraints" / "laptop.txt"]
     target = f"{ROOT}[{request.param}]" if request.param else str(ROOT)
-    ran = subprocess.run(
+    result = subprocess.run(
         [*pip, "install", *locked, "-e", target], capture_output=True, text=True, timeout=1800
     )
-    if "No matching distribution" in ran.stderr or "Temporary failure in name resolution" in ran.stderr:
+    if "No matching distribution" in result.stderr or "Temporary failure in name resolution" in result.stderr:
         pytest.skip("no package index answers here")
-    assert ran.returncode == 0, ran.stderr
+    assert result.returncode == 0, result.stderr
     subprocess.run([*pip, "check"], check=True, timeout=600)
     return request.param, folder
 
 
 @pytest.mark.long
 def test_with_an_extra_alone_its_verbs_work_and_the_others_name_what_they_need(
-    installed: tuple[str, Path], tmp_path: Path
+    installation: tuple[str, Path], tmp_path: Path
 ) -> None:
-    extra, folder = installed
+    extra, folder = installation
     (tmp_path / "rows.jsonl").write_text('{"gold": "\\\\frac{\\\\pi}{4}", "pred": "\\\\arctan 1"}\n')
     (tmp_path / "program.py").write_text("print(6 * 7)")
     (tmp_path / "model").mkdir()
@@ -238,18 +240,18 @@ def test_with_an_extra_alone_its_verbs_work_and_the_others_name_what_they_need(
         assert rstar2("judge", "up", "--port", "0", "--workers", "1", "--detach").returncode == 0
     try:
         for use, words in uses.items():
-            ran = rstar2(*words)
-            assert "Traceback" not in ran.stderr, (use, ran.stderr)
-            missing = re.search(r"this command needs (\w+), which is not installed", ran.stderr)
+            result = rstar2(*words)
+            assert "Traceback" not in result.stderr, (use, result.stderr)
+            missing = re.search(r"this command needs (\w+), which is not installed", result.stderr)
             if use in WORKS[extra]:
-                assert ran.returncode == 0, (use, ran.stderr)
+                assert result.returncode == 0, (use, result.stderr)
             elif missing is not None:
-                named = re.findall(r"\[(\w+)\]", ran.stderr)
-                assert named, (use, ran.stderr)
-                assert extra not in named, (use, ran.stderr)
-                assert ran.returncode == 2
+                extras = re.findall(r"\[(\w+)\]", result.stderr)
+                assert extras, (use, result.stderr)
+                assert extra not in extras, (use, result.stderr)
+                assert result.returncode == 2
             else:
-                assert ran.returncode in (0, 1, 2), (use, ran.stderr)
+                assert result.returncode in (0, 1, 2), (use, result.stderr)
     finally:
         if "judge" in WORKS[extra]:
             rstar2("judge", "down")

@@ -1,4 +1,4 @@
-"""`rstar2 grade` as a user runs it."""
+"""Tests of `rstar2 grade` on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.commands import Ran, largest_file, rstar2
+from support.commands import CommandResult, largest_file, rstar2
 from support.process_table import children
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -37,7 +37,7 @@ GRADED = [
 ]
 
 
-def run(*args: str) -> Ran:
+def run(*args: str) -> CommandResult:
     return rstar2("grade", *args)
 
 
@@ -56,45 +56,47 @@ def test_one_row_comes_out_for_each_in_order_with_its_id(tmp_path):
 
 def test_rows_reach_a_file_while_progress_is_shown_on_the_terminal(tmp_path):
     source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    ours, theirs = pty.openpty()
+    master, terminal_end = pty.openpty()
     command = [sys.executable, "-m", "rstar2", "grade", source]
-    with out.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # how a terminal ends that nothing writes to any more
-            while part := os.read(ours, 65536):
-                shown += part
-    os.close(ours)
+    with out.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=terminal_end) as process:
+        os.close(terminal_end)
+        output = b""
+        with contextlib.suppress(
+            OSError
+        ):  # reading a terminal raises OSError after the last process has closed it
+            while part := os.read(master, 65536):
+                output += part
+    os.close(master)
     assert process.returncode == 0
     assert [json.loads(line) for line in out.read_text().splitlines()] == GRADED
-    assert b"grading" in shown
-    assert b'verdict"' not in shown
+    assert b"grading" in output
+    assert b'verdict"' not in output
 
 
 def test_the_output_file_holds_all_rows_and_nothing_goes_to_standard_output(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS * 60)
     result = run(source, "--output", str(tmp_path / "out.jsonl"), "--workers", "2")
     assert (result.code, result.stdout) == (0, "")
-    written = (tmp_path / "out.jsonl").read_text(encoding="utf-8")
-    assert [json.loads(line) for line in written.splitlines()] == GRADED * 60
+    output = (tmp_path / "out.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in output.splitlines()] == GRADED * 60
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([], "it has no rows"),
         ([{"answer": "1", "pred": "1"}], "line 1: `gold` is missing; the row has answer, pred"),
         ([{"gold": None, "pred": "1"}] * 2, "line 1: no gold answer"),
     ],
 )
-def test_a_file_of_which_nothing_can_be_graded_is_the_users_mistake(tmp_path, rows, said):
+def test_a_file_of_which_nothing_can_be_graded_is_the_users_mistake(tmp_path, rows, message):
     source = write(tmp_path / "in.jsonl", rows)
     result = run(source, "-o", str(tmp_path / "out.jsonl"))
     assert (result.code, result.stdout) == (2, "")
-    shown = " ".join(result.stderr.split())
-    assert f"nothing in {source} can be graded: {said}" in shown
-    assert "--gold-key" in shown
+    output = " ".join(result.stderr.split())
+    assert f"nothing in {source} can be graded: {message}" in output
+    assert "--gold-key" in output
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -167,9 +169,9 @@ def test_a_malformed_line_stops_a_strict_grading_and_nothing_is_written(tmp_path
     source.write_text(json.dumps(ROWS[0]) + "\n[1]\n" + json.dumps(ROWS[0]) + "\n")
     result = run(str(source), "--strict", "-o", str(tmp_path / "out.jsonl"))
     assert result.code == 2
-    shown = " ".join(result.stderr.split())
-    assert "line 2: not a JSON object but list" in shown
-    assert "Each line is a JSON object such as" in shown
+    output = " ".join(result.stderr.split())
+    assert "line 2: not a JSON object but list" in output
+    assert "Each line is a JSON object such as" in output
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -215,7 +217,7 @@ if "rstar2.eval.grader.worker" in sys.orig_argv:
     open(__file__ + ".asked", "w").close()
     time.sleep(3600)
 """
-"""A start-up file of Python with which a worker says that it was asked, and never answers."""
+"""A start-up file of Python: the worker notes each request, and never answers."""
 
 
 def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):
@@ -278,10 +280,10 @@ def test_verify_confirms_correct_verdicts_by_their_certificates(tmp_path):
 
 def test_a_correct_verdict_that_is_not_confirmed_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rstar2.eval.grader.verify.verify", lambda certificate: "it is not so")
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(typer.Exit) as excinfo:
         command(Path(write(tmp_path / "in.jsonl", ROWS)), verify=True)
-    assert ended.value.exit_code == 1
-    shown = capsys.readouterr()
-    assert json.loads(shown.out.splitlines()[0])["verified"] == "it is not so"
-    assert "0 of 2 correct verdicts confirmed" in shown.err
-    assert "line 1: it is not so" in shown.err
+    assert excinfo.value.exit_code == 1
+    output = capsys.readouterr()
+    assert json.loads(output.out.splitlines()[0])["verified"] == "it is not so"
+    assert "0 of 2 correct verdicts confirmed" in output.err
+    assert "line 1: it is not so" in output.err

@@ -1,4 +1,4 @@
-"""Help is quick and complete: it imports typer and rich alone, and ends in worked examples."""
+"""Tests that help is quick and complete: it imports only typer and rich, and ends with worked examples."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ print(json.dumps({words: in_a_child(words.split()) for words in sys.argv[1:]}))
 """
 
 
-def _ran(code: str, *arguments: str) -> Any:
-    """What `code` prints in a fresh interpreter, where `packages()` are the installed ones that are loaded."""
-    ran = subprocess.run(
+def _loaded_modules(code: str, *arguments: str) -> Any:
+    """Returns what `code` prints in a fresh interpreter. `packages()` are the installed packages that are loaded."""
+    result = subprocess.run(
         [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=600
     )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 PLAIN = """
@@ -81,43 +81,46 @@ print(json.dumps(sorted(packages())))
 
 @pytest.fixture(scope="module")
 def allowed() -> set[str]:
-    """What typer and rich load by themselves to show the help of any command with options."""
-    return set(_ran(PLAIN))
+    """The packages that typer and rich load to show the help of any command with options."""
+    return set(_loaded_modules(PLAIN))
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, list[str]]:
-    """What the help of the root and of each verb loads: each in a process forked from the same bare one."""
-    found: dict[str, list[str]] = _ran(HELP, "--help", *(f"{name} --help" for name in NAMES))
-    return found
+def modules_by_command() -> dict[str, list[str]]:
+    """The packages that the help of the root and of each verb loads.
+
+    Each help runs in a process forked from a bare one.
+    """
+    modules: dict[str, list[str]] = _loaded_modules(HELP, "--help", *(f"{name} --help" for name in NAMES))
+    return modules
 
 
 @pytest.mark.slow
-def test_the_root_help_loads_typer_alone(loaded: dict[str, list[str]]) -> None:
-    bare = set(_ran("import typer, rich; print(json.dumps(sorted(packages())))"))
+def test_the_root_help_loads_typer_alone(modules_by_command: dict[str, list[str]]) -> None:
+    bare = set(_loaded_modules("import typer, rich; print(json.dumps(sorted(packages())))"))
     assert "typer" in bare
-    assert set(loaded["--help"]) <= bare
+    assert set(modules_by_command["--help"]) <= bare
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_verbs_help_loads_nothing_but_typer_and_rich(
-    allowed: set[str], loaded: dict[str, list[str]], name: str
+    allowed: set[str], modules_by_command: dict[str, list[str]], name: str
 ) -> None:
-    assert set(loaded[f"{name} --help"]) <= allowed
+    assert set(modules_by_command[f"{name} --help"]) <= allowed
 
 
 def test_the_root_help_names_every_verb_with_its_line() -> None:
-    shown = CliRunner().invoke(app, ["--help"])
-    assert shown.exit_code == 0
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
     for verbs in VERBS.values():
         for name, line in verbs.items():
-            assert f"  {name}" in shown.output
-            assert line.split(".")[0][:40] in shown.output
-    assert "Examples" in shown.output
+            assert f"  {name}" in result.output
+            assert line.split(".")[0][:40] in result.output
+    assert "Examples" in result.output
 
 
 def _leaves(*path: str) -> list[tuple[str, ...]]:
-    """Every command below a verb, the verb itself included, as words after `rstar2`."""
+    """Returns every command below a verb, and the verb itself, as words after `rstar2`."""
     from typer.core import TyperGroup
     from typer.main import get_command
 
@@ -125,9 +128,9 @@ def _leaves(*path: str) -> list[tuple[str, ...]]:
     context = command.make_context("rstar2", [], resilient_parsing=True)
     for word in path:
         assert isinstance(command, TyperGroup)
-        found = command.get_command(context, word)
-        assert found is not None
-        command = found
+        subcommand = command.get_command(context, word)
+        assert subcommand is not None
+        command = subcommand
     below = command.list_commands(context) if isinstance(command, TyperGroup) else []
     return [path, *(leaf for word in below for leaf in _leaves(*path, word))]
 
@@ -135,9 +138,9 @@ def _leaves(*path: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_help_ends_in_worked_examples_of_that_command(name: str) -> None:
     for path in _leaves(name):
-        shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"})
-        assert shown.exit_code == 0, shown.output
-        before, title, after = shown.output.rpartition("Examples")
+        result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        before, title, after = result.output.rpartition("Examples")
         assert title, f"no examples in rstar2 {' '.join(path)} --help"
         assert before.strip()
         assert f"rstar2 {' '.join(path)}" in after
@@ -146,27 +149,27 @@ def test_every_help_ends_in_worked_examples_of_that_command(name: str) -> None:
 def test_the_line_in_the_list_is_the_verbs_own_first_line() -> None:
     for verbs in VERBS.values():
         for name, line in verbs.items():
-            shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
-            assert line in shown.output, name
+            result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
+            assert line in result.output, name
 
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_paragraph_of_a_help_fills_the_lines_of_the_terminal(columns: int) -> None:
-    shown = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": str(columns)}).output
-    lines = shown.partition("Samples every problem")[2].partition("Arguments")[0].splitlines()
+    output = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": str(columns)}).output
+    lines = output.partition("Samples every problem")[2].partition("Arguments")[0].splitlines()
     paragraph = ["Samples every problem" + lines[0], *itertools.takewhile(str.strip, lines[1:])]
     for line, following in itertools.pairwise(paragraph):
         assert len(f" {line.strip()} {following.split()[0]}") > columns - 2
 
 
 def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
-    shown = CliRunner().invoke(app, ["jugde"])
-    assert shown.exit_code == 2
-    assert "did you mean judge?" in shown.output
+    result = CliRunner().invoke(app, ["jugde"])
+    assert result.exit_code == 2
+    assert "did you mean judge?" in result.output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             "eval x --limit 0",
@@ -179,10 +182,10 @@ def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
         ("serve m --engine no", "Invalid value for '--engine': 'no' is not one of 'vllm', 'transformers'."),
     ],
 )
-def test_a_refused_value_is_told_with_what_is_allowed(words: str, said: str) -> None:
-    shown = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
-    assert shown.exit_code == 2
-    assert said in shown.output
+def test_a_refused_value_is_told_with_what_is_allowed(words: str, message: str) -> None:
+    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 @pytest.mark.parametrize("name", ["eval", "serve"])
@@ -197,10 +200,10 @@ def test_without_arguments_the_help_is_shown_and_the_version_is_one_line() -> No
 
 
 def test_colour_is_left_out_where_nobody_sees_it() -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", "--help"], capture_output=True, text=True, timeout=600, check=True
     )
-    assert "\x1b" not in ran.stdout
+    assert "\x1b" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -222,12 +225,12 @@ def test_a_missing_package_names_the_extra_for_all_that_the_verb_needs(
 
     monkeypatch.setattr(cli, "app", command)
     monkeypatch.setattr(sys, "argv", ["rstar2", verb])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as excinfo:
         cli.main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert f"this command needs {module.partition('.')[0]}, which is not installed" in said
-    assert install_command(extra) in said
+    assert excinfo.value.code == 2
+    stderr = capsys.readouterr().err
+    assert f"this command needs {module.partition('.')[0]}, which is not installed" in stderr
+    assert install_command(extra) in stderr
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

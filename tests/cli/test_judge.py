@@ -1,4 +1,4 @@
-"""The verb `judge`, as a user types it."""
+"""Tests of `rstar2 judge` on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from support.commands import Ran, rstar2
+from support.commands import CommandResult, rstar2
 
 from rstar2.judge.service.start import JudgeHandle
 
@@ -24,12 +24,12 @@ class Shell:
     def __init__(self, state: Path) -> None:
         self.environment = {**os.environ, "RSTAR2_STATE": str(state), "COLUMNS": "200"}
 
-    def __call__(self, *words: str, stdin: str = "") -> Ran:
-        """The verb in this process."""
+    def __call__(self, *words: str, stdin: str = "") -> CommandResult:
+        """Runs the verb in this process."""
         return rstar2("judge", *words, stdin=stdin, env=self.environment)
 
     def process(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The verb in a process of its own, which what it starts can outlive."""
+        """Runs the verb in its own process, which the judge can outlive."""
         return subprocess.run(
             [sys.executable, "-m", "rstar2", "judge", *words],
             env=self.environment,
@@ -42,10 +42,10 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    found = Shell(tmp_path / "state")
-    yield found
+    new_shell = Shell(tmp_path / "state")
+    yield new_shell
     if (tmp_path / "state" / "judge.json").exists():
-        found("down")
+        new_shell("down")
 
 
 @pytest.mark.slow
@@ -86,19 +86,19 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
     note = tmp_path / "state" / "judge.json"
     note.parent.mkdir()
     note.write_text(json.dumps(state))
-    # It is our child: without somebody who waits for it, it would stay as a zombie.
+    # The judge is our child, and would remain a zombie if nobody waited for it.
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(judge.wait, 600)
+        exit_code = pool.submit(judge.wait, 600)
         try:
             down = shell("down")
         finally:
             judge.kill()
-        assert (down.code, ended.result()) == (0, -signal.SIGTERM), down.stderr
+        assert (down.code, exit_code.result()) == (0, -signal.SIGTERM), down.stderr
     assert not note.exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "absent.py"), "absent.py"),
         (("status",), "no judge is running"),
@@ -123,10 +123,10 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         ),
     ],
 )
-def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], message: str) -> None:
     result = shell(*words)
     assert result.code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("answer", ["{}", "[1, 2]", "hello"])
@@ -165,22 +165,22 @@ def test_times_of_the_last_programs_are_shown_and_no_mean_of_a_worker_without_an
 
     with HTTPServer(("127.0.0.1", 0), Judge) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(server.handle_request)
-        shown = shell("status", "--once", "--url", f"http://127.0.0.1:{server.server_port}").stdout
+        output = shell("status", "--once", "--url", f"http://127.0.0.1:{server.server_port}").stdout
         served.result(600)
     times = "waiting: median 78 ms, 99 % below 1,234 ms; running: median 0.4 ms, 99 % below 9.9 ms"
-    [line] = [line.rstrip() for line in shown.splitlines() if line.startswith("waiting")]
+    [line] = [line.rstrip() for line in output.splitlines() if line.startswith("waiting")]
     assert line == times + (" (last 3 programs)" if recent else "")
     means = {
         cells[0].strip(): cells[4].strip()
-        for cells in (line.strip("│").split("│") for line in shown.splitlines() if line.startswith("│"))
+        for cells in (line.strip("│").split("│") for line in output.splitlines() if line.startswith("│"))
     }
     assert means == {"idle": "–", "busy": "50.0"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+@pytest.mark.parametrize(("signal_sent", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
 def test_a_judge_in_the_foreground_tells_whether_its_supervisor_was_killed(
-    shell: Shell, tmp_path: Path, ended_by: signal.Signals, code: int
+    shell: Shell, tmp_path: Path, signal_sent: signal.Signals, code: int
 ) -> None:
     words = [sys.executable, "-m", "rstar2", "judge", "up", "--port", "0", "--workers", "1", "--no-preload"]
     up = subprocess.Popen(
@@ -188,9 +188,9 @@ def test_a_judge_in_the_foreground_tells_whether_its_supervisor_was_killed(
     )
     assert up.stdout is not None
     assert "judge at" in up.stdout.readline()
-    os.kill(json.loads((tmp_path / "state" / "judge.json").read_text())["pid"], ended_by)
-    _, said = up.communicate(timeout=600)
-    assert (up.returncode, "killed by signal 9" in said) == (code, bool(code)), said
+    os.kill(json.loads((tmp_path / "state" / "judge.json").read_text())["pid"], signal_sent)
+    _, stderr = up.communicate(timeout=600)
+    assert (up.returncode, "killed by signal 9" in stderr) == (code, bool(code)), stderr
 
 
 @pytest.mark.slow
@@ -209,10 +209,10 @@ def test_output_that_the_terminal_cannot_show_is_escaped(judge: JudgeHandle, tmp
 
 
 def test_a_port_in_use_is_told(shell: Shell) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        bound_socket.listen()
+        port = str(bound_socket.getsockname()[1])
         result = shell("up", "--port", port)
     assert result.code == 2
     assert port in result.stderr

@@ -1,4 +1,4 @@
-"""Every verb that is given a judge refuses a wrong token before it reads data or loads a model, with exit code 2."""
+"""Tests that every verb with a judge refuses a wrong token, with exit code 2, before it reads data or loads a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rstar2.loop.formats.format import default_format, save_format
 
 pytestmark = pytest.mark.slow
 
-REFUSED = "refused the token"
+REFUSAL = "refused the token"
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A folder with a tokenizer, and what looks like weights."""
+    """A folder with a tokenizer and an empty weights file."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     save_format(default_format(), folder)
@@ -49,13 +49,13 @@ def test_train_refuses_it_before_the_data_is_read(
     data.write_text("not read yet")
     words = ["train", "--stage", "1", "--model", model, "--data", data, "--profile", "laptop"]
     wrong = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (wrong.code, REFUSED in wrong.stderr) == (2, True), wrong.stderr
+    assert (wrong.code, REFUSAL in wrong.stderr) == (2, True), wrong.stderr
     right = rstar2(*words, *with_judge(token_judge, str(token_judge.token)))
-    assert str(data) in right.stderr, "with the right token it goes on to the data"
-    lacking = rstar2(
+    assert str(data) in right.stderr, "with the right token, the command continues to the data"
+    result = rstar2(
         *words, *with_judge(token_judge, str(token_judge.token)), "--set", 'judge.packages=["no_such"]'
     )
-    assert (lacking.code, "cannot import no_such" in lacking.stderr) == (2, True), lacking.stderr
+    assert (result.code, "cannot import no_such" in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -65,7 +65,7 @@ def test_train_tries_programs_on_the_judge_that_it_starts_itself(model: Path, tm
     write_parquet(data, rl_rows([Problem(str(n), "How many?", "7") for n in range(4)], 2, "made"))
     small = ["rollout.prompts=4", "rollout.rollouts=2", "groups.keep=2", "rollout.prompt_tokens=900"]
     changes = [word for change in (*small, 'judge.packages=["no_such"]') for word in ("--set", change)]
-    ran = rstar2(
+    result = rstar2(
         "train",
         "--stage",
         "1",
@@ -79,7 +79,7 @@ def test_train_tries_programs_on_the_judge_that_it_starts_itself(model: Path, tm
         "r",
         *changes,
     )
-    assert (ran.code, "cannot import no_such" in ran.stderr) == (2, True), ran.stderr
+    assert (result.code, "cannot import no_such" in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "r" / "stage1").exists()
 
 
@@ -87,8 +87,8 @@ def test_eval_and_data_agree_refuse_it_before_anything_is_made(
     token_judge: JudgeHandle, tmp_path: Path
 ) -> None:
     (tmp_path / "own.jsonl").write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
-    ran = rstar2("eval", "own.jsonl", "--oracle", "--run", "r", *with_judge(token_judge, "another"))
-    assert (ran.code, REFUSED in ran.stderr) == (2, True), ran.stderr
+    result = rstar2("eval", "own.jsonl", "--oracle", "--run", "r", *with_judge(token_judge, "another"))
+    assert (result.code, REFUSAL in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "r").exists()
     right = rstar2(
         "eval",
@@ -105,8 +105,8 @@ def test_eval_and_data_agree_refuse_it_before_anything_is_made(
 
 def test_chat_refuses_it_before_a_model_is_opened(token_judge: JudgeHandle) -> None:
     words = ["chat", "--url", "http://127.0.0.1:9", "--prompt", "Hello"]
-    ran = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (ran.code, REFUSED in ran.stderr) == (2, True), ran.stderr
+    result = rstar2(*words, *with_judge(token_judge, "another"))
+    assert (result.code, REFUSAL in result.stderr) == (2, True), result.stderr
 
 
 def test_chat_says_what_programs_cannot_import(
@@ -116,7 +116,7 @@ def test_chat_says_what_programs_cannot_import(
     standin = StandIn(lambda prompt: list(tokenizer.encode("Hi</reason> there<|im_end|>")))
     standin.root = str(model)
     with serving(standin):
-        ran = rstar2(
+        result = rstar2(
             "chat",
             "--url",
             standin.url,
@@ -124,8 +124,8 @@ def test_chat_says_what_programs_cannot_import(
             "Hello",
             *with_judge(token_judge, str(token_judge.token)),
         )
-    assert ran.code == 0, ran.stderr
-    assert "programs cannot import no_such" in ran.stderr
+    assert result.code == 0, result.stderr
+    assert "programs cannot import no_such" in result.stderr
 
 
 @needs("torch")
@@ -133,8 +133,8 @@ def test_serve_refuses_it_before_a_model_is_loaded(
     token_judge: JudgeHandle, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("rstar2.serve.choose.served_model", lambda named: named)
+    monkeypatch.setattr("rstar2.serve.choose.served_model", lambda name: name)
     words = ["serve", model, "--engine", "transformers", "--with-tools", "--port", "18999"]
-    ran = rstar2(*words, *with_judge(token_judge, "another"))
-    assert (ran.code, REFUSED in ran.stderr) == (2, True), ran.stderr
-    assert "loads" not in ran.stderr
+    result = rstar2(*words, *with_judge(token_judge, "another"))
+    assert (result.code, REFUSAL in result.stderr) == (2, True), result.stderr
+    assert "loads" not in result.stderr

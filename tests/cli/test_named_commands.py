@@ -1,4 +1,4 @@
-"""Commands and options that messages name exist: `Start one with rstar2 judge up --detach`."""
+"""Tests that commands and options in messages exist, as in `Start one with rstar2 judge up --detach`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT: Any = get_command(app)
 
 
 def _texts(source: str) -> list[str]:
-    """The literal texts of a module, with X in place of what is put into them."""
+    """Returns the literal texts of a module, with X for each inserted value."""
     texts = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
@@ -31,13 +31,13 @@ def _texts(source: str) -> list[str]:
 
 
 def _unknown(text: str) -> list[str]:
-    """The commands in a text that do not exist, or that do not know an option they are given."""
+    """Returns the commands in a text that do not exist, or that lack one of their options."""
     unknown = []
     for verb, rest in _COMMAND.findall(text):
-        command, words = _resolved([verb, *re.split(r",(?= )| -- ", rest)[0].split()])
+        command, words = _resolve([verb, *re.split(r",(?= )| -- ", rest)[0].split()])
         options = {word.rstrip(".,:;'\"").partition("=")[0] for word in words if word.startswith("--")}
-        named = "--" in rest
-        if named and (command is None or not options <= _options(command)):
+        has_separator = "--" in rest
+        if has_separator and (command is None or not options <= _options(command)):
             unknown.append(f"rstar2 {verb}{rest}")
     return unknown + [
         f"rstar2 {verb} {word}".strip() for verb, word in _QUOTED.findall(text) if not _exists(verb, word)
@@ -45,8 +45,11 @@ def _unknown(text: str) -> list[str]:
 
 
 def _exists(verb: str, word: str) -> bool:
-    """Whether there is a verb and, where it is a group of commands and no default, a command in it."""
-    command, _ = _resolved([verb])
+    """Returns True if the verb exists.
+
+    If the verb is a group without a default command, `word` must be one of its commands.
+    """
+    command, _ = _resolve([verb])
     if command is None:
         return False
     if (
@@ -55,17 +58,20 @@ def _exists(verb: str, word: str) -> bool:
         or "run" in command.commands.keys() - command.list_commands(None)
     ):
         return True
-    return _resolved([verb, word])[0] is not None
+    return _resolve([verb, word])[0] is not None
 
 
-def _resolved(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that words begin with, and the others; None in its place where there is none."""
+def _resolve(words: list[str]) -> tuple[Any, list[str]]:
+    """Returns the command at the start of `words`, and the remaining words.
+
+    The command is None if it does not exist.
+    """
     command: Any = ROOT
     while words and hasattr(command, "resolve_command"):
-        # Of typer's own copy of click, whose place differs from version to version.
+        # The errors are those of typer's own copy of click, whose module differs between versions.
         try:
             context = command.make_context("rstar2", list(words), resilient_parsing=True)
-            # A group may take other words where others take a command.
+            # A group may parse other words than a command does.
             _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         except Exception as error:
             if type(error).__name__ not in {"UsageError", "NoSuchOption"}:
@@ -80,9 +86,9 @@ def _options(command: Any) -> set[str]:
 
 def test_messages_name_only_commands_and_options_that_exist() -> None:
     unknown = {
-        str(path.relative_to(PACKAGE)): found
+        str(path.relative_to(PACKAGE)): unknown_commands
         for path in sorted(PACKAGE.rglob("*.py"))
-        if (found := [name for text in _texts(path.read_text("utf-8")) for name in _unknown(text)])
+        if (unknown_commands := [name for text in _texts(path.read_text("utf-8")) for name in _unknown(text)])
     }
     assert unknown == {}
 

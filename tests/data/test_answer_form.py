@@ -1,4 +1,4 @@
-"""Which conversations can be taught in the form that RL rewards, and which value answers a question."""
+"""Tests of the value that answers a question in the form that RL rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLY = {"role": "assistant", "content": "For 70 kg and 1.75 m the BMI is 22.86.
 
 
 @pytest.mark.parametrize(
-    ("reply", "outputs", "stated", "value"),
+    ("reply", "outputs", "values", "value"),
     [
         ("It is 42.", ['{"result": 42}'], [], "42"),
         ("It is 42.", ["so far\n42\n"], [], "42"),
@@ -36,15 +36,15 @@ REPLY = {"role": "assistant", "content": "For 70 kg and 1.75 m the BMI is 22.86.
     ],
 )
 def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
-    reply: str, outputs: list[str], stated: list[str], value: str
+    reply: str, outputs: list[str], values: list[str], value: str
 ) -> None:
-    assert definite_value(reply, outputs, stated) == value
+    assert definite_value(reply, outputs, values) == value
 
 
 @pytest.mark.parametrize(
-    ("reply", "outputs", "stated"),
+    ("reply", "outputs", "values"),
     [
-        # Not confirmed, several, no number at all.
+        # The value is not confirmed, one of several, or not a number.
         ("It is 42.", ['{"result": 41}'], []),
         ("It is 42.", ['{"result": 42.3}'], []),
         ("It is 42.", ['{"result": "about 42"}'], []),
@@ -54,11 +54,11 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("It is done.", ['{"ok": true}'], []),
         ("It is 1e400 or 42.", ["42"], []),
         ("It is 42.", ["[" * 5000 + "42" + "]" * 5000], []),
-        # The question or a call holds it, however it is written there.
+        # The question or a call contains the value in some notation.
         ("Your budget is 500.", ['{"budget": 500}'], ["Set my budget:500"]),
         ("The alarm is 30.", ['{"value": 30}'], ['{"a":30}']),
         ("The mean of 10 and 30 is 20.", ['{"mean": 20}'], ["[10,20,30]"]),
-        # It is not what is asked for.
+        # The number is not the value that the question asks for.
         ("Sorry, the service replied with error 500.", ['{"temperature": 7, "error_code": 500}'], []),
         ("The error code is 500.", ['{"value": 500}'], []),
         ("The result is 500.", ['{"status": 500}'], []),
@@ -67,7 +67,7 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("It is not 25.", ["25"], []),
         ("There are 3 results.", ['{"results": ["a", "b", "c"], "n": 3}'], []),
         ("You have table 12, enjoy!", ['{"table": 12}'], []),
-        # Only a part of the value.
+        # The answer has only a part of the value.
         ("About 3 million people live there.", ['{"population": "3 million"}'], []),
         ("It is 3 million.", ['{"population": 3}'], []),
         ("The drive takes two hours and 15 minutes.", ['{"duration": 15}'], []),
@@ -92,7 +92,7 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("The time is 3 PM.", ["3"], []),
         ("It's 5 o'clock.", ["5"], []),
         ("1. Paris", ['{"id": 1}'], []),
-        # Numbers that are part of something else, or name a thing.
+        # The number is part of another expression, or names a thing.
         ("Your note ID is 42.", ['{"id": 42}'], []),
         ("Your note is 42.", ['{"noteId": 42}'], []),
         ("Your order number 42 was sent.", ['{"id": 42}'], []),
@@ -101,7 +101,7 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("It starts at 10:30 and takes 42 minutes.", ['{"minutes": 42}'], []),
         ("Call 555-1234.", ["555-1234"], []),
         ("The 3rd of 42.", ["42"], []),
-        # Boxes that are none, not the only one, or cut off.
+        # The boxes are empty, not the only ones, or cut off.
         ("So \\boxed{" + "x" * 200 + "}.", [], []),
         ("The box is empty: \\boxed{}", [], []),
         ("Write $\\boxed{x}$ to get a box. It needs amsmath.", [], ["Show LaTeX's box command."]),
@@ -113,8 +113,8 @@ def test_a_value_is_boxed_or_stated_as_a_tool_replied_it(
         ("So boxed{12}", [], []),
     ],
 )
-def test_a_number_in_doubt_is_no_value(reply: str, outputs: list[str], stated: list[str]) -> None:
-    assert definite_value(reply, outputs, stated) is None
+def test_a_number_in_doubt_is_no_value(reply: str, outputs: list[str], values: list[str]) -> None:
+    assert definite_value(reply, outputs, values) is None
 
 
 def test_numbers_of_the_question_and_of_the_calls_are_not_new() -> None:
@@ -124,9 +124,9 @@ def test_numbers_of_the_question_and_of_the_calls_are_not_new() -> None:
 
 def test_each_question_has_its_own_answer_and_the_last_may_end_with_a_call() -> None:
     thanks = [{"role": "user", "content": "Thanks!"}, {"role": "assistant", "content": "Welcome."}]
-    found = questions([USER, CALLING, OUTPUT, REPLY, *thanks, USER, CALLING])
-    assert found is not None
-    assert [(each.answered, each.value) for each in found] == [
+    unanswered = questions([USER, CALLING, OUTPUT, REPLY, *thanks, USER, CALLING])
+    assert unanswered is not None
+    assert [(each.answered, each.value) for each in unanswered] == [
         (True, "22.86"),
         (True, None),
         (False, None),

@@ -1,4 +1,7 @@
-"""Benchmarks: bad rows are named, every source becomes problems, no network gives one clear message."""
+"""Tests of benchmarks.
+
+Errors name the bad row, every source becomes problems, and a missing network gives one message.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def written(path: Path, *rows: object) -> Path:
+def rows_file(path: Path, *rows: object) -> Path:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
 def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
-    path = written(
+    path = rows_file(
         tmp_path / "p.jsonl",
         {"problem": "1+1?", "answer": "2"},
         "",
@@ -38,7 +41,7 @@ def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("{oops", "line 2: not JSON"),
         ('{"problem": "a \\ud800", "answer": "1"}', 'line 2: field "problem" contains half a surrogate'),
@@ -56,12 +59,12 @@ def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
         ({"id": "a", "problem": "x", "answer": "1"}, "line 2: field \"id\": 'a' is already used at"),
     ],
 )
-def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, row: object, said: str) -> None:
-    path = written(tmp_path / "p.jsonl", {"id": "a", "problem": "1+1?", "answer": "2"}, row)
-    with pytest.raises(UserError) as caught:
+def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, row: object, message: str) -> None:
+    path = rows_file(tmp_path / "p.jsonl", {"id": "a", "problem": "1+1?", "answer": "2"}, row)
+    with pytest.raises(UserError) as excinfo:
         read_problems(path)
-    assert caught.value.message.startswith(f"{path}, {said}")
-    assert caught.value.hint
+    assert excinfo.value.message.startswith(f"{path}, {message}")
+    assert excinfo.value.hint
 
 
 def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
@@ -76,18 +79,18 @@ def test_a_missing_an_empty_and_a_binary_file_are_refused_by_name(tmp_path: Path
     with pytest.raises(UserError, match="No such file"):
         read_problems(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="contains no problems"):
-        read_problems(written(tmp_path / "empty.jsonl"))
+        read_problems(rows_file(tmp_path / "empty.jsonl"))
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8"):
         read_problems(tmp_path / "bytes.jsonl")
 
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as excinfo:
         load_benchmark("no-such-set")
-    assert all(name in caught.value.hint for name in NAMES)
+    assert all(name in excinfo.value.hint for name in NAMES)
     with pytest.raises(UserError, match="unknown benchmark: no-such-set"):
-        load_benchmark("no-such-set", data=written(tmp_path / "p.jsonl", {"problem": "x", "answer": "1"}))
+        load_benchmark("no-such-set", data=rows_file(tmp_path / "p.jsonl", {"problem": "x", "answer": "1"}))
 
 
 HUB_ROWS: dict[str, list[dict[str, Any]]] = {
@@ -111,19 +114,19 @@ HUB_ROWS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
-    """The hub's place taken by small data sets with the columns that the real ones have."""
-    asked: list[tuple[str, str | None, str]] = []
+    """Replaces the hub by small data sets with the columns of the real ones."""
+    requests: list[tuple[str, str | None, str]] = []
     by_id = {SOURCES[name].hub_id: rows for name, rows in HUB_ROWS.items()}
 
     def load_dataset(hub_id: str, config: str | None, split: str) -> Dataset:
         from datasets import Dataset
 
-        asked.append((hub_id, config, split))
+        requests.append((hub_id, config, split))
         return Dataset.from_list(by_id[hub_id])
 
     monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    return asked
+    return requests
 
 
 @pytest.mark.parametrize(
@@ -174,10 +177,10 @@ def test_without_a_network_or_a_cache_there_is_one_clear_message(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(UserError, match="cannot load HuggingFaceH4/aime_2024") as caught:
+    with pytest.raises(UserError, match="cannot load HuggingFaceH4/aime_2024") as excinfo:
         load_benchmark("aime24")
-    assert "--data FILE.jsonl" in caught.value.hint
-    assert "\n" not in caught.value.message
+    assert "--data FILE.jsonl" in excinfo.value.hint
+    assert "\n" not in excinfo.value.message
 
 
 def test_the_fingerprint_tells_other_problems_apart() -> None:

@@ -1,4 +1,4 @@
-"""The built-in problems: solvable, disjoint, and told to the model as the judge would tell it."""
+"""Tests of the built-in problems. They are solvable and disjoint, and tool outputs are those of the judge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from itertools import islice
 
 import pytest
-from support.written_calls import parse_calls
+from support.call_parsing import parse_calls
 
 from rstar2.data import builtin
 from rstar2.errors import UserError
@@ -19,9 +19,9 @@ FLAWS = {"repaired": 0.2, "guessed": 0.2, "wrong": 0.2, "missing": 0.2, "repeate
 
 
 def test_held_out_problems_are_in_no_training_set_whatever_the_seeds() -> None:
-    held = {problem.problem for problem in builtin.held_out(1, 300)}
+    held_out = {problem.problem for problem in builtin.held_out(1, 300)}
     for seed in (1, 2):
-        assert held.isdisjoint(problem.problem for problem in builtin.training(seed, 500))
+        assert held_out.isdisjoint(problem.problem for problem in builtin.training(seed, 500))
 
 
 def test_a_seed_repeats_and_another_differs() -> None:
@@ -46,13 +46,13 @@ def test_more_problems_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_sft_conversations_have_their_flaws_in_the_shares_asked_for() -> None:
     conversations = list(builtin.traces(1, 700, FLAWS))
-    said = [
+    texts = [
         "".join(m["content"] for m in conversation if m["role"] == "assistant")
         for conversation in conversations
     ]
-    without_answer = sum("<answer>" not in text for text in said) / len(said)
-    twice = sum(text.count("<answer>") == 2 for text in said) / len(said)
-    without_call = sum("<tool_call>" not in text for text in said) / len(said)
+    without_answer = sum("<answer>" not in text for text in texts) / len(texts)
+    twice = sum(text.count("<answer>") == 2 for text in texts) / len(texts)
+    without_call = sum("<tool_call>" not in text for text in texts) / len(texts)
     assert without_answer == pytest.approx(0.2, abs=0.04)
     assert twice == pytest.approx(0.1, abs=0.03)
     assert without_call == pytest.approx(0.2, abs=0.04)
@@ -79,9 +79,9 @@ def test_tool_output_in_conversations_is_what_the_judge_shows(judge: JudgeHandle
         for output in [builtin.run_trusted(code)[0]]
     }
 
-    async def shown() -> dict[str, str]:
+    async def outputs() -> dict[str, str]:
         client = JudgeClient(judge.url)
-        # On a busy machine the programs of a moment take longer than a model's may.
+        # On a busy machine, short programs can take longer than a model's programs may.
         limits = builtin.FORMAT.limits.model_copy(update={"seconds": 300.0})
         patient = builtin.FORMAT.model_copy(update={"limits": limits})
         async with Toolbox(client, patient).opened() as tools:
@@ -90,4 +90,4 @@ def test_tool_output_in_conversations_is_what_the_judge_shows(judge: JudgeHandle
         await client.aclose()
         return dict(zip(programs, [call.output for call in calls], strict=True))
 
-    assert asyncio.run(shown()) == programs
+    assert asyncio.run(outputs()) == programs

@@ -1,4 +1,4 @@
-"""Filters on content: what a problem asks and refers to, and a user's own patterns."""
+"""Tests of the content filters: what a problem asks and refers to, and a user's own patterns."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ NO_CHOICES = [
     f"Find $x$. {ASY}",
     "Triangles $(A)$, $(B)$ and $(C)$ are congruent.",
 ]
-STATED = [
+WITH_ANSWER = [
     ("What is $6 \\cdot 7$? Answer: 42", "42"),
     ("What is $6 \\cdot 7$? (Ans. 42)", "42"),
     ("What is $6 \\cdot 7$? The answer is $42$.", "42"),
@@ -166,7 +166,7 @@ STATED = [
     ("Find $x$.\nSolution. We get 1/2.", "\\frac12"),
     ("What is it? Result: 42", "42"),
 ]
-NOT_STATED = [
+WITHOUT_ANSWER = [
     ("Tom has 42 apples and gives away none. How many has he left?", "42"),
     ("What is $\\boxed{x}$ if $x + 1 = 43$?", "42"),
     ("When a number is doubled, the result is 14. Find twice the number.", "14"),
@@ -237,16 +237,16 @@ def test_a_figure_that_is_drawn_in_code_can_be_kept() -> None:
             for text in (f"Find it, as shown. {ASY}", "Find it, as shown.", f"{ASY} ![](a.png)")
         ]
     )
-    kept = FilterSettings(figures=Figures(keep_drawn=True))
-    assert [at for at, _ in ROW_FILTERS["figures"](Inputs(kept, {}, {}))(rows)] == [1, 2]
+    filter_settings = FilterSettings(figures=Figures(keep_drawn=True))
+    assert [at for at, _ in ROW_FILTERS["figures"](Inputs(filter_settings, {}, {}))(rows)] == [1, 2]
 
 
-@pytest.mark.parametrize(("text", "answer"), STATED)
+@pytest.mark.parametrize(("text", "answer"), WITH_ANSWER)
 def test_an_answer_that_the_problem_announces_is_stated(text: str, answer: str) -> None:
     assert content.stated_answer(text, answer)
 
 
-@pytest.mark.parametrize(("text", "answer"), NOT_STATED)
+@pytest.mark.parametrize(("text", "answer"), WITHOUT_ANSWER)
 def test_an_answer_that_only_occurs_in_the_problem_is_not_stated(text: str, answer: str) -> None:
     assert content.stated_answer(text, answer) is None
 
@@ -258,7 +258,7 @@ def test_what_is_found_stands_in_the_details_of_the_drop() -> None:
 
 @pytest.mark.parametrize("name", [*FAULTY, "stated-answer"])
 def test_a_garbled_text_is_looked_through_in_linear_time(name: str) -> None:
-    """A search that takes the square of a text's length would take far longer than a test may."""
+    """A search with quadratic time in the length of a text would exceed the test's time limit."""
     pieces = (
         *(
             "\n",
@@ -302,9 +302,9 @@ def test_a_garbled_text_is_looked_through_in_linear_time(name: str) -> None:
 def candidates(tmp_path: Path, rows: list[dict[str, Any]]) -> Candidates:
     file = tmp_path / "it.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with (tmp_path / "refused").open("w") as refused:
+    with (tmp_path / "refused").open("w") as dropped_file:
         counts = read_source(
-            Origin("it", own_source(file), (file,)), tmp_path / "it.arrow", refused, lambda _: None
+            Origin("it", own_source(file), (file,)), tmp_path / "it.arrow", dropped_file, lambda _: None
         )
     assert counts.refused == {}
     return Candidates(own_source(file).kind, [("it", tmp_path / "it.arrow")])
@@ -324,9 +324,9 @@ PROBLEMS = [
 
 def test_a_pattern_reads_the_problem_or_the_answer(tmp_path: Path) -> None:
     rows = candidates(tmp_path, PROBLEMS)
-    found = {"field": "problem", "text": "e below ten, in GeoGebra?"}
+    match = {"field": "problem", "text": "e below ten, in GeoGebra?"}
     assert matches(rows, Pattern(regex="(?i)geogebra")).keys() == {0}
-    assert matches(rows, Pattern(regex="(?i)geogebra"))[0]["text"].endswith(found["text"][2:])
+    assert matches(rows, Pattern(regex="(?i)geogebra"))[0]["text"].endswith(match["text"][2:])
     assert matches(rows, Pattern(regex="(?i)geogebra", fields=("answer",))).keys() == {1}
     assert matches(rows, Pattern(regex="(?i)geogebra", fields=("problem", "answer"))).keys() == {0, 1}
 
@@ -347,8 +347,8 @@ def test_a_pattern_reads_what_each_role_says_and_what_calls_are_given(tmp_path: 
     )
     for field in FIELDS["conversations"]:
         for other in FIELDS["conversations"]:
-            found = matches(rows, Pattern(regex=f"{other}-word", fields=(field,)))
-            assert found.keys() == ({1} if field == other else set()), (field, other)
+            rows_matched = matches(rows, Pattern(regex=f"{other}-word", fields=(field,)))
+            assert rows_matched.keys() == ({1} if field == other else set()), (field, other)
     assert matches(rows, Pattern(regex="(user|assistant)-word")).keys() == {1}
     assert matches(rows, Pattern(regex="(system|tool|calls)-word")).keys() == set()
     assert matches(rows, Pattern(regex="^Hi$")).keys() == {0, 2}
@@ -360,20 +360,20 @@ def test_no_pattern_takes_exponential_time(tmp_path: Path) -> None:
     assert matches(rows, Pattern(regex="(a+)+$")) == {}
 
 
-def own(tmp_path: Path, recipe: str) -> Path:
+def own_recipe(tmp_path: Path, recipe: str) -> Path:
     (tmp_path / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in PROBLEMS))
     (tmp_path / "mine.toml").write_text(recipe)
     return tmp_path / "mine.toml"
 
 
 def test_a_pattern_is_counted_by_its_name_on_the_card(tmp_path: Path) -> None:
-    recipe = own(
+    recipe = own_recipe(
         tmp_path,
         "filters = ['geogebra', 'duplicates']\n[sources.p]\n[patterns.geogebra]\nregex = '(?i)GEOGEBRA'\n",
     )
     out = tmp_path / "out"
-    ran = rstar2("data", "prepare", recipe, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("data", "prepare", recipe, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
+    assert result.code == 0, result.stderr
     card = (out / "card.md").read_text()
     assert "| geogebra | 1 | 1 p |" in card
     assert "**geogebra** p-1: field: problem, text: " in card
@@ -409,16 +409,18 @@ def test_a_pattern_is_counted_by_its_name_on_the_card(tmp_path: Path) -> None:
 def test_a_pattern_that_cannot_work_is_refused_before_a_row_is_read(
     tmp_path: Path, recipe: str, message: str
 ) -> None:
-    file = own(tmp_path, f"{recipe}[sources.p]\n")
+    file = own_recipe(tmp_path, f"{recipe}[sources.p]\n")
     out = tmp_path / "out"
-    ran = rstar2("data", "prepare", file, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
-    assert (ran.code, message in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
+    result = rstar2("data", "prepare", file, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
+    assert (result.code, message in result.stderr, "Traceback" in result.stderr) == (2, True, False), (
+        result.stderr
+    )
     assert not out.exists()
 
 
 def test_settings_that_are_not_used_are_not_in_the_card(tmp_path: Path) -> None:
-    """A set that an earlier version prepared, whose card lacks them, is then still the same set."""
-    recipe = own(tmp_path, "filters = ['figures']\n[sources.p]\n")
+    """A set that an earlier version prepared stays the same set, although its card lacks these settings."""
+    recipe = own_recipe(tmp_path, "filters = ['figures']\n[sources.p]\n")
     words = (
         "data",
         "prepare",
@@ -428,12 +430,12 @@ def test_settings_that_are_not_used_are_not_in_the_card(tmp_path: Path) -> None:
         "--output",
         tmp_path / "out",
     )
-    shown = json.loads(rstar2(*words, "--dry-run").stdout)
-    assert not {"figures", "patterns"} & shown.keys()
-    assert shown["rewrite"] == {"model": "", "shortest": 0.3, "longest": 3.0}
+    plan = json.loads(rstar2(*words, "--dry-run").stdout)
+    assert not {"figures", "patterns"} & plan.keys()
+    assert plan["rewrite"] == {"model": "", "shortest": 0.3, "longest": 3.0}
     changed = ("--set", "figures.keep_drawn=true", "--set", "rewrite.accepted=0")
-    shown = json.loads(rstar2(*words, "--dry-run", *changed).stdout)
-    assert (shown["figures"], shown["rewrite"]["accepted"]) == ({"keep_drawn": True}, 0)
+    plan = json.loads(rstar2(*words, "--dry-run", *changed).stdout)
+    assert (plan["figures"], plan["rewrite"]["accepted"]) == ({"keep_drawn": True}, 0)
 
 
 def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_path: Path) -> None:
@@ -448,8 +450,8 @@ def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_
             )
         )
     )
-    ran = rstar2("data", "prepare", tmp_path / "p.jsonl", "--output", tmp_path / "out")
-    assert ran.code == 0, ran.stderr
+    result = rstar2("data", "prepare", tmp_path / "p.jsonl", "--output", tmp_path / "out")
+    assert result.code == 0, result.stderr
     steps = {
         row["filter"]: row["dropped"]
         for row in json.loads((tmp_path / "out" / "card.json").read_text())["steps"]
@@ -458,7 +460,7 @@ def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_
         "figures": 1, "proofs": 1, "stated-answer": 1
     }  # fmt: skip
     assert not set(DEFAULT_FILTERS["conversations"]) & {*FAULTY, "stated-answer"}
-    ran = rstar2(
+    result = rstar2(
         "data", "prepare", "dapo", "--from", f"dapo={tmp_path / 'p.jsonl'}", "--output", "x", "--dry-run"
     )
-    assert "proofs" not in ran.stdout
+    assert "proofs" not in result.stdout

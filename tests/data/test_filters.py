@@ -1,4 +1,4 @@
-"""What is kept for training: verifiable integers, each problem once, nothing near a benchmark."""
+"""Tests of the filters: answers are verifiable integers, each problem occurs once, and none is close to a benchmark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from rstar2.data.rows import integer_answer
 from rstar2.errors import UserError
 from rstar2.eval.grader.grading import same_answer
 
-MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
+BENCHMARK_PROBLEM = Problem(
+    "m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204"
+)
 GRAM = 8
 
 
@@ -99,8 +101,8 @@ def test_an_integer_is_what_the_grader_reads_as_one(text: str, integer: str | No
 
 @given(value=st.integers(min_value=-(10**11), max_value=10**11))
 def test_every_way_to_write_an_integer_is_the_same_answer(value: int) -> None:
-    for written in (str(value), f"{value:,}", f"${value}$", f" {value}"):
-        assert integer_answer(written) == str(value)
+    for number in (str(value), f"{value:,}", f"${value}$", f" {value}"):
+        assert integer_answer(number) == str(value)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +144,8 @@ def test_answers_that_no_reward_can_check_are_told_apart(answer: str, reason: st
         "compound": answers.compound,
         "huge": answers.TooLarge(12),
     }
-    found = [name for name, check in checks.items() if check(answer)]
-    assert found[:1] == ([reason] if reason else [])
+    failed = [name for name, check in checks.items() if check(answer)]
+    assert failed[:1] == ([reason] if reason else [])
 
 
 def test_the_answer_filter_names_the_answer() -> None:
@@ -171,10 +173,10 @@ def test_texts_in_other_scripts_are_foreign(text: str, foreign: bool) -> None:
 WORDS = [f"w{number}" for number in range(40)]
 
 
-def shared(measured: dict[str, list[Problem]], text: str, rule: str = "literal") -> dict[str, Any] | None:
-    grams = GramFilter(GRAM, benchmark_grams(measured, GRAM, rule == "distinctive"))
-    found = list(grams(pa.RecordBatch.from_pylist([{"problem": text}])))
-    return found[0][1] if found else None
+def shared(benchmarks: dict[str, list[Problem]], text: str, rule: str = "literal") -> dict[str, Any] | None:
+    grams = GramFilter(GRAM, benchmark_grams(benchmarks, GRAM, rule == "distinctive"))
+    matches = list(grams(pa.RecordBatch.from_pylist([{"problem": text}])))
+    return matches[0][1] if matches else None
 
 
 def _problem(text: str, name: str = "p") -> Problem:
@@ -184,13 +186,13 @@ def _problem(text: str, name: str = "p") -> Problem:
 @pytest.mark.parametrize(("count", "touched"), [(GRAM, True), (GRAM - 1, False)])
 def test_eight_shared_words_in_a_row_are_too_many_and_seven_are_not(count: int, touched: bool) -> None:
     text = " ".join([*WORDS[30:35], *WORDS[5 : 5 + count], *WORDS[35:]])
-    found = shared({"set": [_problem(" ".join(WORDS[:20]))]}, text)
-    named = {"words": " ".join(WORDS[5 : 5 + count]), "benchmark": "set", "benchmark_id": "p"}
-    assert found == (named if touched else None)
+    match = shared({"set": [_problem(" ".join(WORDS[:20]))]}, text)
+    expected = {"words": " ".join(WORDS[5 : 5 + count]), "benchmark": "set", "benchmark_id": "p"}
+    assert match == (expected if touched else None)
 
 
 def test_case_and_punctuation_do_not_hide_a_copy() -> None:
-    assert shared({"set": [MEASURED]}, "EVERY morning, Aya goes (for a nine kilometre) walk!")
+    assert shared({"set": [BENCHMARK_PROBLEM]}, "EVERY morning, Aya goes (for a nine kilometre) walk!")
 
 
 def test_a_short_measured_problem_is_matched_as_a_whole() -> None:
@@ -213,24 +215,24 @@ def test_a_shared_gram_is_found_wherever_it_begins(words: int) -> None:
     grams = GramFilter(words, benchmark_grams({"set": [problem]}, words, False))
     cases = [(before, count) for before in range(2 * words) for count in (words - 1, words)]
     rows = [" ".join([*["x"] * before, *WORDS[5 : 5 + count], *["y"] * words]) for before, count in cases]
-    found = {at: each["words"] for at, each in grams(pa.RecordBatch.from_pydict({"problem": rows}))}
+    words_by_row = {at: each["words"] for at, each in grams(pa.RecordBatch.from_pydict({"problem": rows}))}
     expected = " ".join(WORDS[5 : 5 + words])
-    assert found == {at: expected for at, (_, count) in enumerate(cases) if count == words}
+    assert words_by_row == {at: expected for at, (_, count) in enumerate(cases) if count == words}
 
 
-_SAID = st.lists(
+_TEXTS = st.lists(
     st.sampled_from(["a", "B", "é", ", ", "\n", "mathematics", "mathematical"]), max_size=12
 ).map(" ".join)
 
 
-@given(measured=_SAID, texts=st.lists(_SAID, max_size=4), words=st.integers(min_value=2, max_value=4))
+@given(benchmark=_TEXTS, texts=st.lists(_TEXTS, max_size=4), words=st.integers(min_value=2, max_value=4))
 def test_the_rows_that_share_a_gram_are_found_and_no_others(
-    measured: str, texts: list[str], words: int
+    benchmark: str, texts: list[str], words: int
 ) -> None:
-    grams = benchmark_grams({"set": [_problem(measured)]}, words, False)
+    grams = benchmark_grams({"set": [_problem(benchmark)]}, words, False)
     batch = pa.RecordBatch.from_pydict({"problem": pa.array(texts, pa.string())})
-    found = {at for at, _ in GramFilter(words, grams)(batch)}
-    assert found == {
+    rows_matched = {at for at, _ in GramFilter(words, grams)(batch)}
+    assert rows_matched == {
         at for at, text in enumerate(texts) if not grams.keys().isdisjoint(grams_of(text, words))
     }
 
@@ -277,10 +279,10 @@ def test_markup_hides_no_copy(tmp_path: Path, spelling: str) -> None:
     assert near(rows, tmp_path, 1.0) == {1: "it-1"}
     rows = candidates(tmp_path, problems((TYPESET, "20"), (SPELLINGS[spelling], "21")))
     assert [at for at, _ in contradicted(rows)] == [0, 1]
-    measured = {"set": [_problem(TYPESET)]}
+    benchmarks = {"set": [_problem(TYPESET)]}
     for rule in ("literal", "distinctive"):
-        assert shared(measured, SPELLINGS[spelling], rule), rule
-    assert contained(measured, SPELLINGS[spelling], 1.0)
+        assert shared(benchmarks, SPELLINGS[spelling], rule), rule
+    assert contained(benchmarks, SPELLINGS[spelling], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_mathematics_is_not_taken_for_markup(text: str) -> None:
     ],
 )
 def test_a_garbled_text_is_normalised_in_linear_time(piece: str) -> None:
-    """An expression that takes the square of a text's length would take far longer than a test may."""
+    """An expression with quadratic time in the length of a text would exceed the test's time limit."""
     assert isinstance(normalized_problem(f"x {piece * 30_000}"), str)
 
 
@@ -433,24 +435,24 @@ def test_two_meanings_have_two_normal_forms(one: str, other: str) -> None:
     assert meant_of(normalized(one)) != meant_of(normalized(other))
 
 
-def contained(measured: dict[str, list[Problem]], text: str, share: float = 0.8) -> dict[str, Any] | None:
-    found = list(
-        ContainedFilter(share, rarest_shingles(measured, share))(
+def contained(benchmarks: dict[str, list[Problem]], text: str, share: float = 0.8) -> dict[str, Any] | None:
+    matches = list(
+        ContainedFilter(share, rarest_shingles(benchmarks, share))(
             pa.RecordBatch.from_pylist([{"problem": text}])
         )
     )
-    return found[0][1] if found else None
+    return matches[0][1] if matches else None
 
 
 def test_a_text_with_most_of_a_benchmark_problem_contains_it() -> None:
-    """Ten words have eight runs of three: two of them may be missing at a share of 0.75, and three may not."""
-    measured = {"set": [_problem(" ".join(WORDS[:10]))]}
+    """Ten words have eight runs of three. At a share of 0.75 two runs may be missing, but not three."""
+    benchmarks = {"set": [_problem(" ".join(WORDS[:10]))]}
     text = " ".join([*WORDS[20:25], *WORDS[:8], *WORDS[25:30]])
-    assert contained(measured, text, 0.75) == {
+    assert contained(benchmarks, text, 0.75) == {
         "words": " ".join(WORDS[:8]), "share": 0.75, "benchmark": "set", "benchmark_id": "p",
     }  # fmt: skip
-    assert contained(measured, text, 0.8) is None
-    assert contained(measured, " ".join(WORDS[:7]), 0.75) is None
+    assert contained(benchmarks, text, 0.8) is None
+    assert contained(benchmarks, " ".join(WORDS[:7]), 0.75) is None
 
 
 def test_what_contest_problems_share_is_not_a_copy() -> None:
@@ -486,28 +488,31 @@ def test_a_problem_of_fewer_than_three_words_is_matched_as_a_whole(text: str) ->
 
 
 @given(
-    measured=st.lists(_SAID, min_size=1, max_size=4),
-    texts=st.lists(_SAID, max_size=4),
+    prefixes=st.lists(_TEXTS, min_size=1, max_size=4),
+    texts=st.lists(_TEXTS, max_size=4),
     share=st.sampled_from([0.3, 0.5, 0.8, 1.0]),
 )
 def test_the_rows_that_contain_a_problem_are_found_and_no_others(
-    measured: list[str], texts: list[str], share: float
+    prefixes: list[str], texts: list[str], share: float
 ) -> None:
     benchmark = {
-        "set": [_problem(f"{text} {' '.join(WORDS[:8])}", str(at)) for at, text in enumerate(measured)]
+        "set": [_problem(f"{text} {' '.join(WORDS[:8])}", str(at)) for at, text in enumerate(prefixes)]
     }
     rows = [f"{text} {' '.join(WORDS[2:8])}" for text in texts]
-    found = {
+    rows_matched = {
         at
         for at, _ in ContainedFilter(share, rarest_shingles(benchmark, share))(
             pa.RecordBatch.from_pydict({"problem": pa.array(rows, pa.string())})
         )
     }
     shingles = [set(grams_of(problem.problem, 3)) for problem in benchmark["set"]]
-    assert found == {
+    assert rows_matched == {
         at
         for at, row in enumerate(rows)
-        if any(len(own & set(grams_of(row, 3))) / len(own) >= share - 1e-9 for own in shingles)
+        if any(
+            len(row_shingles & set(grams_of(row, 3))) / len(row_shingles) >= share - 1e-9
+            for row_shingles in shingles
+        )
     }
 
 
@@ -524,16 +529,16 @@ def test_words_that_two_benchmark_problems_share_are_not_distinctive() -> None:
 
 
 def test_one_problem_in_two_benchmarks_stays_distinctive() -> None:
-    again = _problem(MEASURED.problem.replace("coffee", "tea"), "again")
-    assert shared({"a": [MEASURED], "b": [again]}, MEASURED.problem, "distinctive")
+    again = _problem(BENCHMARK_PROBLEM.problem.replace("coffee", "tea"), "again")
+    assert shared({"a": [BENCHMARK_PROBLEM], "b": [again]}, BENCHMARK_PROBLEM.problem, "distinctive")
 
 
 def candidates(tmp_path: Path, rows: Iterable[dict[str, Any]]) -> Candidates:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source, read = own_source(file), tmp_path / "read.arrow"
-    read_source(Origin("it", source, (file,)), read, io.StringIO(), lambda rows: None)
-    return Candidates(source.kind, [("it", read)])
+    source, table_file = own_source(file), tmp_path / "read.arrow"
+    read_source(Origin("it", source, (file,)), table_file, io.StringIO(), lambda rows: None)
+    return Candidates(source.kind, [("it", table_file)])
 
 
 SHORT = "Evaluate $(1+2i)6-3i$."
@@ -548,20 +553,20 @@ def dialogue(
     answer: str = "Done.",
 ) -> dict[str, Any]:
     call = {"function": {"name": "run", "arguments": arguments or {}}}
-    said = [
+    messages = [
         {"role": "system", "content": system},
         {"role": "user", "content": user},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": reply},
         {"role": "assistant", "content": answer},
     ]
-    return {"messages": said, "tools": [TOOL]}
+    return {"messages": messages, "tools": [TOOL]}
 
 
 def test_every_message_and_call_of_a_conversation_is_searched_for_grams(tmp_path: Path) -> None:
-    text = MEASURED.problem
+    text = BENCHMARK_PROBLEM.problem
     half, rest = " ".join(text.split()[:6]), " ".join(text.split()[6:11])
-    given = [
+    conversations = [
         dialogue(),
         dialogue(system=f"Know this. {text}"),
         dialogue(user=text),
@@ -574,11 +579,13 @@ def test_every_message_and_call_of_a_conversation_is_searched_for_grams(tmp_path
         dialogue(user=f"{SHORT} Do it in two ways, please."),
         dialogue(reply=half, answer=rest),
     ]
-    rows = candidates(tmp_path, given)
+    rows = candidates(tmp_path, conversations)
     (group,) = rows.groups()
-    grams = GramFilter(GRAM, benchmark_grams({"set": [MEASURED, _problem(SHORT, "short")]}, GRAM, False))
-    found = [(at, each["benchmark_id"]) for at, each in grams(group.read(("messages",))[1])]
-    assert sorted(found) == [*((at, "m") for at in range(1, 7)), (7, "short"), (8, "short")]
+    grams = GramFilter(
+        GRAM, benchmark_grams({"set": [BENCHMARK_PROBLEM, _problem(SHORT, "short")]}, GRAM, False)
+    )
+    matches = [(at, each["benchmark_id"]) for at, each in grams(group.read(("messages",))[1])]
+    assert sorted(matches) == [*((at, "m") for at in range(1, 7)), (7, "short"), (8, "short")]
 
 
 def problems(*rows: tuple[str, str]) -> list[dict[str, Any]]:
@@ -681,11 +688,11 @@ def test_answers_in_two_units_contradict_each_other(tmp_path: Path) -> None:
 def test_many_spellings_of_one_answer_are_compared_with_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[str, str]] = []
 
-    def counted(one: str, other: str) -> bool:
+    def compare(one: str, other: str) -> bool:
         compared.append((one, other))
         return same_answer(one, other)
 
-    monkeypatch.setattr(repeats, "same_answer", counted)
+    monkeypatch.setattr(repeats, "same_answer", compare)
     spellings = [f"\\frac{{{number}}}{{{2 * number}}}" for number in range(1, 400)]
     assert repeats.are_equal([*spellings, "0.5", "x = 1/2"])
     assert len(compared) < 3 * len(spellings)
@@ -700,8 +707,8 @@ LONG = (
 
 def near(rows: Candidates, tmp_path: Path, similarity: float = 0.8, words: int = 3) -> dict[int, str]:
     return {
-        at: found["near"]
-        for at, found in near_duplicates(
+        at: duplicate["near"]
+        for at, duplicate in near_duplicates(
             rows, Near(similarity=similarity, words=words), tmp_path / "scratch.npy"
         )
     }
@@ -709,7 +716,7 @@ def near(rows: Candidates, tmp_path: Path, similarity: float = 0.8, words: int =
 
 def test_a_word_more_or_less_is_a_near_duplicate_and_another_number_is_not(tmp_path: Path) -> None:
     first = LONG.format(n=7)
-    given = problems(
+    texts_and_answers = problems(
         (first, "60"),
         (first.replace("every morning", "each morning"), "60"),
         (LONG.format(n=8), "60"),
@@ -717,7 +724,7 @@ def test_a_word_more_or_less_is_a_near_duplicate_and_another_number_is_not(tmp_p
         ("Something else entirely, with 7 apples in a basket.", "60"),
         (first.replace("$", "") + " Answer with a number.", "60"),
     )
-    rows = candidates(tmp_path, given)
+    rows = candidates(tmp_path, texts_and_answers)
     assert near(rows, tmp_path) == {1: "it-1", 5: "it-1"}
     assert near(rows, tmp_path, similarity=0.999) == {}
     assert not (tmp_path / "scratch.npy").exists()
@@ -779,19 +786,19 @@ def test_copies_with_several_answers_are_near_those_with_the_same_answer(tmp_pat
 
 
 def test_one_changed_word_in_a_short_problem_is_found_by_the_stricter_setting(tmp_path: Path) -> None:
-    given = problems(
+    texts_and_answers = problems(
         ("Find the least positive integer number that is divisible by 2, 3 and 7.", "42"),
         ("Find the least positive whole number that is divisible by 2, 3 and 7.", "42"),
         ("Find the least positive integer that is divisible by 2, 3 and 14.", "42"),
         ("Find the least positive integer that is divisible by 2, 3 and 7.", "43"),
     )
-    rows = candidates(tmp_path, given)
+    rows = candidates(tmp_path, texts_and_answers)
     assert near(rows, tmp_path) == {}
     assert near(rows, tmp_path, words=1) == {1: "it-1"}
 
 
 def test_pairs_of_a_low_similarity_are_proposed_too(tmp_path: Path) -> None:
-    """Of 200 pairs at a similarity of about 0.5 with a limit of 0.45, no more than one in twenty may be missed."""
+    """In 200 pairs at a similarity of about 0.5 with a limit of 0.45, at most one in twenty may be missed."""
     rng = random.Random(4)
     pairs = []
     for _ in range(200):
@@ -804,20 +811,22 @@ def test_pairs_of_a_low_similarity_are_proposed_too(tmp_path: Path) -> None:
 
 
 def test_near_duplicates_have_the_same_operators_however_they_are_written(tmp_path: Path) -> None:
-    asked = "Among the real numbers that a student wrote on a sheet of paper, find the least x for which {}."
-    given = [
+    question = (
+        "Among the real numbers that a student wrote on a sheet of paper, find the least x for which {}."
+    )
+    expressions = [
         ("3 - x \\le 5 \\cdot 2", ""),
         ("3 + x \\le 5 \\cdot 2", ""),
         ("3 - x \\ge 5 \\cdot 2", ""),
         ("3 - x ≤ 5 × 2", "it-1"),
         ("3 - x <= 5 * 2, a well-known number", "it-1"),
     ]
-    rows = candidates(tmp_path, problems(*((asked.format(text), "1") for text, _ in given)))
-    assert near(rows, tmp_path, 0.5) == {at: name for at, (_, name) in enumerate(given) if name}
+    rows = candidates(tmp_path, problems(*((question.format(text), "1") for text, _ in expressions)))
+    assert near(rows, tmp_path, 0.5) == {at: name for at, (_, name) in enumerate(expressions) if name}
 
 
 def test_near_duplicates_of_a_near_duplicate_are_measured_against_the_kept_one(tmp_path: Path) -> None:
-    """A chain in which each row is near the next and the last is far from the first."""
+    """A chain in which each row is near the next one, and the last row is far from the first one."""
     words = [f"word{chr(97 + at // 26)}{chr(97 + at % 26)}" for at in range(60)]
     chain = [" ".join(words)]
     for at in range(1, 12):
@@ -826,9 +835,9 @@ def test_near_duplicates_of_a_near_duplicate_are_measured_against_the_kept_one(t
         chain.append(" ".join(changed))
     rows = candidates(tmp_path, problems(*((text, "1") for text in chain)))
     dropped = near(rows, tmp_path)
-    kept = [at for at in range(len(chain)) if at not in dropped]
-    assert kept[0] == 0
-    assert 1 < len(kept) < len(chain)
+    rows_left = [at for at in range(len(chain)) if at not in dropped]
+    assert rows_left[0] == 0
+    assert 1 < len(rows_left) < len(chain)
     shingles = [{tuple(text.split()[at : at + 3]) for at in range(58)} for text in chain]
     for at, name in dropped.items():
         one, other = shingles[at], shingles[int(name.removeprefix("it-")) - 1]
@@ -840,11 +849,11 @@ def test_conversations_that_differ_in_a_call_are_not_near(tmp_path: Path) -> Non
 
     def weather(city: str) -> dict[str, Any]:
         call = {"function": {"name": "f", "arguments": {"city": city}}}
-        said = [
+        texts = [
             {"role": "user", "content": "The weather there?"},
             {"role": "assistant", "tool_calls": [call]},
         ]
-        return {"messages": said, "tools": [tool]}
+        return {"messages": texts, "tools": [tool]}
 
     rows = candidates(tmp_path, [weather("Bern"), weather("Basel"), weather("Bern")])
     assert near(rows, tmp_path) == {2: "it-1"}
@@ -852,10 +861,10 @@ def test_conversations_that_differ_in_a_call_are_not_near(tmp_path: Path) -> Non
 
 
 def test_conversations_without_words_are_near_only_where_they_are_the_same(tmp_path: Path) -> None:
-    def said(text: str) -> dict[str, Any]:
+    def message_of(text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
 
-    rows = candidates(tmp_path, [said("🙂"), said("🎲"), said("🙂")])
+    rows = candidates(tmp_path, [message_of("🙂"), message_of("🎲"), message_of("🙂")])
     assert near(rows, tmp_path) == {2: "it-1"}
 
 
@@ -888,7 +897,7 @@ def test_pass_rates_outside_the_bounds_are_dropped_and_unmeasured_problems_kept(
     rates = measured.rates_of_run(run_of(tmp_path, a=16, b=8, c=0))
     rows = batch(id=["a", "b", "c", "d"])
     dropped = measured.PassRateFilter(0.1, 0.9, rates)(rows)
-    assert [(at, found["correct"]) for at, found in dropped] == [(0, 16), (2, 0)]
+    assert [(at, detail["correct"]) for at, detail in dropped] == [(0, 16), (2, 0)]
 
 
 def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:

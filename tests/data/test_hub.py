@@ -1,4 +1,7 @@
-"""Sources are read from a hub of the true layouts, with more splits and columns than are used; bytes are counted."""
+"""Tests of sources on a hub with the real layouts, and with more splits and columns than are used.
+
+Sent bytes are counted.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ configs:
 # A set
 """
 LONG = "".join(f"{n * n * 2654435761 % 1000003:x}" for n in range(3000))
-"""Text that hardly compresses, for columns and splits that are not used."""
+"""Text that hardly compresses, for splits and columns that are not used."""
 
 
 def readme(folder: Path, **configs: dict[str, str]) -> None:
-    """The card of a set: for each config, the files of its splits."""
+    """Returns the card of a set: for each config, the files of its splits."""
     lines = []
     for config, splits in configs.items():
         lines += [f"- config_name: {config}", "  data_files:"]
@@ -55,14 +58,14 @@ def text(file: Path, content: str) -> None:
 
 
 def varied(name: str, count: int, old: str, new: str) -> list[dict[str, Any]]:
-    """Rows of a source that differ in a word."""
+    """Returns rows of a source that differ in one word."""
     line = json.dumps(ROWS[name], ensure_ascii=False)
     assert old in line
     return [json.loads(line.replace(old, new.format(n=n))) for n in range(count)]
 
 
 def write_sets(root: Path) -> None:
-    """Every source of the shipped mixtures, laid out as its repository."""
+    """A hub with every source of the shipped mixtures, laid out like its repository."""
     dapo = root / "open-r1/DAPO-Math-17k-Processed"
     readme(dapo, **{name: {"train": f"{name}/train-*"} for name in ("all", "cn", "en")})
     for config in ("all", "cn", "en"):
@@ -125,9 +128,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(sets: Path) -> Iterator[Hub]:
-    with serving_hub(sets) as found:
-        found.gated = {"Salesforce/APIGen-MT-5k"}
-        yield found
+    with serving_hub(sets) as server:
+        server.gated = {"Salesforce/APIGen-MT-5k"}
+        yield server
 
 
 def run(*words: str | Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -140,19 +143,19 @@ def run(*words: str | Path, env: dict[str, str]) -> subprocess.CompletedProcess[
     )
 
 
-def refused(*words: str | Path, env: dict[str, str]) -> str:
-    ran = run("prepare", *words, env=env)
-    assert ran.returncode == 2, ran.stderr
-    assert "Traceback" not in ran.stderr
-    return " ".join(ran.stderr.split())
+def error_of(*words: str | Path, env: dict[str, str]) -> str:
+    result = run("prepare", *words, env=env)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
 
 
 NO_BENCHMARK = ("--set", "against=[]")
 
 
 def sources_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "card.json").read_text())["sources"]
-    return found
+    sources: dict[str, Any] = json.loads((folder / "card.json").read_text())["sources"]
+    return sources
 
 
 def test_paper_rl_reads_only_its_splits_and_columns(hub: Hub, sets: Path, tmp_path: Path) -> None:
@@ -160,8 +163,8 @@ def test_paper_rl_reads_only_its_splits_and_columns(hub: Hub, sets: Path, tmp_pa
     euler.write_text(json.dumps([ROWS["project-euler"]]))
     out = tmp_path / "out"
     words = ("paper-rl", "--from", f"project-euler={euler}", "--output", out, *NO_BENCHMARK)
-    ran = run("prepare", *words, env=hub.env(tmp_path / "home"))
-    assert ran.returncode == 0, ran.stderr
+    result = run("prepare", *words, env=hub.env(tmp_path / "home"))
+    assert result.returncode == 0, result.stderr
     assert {name: each["read"] for name, each in sources_of(out).items()} == {
         "dapo": 40,
         "openmathreasoning": 120,
@@ -188,10 +191,10 @@ def test_paper_sft_reads_only_its_splits_also_a_second_time_without_a_network(
     ]
     words = [*NO_BENCHMARK, *(word for each in minimums for word in ("--set", each))]
     env = hub.env(tmp_path / "home", TOKEN)
-    ran = run("prepare", "paper-sft", "--output", tmp_path / "out", *words, env=env)
-    assert ran.returncode == 0, ran.stderr
-    about = sources_of(tmp_path / "out")
-    assert {name: each["read"] for name, each in about.items()} == {
+    result = run("prepare", "paper-sft", "--output", tmp_path / "out", *words, env=env)
+    assert result.returncode == 0, result.stderr
+    sources = sources_of(tmp_path / "out")
+    assert {name: each["read"] for name, each in sources.items()} == {
         "toolace": 25,
         "apigen-mt": 25,
         "glaive-v2": 25,
@@ -199,39 +202,39 @@ def test_paper_sft_reads_only_its_splits_also_a_second_time_without_a_network(
         "tulu3": 20,
         "llama-nemotron": 60,
     }
-    assert about["glaive-v2"]["missing"] == 101_000 - 25
+    assert sources["glaive-v2"]["missing"] == 101_000 - 25
     assert [name for name in hub.sent if "Nemotron" in name and name.endswith("l")] == [
         "nvidia/Llama-Nemotron-Post-Training-Dataset/SFT/chat/chat.jsonl"
     ]
     whole = {name: size for name, size in hub.sent.items() if ".json" in name}
     assert len(whole) == 6
-    assert all(size == (sets / name).stat().st_size for name, size in whole.items()), "each is sent once"
+    assert all(size == (sets / name).stat().st_size for name, size in whole.items()), "each file is sent once"
 
     env |= {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
     names = ("toolace", "llama-nemotron")
     again = run("prepare", *names, "--output", tmp_path / "again", *NO_BENCHMARK, env=env)
     assert again.returncode == 0, again.stderr
     assert [each["read"] for each in sources_of(tmp_path / "again").values()] == [25, 60]
-    said = refused("tulu3", "--output", tmp_path / "none", *NO_BENCHMARK, env=env)
-    assert "HF_HUB_OFFLINE is set, and the hub's cache has no files of allenai/tulu-3" in said
-    assert "hf download allenai/tulu-3-sft-personas-instruction-following --repo-type dataset" in said
-    assert "--from tulu3=FILE" in said
+    message = error_of("tulu3", "--output", tmp_path / "none", *NO_BENCHMARK, env=env)
+    assert "HF_HUB_OFFLINE is set, and the hub's cache has no files of allenai/tulu-3" in message
+    assert "hf download allenai/tulu-3-sft-personas-instruction-following --repo-type dataset" in message
+    assert "--from tulu3=FILE" in message
 
 
 def test_a_gated_source_is_refused_before_another_is_read(hub: Hub, tmp_path: Path) -> None:
-    said = refused("toolace", "apigen-mt", "--output", tmp_path / "out", env=hub.env(tmp_path / "home"))
-    assert "apigen-mt: Salesforce/APIGen-MT-5k is gated" in said
-    assert "https://huggingface.co/datasets/Salesforce/APIGen-MT-5k, then run `hf auth login`" in said
+    message = error_of("toolace", "apigen-mt", "--output", tmp_path / "out", env=hub.env(tmp_path / "home"))
+    assert "apigen-mt: Salesforce/APIGen-MT-5k is gated" in message
+    assert "https://huggingface.co/datasets/Salesforce/APIGen-MT-5k, then run `hf auth login`" in message
     assert not [name for name in hub.sent if name.endswith("data.json")]
     assert not (tmp_path / "out").exists()
 
 
 def test_without_a_network_the_variable_for_the_cache_is_named_at_once(hub: Hub, tmp_path: Path) -> None:
     env = hub.env(tmp_path / "home") | {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    said = refused("toolace", "--output", tmp_path / "out", env=env)
-    assert "toolace: cannot reach the dataset hub for Team-ACE/ToolACE" in said
-    assert "HF_HUB_OFFLINE=1" in said
-    assert "--from toolace=FILE" in said
+    message = error_of("toolace", "--output", tmp_path / "out", env=env)
+    assert "toolace: cannot reach the dataset hub for Team-ACE/ToolACE" in message
+    assert "HF_HUB_OFFLINE=1" in message
+    assert "--from toolace=FILE" in message
     assert not hub.requests
 
 
@@ -239,10 +242,10 @@ def test_a_split_that_the_set_lacks_is_named_with_those_it_has(hub: Hub, sets: P
     readme(tmp_path / "sets/nvidia/OpenMathReasoning", default={"solutions": "data/cot-*"})
     parquet(tmp_path / "sets/nvidia/OpenMathReasoning/data/cot-00000-of-00001.parquet", [{"problem": "?"}])
     with serving_hub(tmp_path / "sets") as other:
-        said = refused(
+        message = error_of(
             "openmathreasoning", "--output", tmp_path / "out", *NO_BENCHMARK, env=other.env(tmp_path / "home")
         )
-    assert "nvidia/OpenMathReasoning has no split cot; it has solutions" in said
+    assert "nvidia/OpenMathReasoning has no split cot; it has solutions" in message
 
 
 def test_a_column_that_the_set_lacks_is_named_before_a_row_is_read(tmp_path: Path) -> None:
@@ -250,9 +253,12 @@ def test_a_column_that_the_set_lacks_is_named_before_a_row_is_read(tmp_path: Pat
     readme(folder, en={"train": "en/train-*"})
     parquet(folder / "en/train-00000-of-00001.parquet", [{"prompt": "?"}])
     with serving_hub(tmp_path / "sets") as hub:
-        said = refused("dapo", "--output", tmp_path / "out", *NO_BENCHMARK, env=hub.env(tmp_path / "home"))
+        message = error_of(
+            "dapo", "--output", tmp_path / "out", *NO_BENCHMARK, env=hub.env(tmp_path / "home")
+        )
     assert (
-        "open-r1/DAPO-Math-17k-Processed/en/train-00000-of-00001.parquet has no column reward_model" in said
+        "open-r1/DAPO-Math-17k-Processed/en/train-00000-of-00001.parquet has no column reward_model"
+        in message
     )
 
 
@@ -266,8 +272,8 @@ def test_a_series_of_files_that_is_not_complete_is_refused(sets: Path, tmp_path:
     refs.mkdir()
     (refs / "main").write_text(REVISION)
     env = Hub(sets).env(tmp_path / "home") | {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    said = refused("openmathreasoning", "--output", tmp_path / "out", *NO_BENCHMARK, env=env)
-    assert "nvidia/OpenMathReasoning (default, cot): only 1 of its 2 files are there" in said
+    message = error_of("openmathreasoning", "--output", tmp_path / "out", *NO_BENCHMARK, env=env)
+    assert "nvidia/OpenMathReasoning (default, cot): only 1 of its 2 files are there" in message
 
 
 def test_too_small_a_disk_is_refused_before_a_row_is_read(
@@ -285,13 +291,13 @@ def test_too_small_a_disk_is_refused_before_a_row_is_read(
 def test_an_unknown_set_may_be_private(tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir()
     with serving_hub(tmp_path / "sets") as hub:
-        said = refused("toolace", "--output", tmp_path / "out", env=hub.env(tmp_path / "home"))
-    assert "the hub has no data set Team-ACE/ToolACE, or it is private" in said
-    assert "hf auth login" in said
+        message = error_of("toolace", "--output", tmp_path / "out", env=hub.env(tmp_path / "home"))
+    assert "the hub has no data set Team-ACE/ToolACE, or it is private" in message
+    assert "hf auth login" in message
 
 
 @pytest.mark.parametrize(
-    ("configs", "config", "split", "paths", "chosen"),
+    ("configs", "config", "split", "paths", "expected"),
     [
         ("", None, "train", ["README.md", "data.json", ".x.json"], ["data.json"]),
         ("", None, "train", ["test.json", "train-b.json", "train-a.json"], ["train-a.json", "train-b.json"]),
@@ -345,10 +351,10 @@ def test_an_unknown_set_may_be_private(tmp_path: Path) -> None:
     ],
 )
 def test_the_files_of_a_split_are_those_that_the_sets_card_lists(
-    configs: str, config: str | None, split: str, paths: list[str], chosen: list[str]
+    configs: str, config: str | None, split: str, paths: list[str], expected: list[str]
 ) -> None:
     card = f"---\nconfigs:\n{configs}\n---\n" if configs else "# A set\n"
-    assert files_of_split("it", HubSet("a/b", config, split), card, paths) == chosen
+    assert files_of_split("it", HubSet("a/b", config, split), card, paths) == expected
 
 
 def test_a_config_that_no_card_describes_is_refused() -> None:
@@ -361,10 +367,12 @@ def test_patterns_of_a_card_that_match_no_file_are_refused(tmp_path: Path) -> No
     readme(folder, en={"train": "data/train-*"})
     parquet(folder / "en/train-00000-of-00001.parquet", [{"prompt": "?"}])
     with serving_hub(tmp_path / "sets") as hub:
-        said = refused("dapo", "--output", tmp_path / "out", *NO_BENCHMARK, env=hub.env(tmp_path / "home"))
+        message = error_of(
+            "dapo", "--output", tmp_path / "out", *NO_BENCHMARK, env=hub.env(tmp_path / "home")
+        )
     assert (
         "no file of open-r1/DAPO-Math-17k-Processed matches the patterns that its card has for "
-        "open-r1/DAPO-Math-17k-Processed (en, train)" in said
+        "open-r1/DAPO-Math-17k-Processed (en, train)" in message
     )
 
 

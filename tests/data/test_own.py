@@ -1,4 +1,4 @@
-"""A user's own conversations are read with whatever form their thoughts and calls have."""
+"""Tests that a user's own conversations are read with any form of thoughts and calls."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rstar2.data.own import own_source
 from rstar2.data.rows import Refused
 
 F = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
-ASKED = {"role": "user", "content": "?"}
+QUESTION = {"role": "user", "content": "?"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 REPLY = {"role": "tool", "content": "1"}
 
 
-def read(folder: Path, *messages: dict[str, Any]) -> list[dict[str, Any]]:
-    row = {"messages": [ASKED, *messages], "tools": [F]}
+def messages_after_question(folder: Path, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    row = {"messages": [QUESTION, *messages], "tools": [F]}
     file = folder / "own.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    read_messages: list[dict[str, Any]] = own_source(file).read(row)["messages"]
-    return read_messages[1:]
+    all_messages: list[dict[str, Any]] = own_source(file).read(row)["messages"]
+    return all_messages[1:]
 
 
 def test_calls_in_tags_become_calls_that_their_replies_answer(tmp_path: Path) -> None:
     text = f"<reason>I ask.</reason>\n{CALL}\n{CALL}"
-    turn, *replies, last = read(
+    turn, *replies, last = messages_after_question(
         tmp_path, {"role": "assistant", "content": text}, REPLY, REPLY, {"role": "assistant", "content": "1"}
     )
     assert turn["content"] == "<reason>I ask.</reason>"
@@ -38,16 +38,20 @@ def test_calls_in_tags_become_calls_that_their_replies_answer(tmp_path: Path) ->
 
 def test_calls_within_a_text_stay_text_and_the_reason_names_tags(tmp_path: Path) -> None:
     turn = {"role": "assistant", "content": f"Write {CALL} to call."}
-    assert read(tmp_path, turn) == [turn]
-    with pytest.raises(Refused) as refused:
-        read(tmp_path, turn, REPLY, turn)
-    assert "in tags at the end of a message" in refused.value.detail
+    assert messages_after_question(tmp_path, turn) == [turn]
+    with pytest.raises(Refused) as excinfo:
+        messages_after_question(tmp_path, turn, REPLY, turn)
+    assert "in tags at the end of a message" in excinfo.value.detail
 
 
 def test_a_thought_in_a_field_of_its_own_is_not_lost(tmp_path: Path) -> None:
-    (turn,) = read(tmp_path, {"role": "assistant", "content": "1", "reasoning_content": "One."})
+    (turn,) = messages_after_question(
+        tmp_path, {"role": "assistant", "content": "1", "reasoning_content": "One."}
+    )
     assert turn == {"role": "assistant", "content": "<think>\nOne.\n</think>\n\n1"}
     calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
-    (turn,) = read(tmp_path, {"role": "assistant", "reasoning_content": "One.", "tool_calls": calls})
+    (turn,) = messages_after_question(
+        tmp_path, {"role": "assistant", "reasoning_content": "One.", "tool_calls": calls}
+    )
     assert turn["content"] == "<think>\nOne.\n</think>"
     assert len(turn["tool_calls"]) == 1

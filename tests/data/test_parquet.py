@@ -1,4 +1,4 @@
-"""What a stage makes of prepared data, and of a file in VERL's own form."""
+"""Tests of the rows that a stage reads from prepared data, and from a file in VERL's own form."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rstar2.train.conversations import read_conversations
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
-    about = {"family": "math", "licence": "MIT"}
+    extra_info = {"family": "math", "licence": "MIT"}
     rows = [
-        {"id": "a-1", "problem": "What is 1+1?", "answer": "2", "source": "a", **about},
-        {"id": "b-x", "problem": "What is 6*7?", "answer": "42", "source": "b", **about},
+        {"id": "a-1", "problem": "What is 1+1?", "answer": "2", "source": "a", **extra_info},
+        {"id": "b-x", "problem": "What is 6*7?", "answer": "42", "source": "b", **extra_info},
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS["problems"]), tmp_path / PREPARED)
     return tmp_path
@@ -52,30 +52,33 @@ def test_rows_of_ones_own_need_a_problem_and_an_answer_and_get_ids_of_their_text
     rows = [{"problem": "What is 1+1?", "answer": "2"}, {"problem": "What is 6*7?", "answer": "42"}]
     file = tmp_path / "mine.parquet"
     write_parquet(file, [*rows, rows[0]])
-    made = stage_rows(file, rollouts=8)
-    names = [row["extra_info"]["id"] for row in made]
+    all_rows = stage_rows(file, rollouts=8)
+    names = [row["extra_info"]["id"] for row in all_rows]
     assert len(set(names)) == 3
     assert names[2] == f"{names[0]}-2"
-    assert {row["data_source"] for row in made} == {"mine"}
+    assert {row["data_source"] for row in all_rows} == {"mine"}
     write_parquet(file, rows[::-1])
     again = [row["extra_info"]["id"] for row in stage_rows(file, rollouts=8)]
-    assert again == names[1::-1], "an id is the text's, wherever its row is"
+    assert again == names[1::-1], "the text decides the id, not the row's position"
 
 
 def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
-    """Without one every problem of a step would be RoC's same draw."""
+    """If problems had no ids, RoC would draw the same for all problems of a step."""
     row = rl_rows([Problem("", "What is 1+1?", "2")], 8, "mine")[0]
-    for about in ({"index": 0, "split": "train"}, None):
-        rows = [{**row, "extra_info": about}, {**row, "extra_info": about, "prompt": [{"content": "Other?"}]}]
+    for extra_info in ({"index": 0, "split": "train"}, None):
+        rows = [
+            {**row, "extra_info": extra_info},
+            {**row, "extra_info": extra_info, "prompt": [{"content": "Other?"}]},
+        ]
         write_parquet(tmp_path / "verl.parquet", rows)
-        read = stage_rows(tmp_path / "verl.parquet", rollouts=16)
-        names = [each["extra_info"]["id"] for each in read]
+        result = stage_rows(tmp_path / "verl.parquet", rollouts=16)
+        names = [each["extra_info"]["id"] for each in result]
         assert len({*names, ""}) == 3
-        assert read[1]["extra_info"] == {**(about or {}), "id": names[1]}
+        assert result[1]["extra_info"] == {**(extra_info or {}), "id": names[1]}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"problem": None}, "problem must be text, not None"),
         ({"problem": " "}, "problem must be text, not ' '"),
@@ -84,13 +87,13 @@ def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
     ],
 )
 def test_a_problem_that_cannot_be_trained_on_is_named_by_its_row(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     good = {"id": "a", "problem": "What is 1+1?", "answer": "2", "source": "mine"}
     write_parquet(tmp_path / "mine.parquet", [good, {**good, "id": "b", **changes}])
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_rows(tmp_path / "mine.parquet", rollouts=8)
-    assert f"mine.parquet, row 2: {said}" in refused.value.message
+    assert f"mine.parquet, row 2: {message}" in excinfo.value.message
 
 
 @pytest.mark.parametrize(("column", "value"), [("id", 1), ("answer", 2), ("problem", 3)])
@@ -102,7 +105,7 @@ def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, val
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"reward_model": None}, "reward_model.ground_truth must be text, not None"),
         ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth must be text, not None"),
@@ -112,25 +115,25 @@ def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, val
     ],
 )
 def test_a_row_in_verls_form_that_cannot_be_trained_on_is_named(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     rows = rl_rows([Problem("p", "What is 1+1?", "2"), Problem("q", "What is 2+1?", "3")], 8, "mine")
     write_parquet(tmp_path / "verl.parquet", [rows[0], {**rows[1], **changes}])
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_rows(tmp_path / "verl.parquet", rollouts=8)
-    assert f"verl.parquet, row 2: {said}" in refused.value.message
+    assert f"verl.parquet, row 2: {message}" in excinfo.value.message
 
 
 def test_a_prepared_folder_and_a_parquet_file_can_be_evaluated(problems: Path, tmp_path: Path) -> None:
     expected = [Problem("a-1", "What is 1+1?", "2"), Problem("b-x", "What is 6*7?", "42")]
     assert load_benchmark(str(problems)) == expected
     assert load_benchmark(str(problems / PREPARED)) == expected
-    mine = tmp_path / "mine.parquet"
-    pq.write_table(pa.table({"problem": ["What is 2+2?", ""], "answer": [4, 5]}), mine)
+    own_file = tmp_path / "mine.parquet"
+    pq.write_table(pa.table({"problem": ["What is 2+2?", ""], "answer": [4, 5]}), own_file)
     with pytest.raises(UserError, match=r'mine\.parquet, row 2: field "problem" is empty'):
-        load_benchmark(str(mine))
-    pq.write_table(pa.table({"problem": ["What is 2+2?"], "answer": [4]}), mine)
-    assert load_benchmark(str(mine)) == [Problem("1", "What is 2+2?", "4")]
+        load_benchmark(str(own_file))
+    pq.write_table(pa.table({"problem": ["What is 2+2?"], "answer": [4]}), own_file)
+    assert load_benchmark(str(own_file)) == [Problem("1", "What is 2+2?", "4")]
 
 
 def test_prepared_conversations_are_for_sft_and_not_for_rl(tmp_path: Path) -> None:
@@ -141,9 +144,9 @@ def test_prepared_conversations_are_for_sft_and_not_for_rl(tmp_path: Path) -> No
     ]
     row = {"id": "c-1", "messages": messages, "tools": "[]", "source": "c", "family": "own", "licence": "MIT"}
     pq.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["conversations"]), tmp_path / PREPARED)
-    (read,) = list(read_conversations(tmp_path / PREPARED))
-    assert read["messages"][1]["tool_calls"] == [call]
-    with pytest.raises(UserError, match="contains conversations, which are for `rstar2 sft`"):
+    (conversation,) = list(read_conversations(tmp_path / PREPARED))
+    assert conversation["messages"][1]["tool_calls"] == [call]
+    with pytest.raises(UserError, match="contains conversations for `rstar2 sft`"):
         stage_rows(tmp_path, rollouts=16)
 
 

@@ -1,4 +1,4 @@
-"""Every source of the recipe, on rows of its true schema: what is read, what is refused and with which words."""
+"""Tests of every source of the recipe on rows of its real schema: rows that are read, and messages of refused rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rstar2.errors import UserError
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
 CALLS = ("toolace", "apigen-mt", "glaive-v2", "glaive-sharegpt")
-"""Sources of function calls; their rows of `ROWS` say the same."""
+"""Sources of function calls. Their rows in `ROWS` have the same content."""
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -33,28 +33,28 @@ def lines(path: Path, *rows: object) -> Path:
     return path
 
 
-def read(source: Source, *files: Path, name: str = "it") -> tuple[list[dict[str, Any]], ReadCounts]:
-    """The candidates of files, and the counts."""
+def read_files(source: Source, *files: Path, name: str = "it") -> tuple[list[dict[str, Any]], ReadCounts]:
+    """Returns the candidates of files, and the counts."""
     part = files[0].with_name("part.arrow")
     counts = read_source(Origin(name, source, files), part, io.StringIO(), lambda rows: None)
     rows = Candidates(source.kind, [(name, part)])
     tables = [table for _, table in rows.batches(schema_of(source.kind).names, rows.live_numbers())]
-    found: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist() if tables else []
-    return found, counts
+    all_rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist() if tables else []
+    return all_rows, counts
 
 
 def one(tmp_path: Path, name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """A row's candidate, without the columns that only the preparation uses."""
-    rows, counts = read(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
+    """Returns a row's candidate, without the columns that only the preparation uses."""
+    rows, counts = read_files(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
     assert not counts.refused, counts.examples
-    (found,) = rows
-    return {key: value for key, value in found.items() if key in SCHEMAS[sources()[name].kind].names}
+    (candidate,) = rows
+    return {key: value for key, value in candidate.items() if key in SCHEMAS[sources()[name].kind].names}
 
 
-def refused(tmp_path: Path, name: str, row: dict[str, Any]) -> tuple[str, str]:
-    """Why a row is refused, beside a good one that is read."""
-    rows, counts = read(sources()[name], lines(tmp_path / "rows.jsonl", ROWS[name], row), name=name)
-    assert [found["id"] for found in rows] == [f"{name}-{ROWS[name].get('id', 1)}"]
+def refusal(tmp_path: Path, name: str, row: dict[str, Any]) -> tuple[str, str]:
+    """Returns the reason and the detail with which a row is refused. A good row beside it is read."""
+    rows, counts = read_files(sources()[name], lines(tmp_path / "rows.jsonl", ROWS[name], row), name=name)
+    assert [row_read["id"] for row_read in rows] == [f"{name}-{ROWS[name].get('id', 1)}"]
     assert counts.read == 2
     (example,) = counts.examples
     assert example["place"] == f"{tmp_path / 'rows.jsonl'}, row 2"
@@ -94,9 +94,9 @@ def test_a_problem_is_read(tmp_path: Path, name: str, problem: str, answer: str,
 def test_function_calls_become_messages_with_tools(tmp_path: Path, name: str) -> None:
     row = one(tmp_path, name, ROWS[name])
     system = [("system", "You are a travel agent.")] if name == "apigen-mt" else []
-    said = [(message["role"], message["content"]) for message in row["messages"]]
-    replies = [text for role, text in said if role == "tool"]
-    assert said == [
+    messages = [(message["role"], message["content"]) for message in row["messages"]]
+    replies = [text for role, text in messages if role == "tool"]
+    assert messages == [
         *system,
         ("user", "Will it rain in Zürich?"),
         ("assistant", None),
@@ -104,8 +104,8 @@ def test_function_calls_become_messages_with_tools(tmp_path: Path, name: str) ->
         ("assistant", "Yes, take an umbrella."),
     ]
     assert json.dumps({"rain": True}) in replies[0]
-    called, reply = row["messages"][-3], row["messages"][-2]
-    (call,) = called["tool_calls"]
+    calling, reply = row["messages"][-3], row["messages"][-2]
+    (call,) = calling["tool_calls"]
     assert (call["id"], call["type"], call["function"]["name"]) == ("call_1", "function", "get_weather")
     assert json.loads(call["function"]["arguments"]) == {"city": "Zürich", "days": 2}
     assert reply["tool_call_id"] == "call_1"
@@ -153,7 +153,7 @@ def test_dapos_raw_form_loses_the_words_around_the_problem(tmp_path: Path) -> No
     assert one(tmp_path, "dapo", row)["problem"] == "What is $1+1$?"
 
 
-# Every column that a source needs, and a value of a wrong type for it.
+# Every column that a source needs, with a value of a wrong type.
 NEEDED = [
     (name, column, 7 if isinstance(ROWS[name][column], list | dict) else ["x"])
     for name, source in sources().items()
@@ -165,15 +165,15 @@ NEEDED = [
 def test_a_missing_or_renamed_column_is_named(tmp_path: Path, name: str, column: str, _: object) -> None:
     row = copy.deepcopy(ROWS[name])
     row["other"] = row.pop(column)
-    with pytest.raises(UserError) as caught:
-        read(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
-    assert f"{name}: {tmp_path / 'rows.jsonl'} has no column" in caught.value.message
-    assert column in caught.value.message.partition("it has")[0]
-    assert "other" in caught.value.message.partition("it has")[2]
+    with pytest.raises(UserError) as excinfo:
+        read_files(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
+    assert f"{name}: {tmp_path / 'rows.jsonl'} has no column" in excinfo.value.message
+    assert column in excinfo.value.message.partition("it has")[0]
+    assert "other" in excinfo.value.message.partition("it has")[2]
     file = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist([row]), file)
     with pytest.raises(UserError, match=f"has no column .*{column}"):
-        read(sources()[name], file, name=name)
+        read_files(sources()[name], file, name=name)
 
 
 @pytest.mark.parametrize(("name", "column", "wrong"), NEEDED)
@@ -185,9 +185,9 @@ def test_a_null_a_wrong_type_and_an_empty_value_are_counted(
         return  # a system text may be left out; the others choose rows, below
     for value in (None, wrong, empty):
         if (name, column, value) == ("openmathreasoning", "expected_answer", None):
-            assert refused(tmp_path, name, changed(name, expected_answer=None))[0] == "no answer"
+            assert refusal(tmp_path, name, changed(name, expected_answer=None))[0] == "no answer"
             continue
-        reason, detail = refused(tmp_path, name, changed(name, **{column: value}))
+        reason, detail = refusal(tmp_path, name, changed(name, **{column: value}))
         assert reason == "malformed"
         assert detail
 
@@ -216,13 +216,13 @@ def test_unicode_is_kept_and_half_a_surrogate_pair_refused(tmp_path: Path, name:
         "tulu3": {"messages": [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "!"}]},
         "llama-nemotron": {"output": "\ud800"},
     }
-    reason, detail = refused(tmp_path, name, changed(name, **texts[name]))
+    reason, detail = refusal(tmp_path, name, changed(name, **texts[name]))
     assert reason == "malformed"
     assert "surrogate" in detail
 
 
 def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
-    """A conversation of user, call, reply and assistant, in the source's form."""
+    """Returns a conversation of user, call, reply and assistant, in the source's form."""
     if name == "glaive-v2":
         speakers = {
             "user": "USER",
@@ -230,7 +230,10 @@ def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
             "reply": "FUNCTION RESPONSE",
             "call": "ASSISTANT",
         }
-        texts = [(speakers[who], f"<functioncall> {text}" if who == "call" else text) for who, text in turns]
+        texts = [
+            (speakers[speaker], f"<functioncall> {text}" if speaker == "call" else text)
+            for speaker, text in turns
+        ]
         return changed(name, chat=glaive_chat(*texts))
     sharegpt = {"user": "human", "assistant": "gpt", "reply": "observation", "call": "function_call"}
     roles = {
@@ -238,7 +241,7 @@ def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
         "apigen-mt": sharegpt,
         "glaive-sharegpt": sharegpt,
     }[name]
-    return changed(name, conversations=[{"from": roles[who], "value": text} for who, text in turns])
+    return changed(name, conversations=[{"from": roles[speaker], "value": text} for speaker, text in turns])
 
 
 CALL = {
@@ -278,14 +281,14 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
-    ("calls", "said"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is not one of the tools")]
+    ("calls", "message"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is not one of the tools")]
 )
 def test_a_call_that_does_not_fit_its_tool_is_refused(
-    tmp_path: Path, name: str, calls: dict[str, str], said: str
+    tmp_path: Path, name: str, calls: dict[str, str], message: str
 ) -> None:
-    reason, detail = refused(tmp_path, name, with_turns(name, ("user", "Rain?"), ("call", calls[name])))
+    reason, detail = refusal(tmp_path, name, with_turns(name, ("user", "Rain?"), ("call", calls[name])))
     assert reason == "bad call"
-    assert said in detail
+    assert message in detail
 
 
 def test_parallel_calls_get_a_reply_each(tmp_path: Path) -> None:
@@ -299,7 +302,7 @@ def test_parallel_calls_get_a_reply_each(tmp_path: Path) -> None:
         ("call_1", '{"rain": true}'),
         ("call_2", '{"rain": false}'),
     ]
-    reason, detail = refused(
+    reason, detail = refusal(
         tmp_path, "toolace", with_turns("toolace", *turns[:2], ("reply", "[1]"), turns[3])
     )
     assert (reason, detail) == ("malformed", "the number of replies is not the number of calls (2)")
@@ -334,12 +337,12 @@ def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[
     plain = {**with_turns(name, ("user", "Hi"), ("assistant", "Hello!")), **without}
     assert one(tmp_path, name, plain)["tools"] == "[]"
     calling = {**with_turns(name, ("user", "Rain?"), ("call", CALL[name])), **without}
-    reason, detail = refused(tmp_path, name, calling)
+    reason, detail = refusal(tmp_path, name, calling)
     assert (reason, detail) == ("bad call", "get_weather is not one of the tools (there are none)")
 
 
 @pytest.mark.parametrize(
-    ("turns", "said"),
+    ("turns", "message"),
     [
         ([("user", "Rain?")], "no assistant message"),
         ([("assistant", "Hello!")], "no assistant message that answers a user"),
@@ -349,22 +352,22 @@ def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_turns_that_do_not_follow_are_refused(
-    tmp_path: Path, name: str, turns: list[tuple[str, str]], said: str
+    tmp_path: Path, name: str, turns: list[tuple[str, str]], message: str
 ) -> None:
-    given = [(who, text.replace("CALL", CALL[name])) for who, text in turns]
-    reason, detail = refused(tmp_path, name, with_turns(name, *given))
+    call_turns = [(speaker, text.replace("CALL", CALL[name])) for speaker, text in turns]
+    reason, detail = refusal(tmp_path, name, with_turns(name, *call_turns))
     assert reason == "malformed"
-    assert said in detail or "the number of replies is not" in detail
+    assert message in detail or "the number of replies is not" in detail
 
 
 @pytest.mark.parametrize("name", ["toolace", "glaive-v2"])
 def test_a_conversation_that_the_assistant_begins_is_refused_as_sft_would(tmp_path: Path, name: str) -> None:
     row = with_turns(name, ("assistant", "Hello!"), ("user", "Hi."), ("assistant", "What now?"))
-    assert refused(tmp_path, name, row) == ("malformed", "the first message is the assistant's")
+    assert refusal(tmp_path, name, row) == ("malformed", "the first message is the assistant's")
 
 
 @pytest.mark.parametrize(
-    ("value", "read_as"),
+    ("value", "arguments"),
     [
         ("a=1, b=2.5", {"a": 1, "b": 2.5}),
         ('a="it\'s (not) [so], {simple}"', {"a": "it's (not) [so], {simple}"}),
@@ -373,14 +376,14 @@ def test_a_conversation_that_the_assistant_begins_is_refused_as_sft_would(tmp_pa
         ("", {}),
     ],
 )
-def test_arguments_as_toolace_writes_them(tmp_path: Path, value: str, read_as: dict[str, Any]) -> None:
+def test_arguments_as_toolace_writes_them(tmp_path: Path, value: str, arguments: dict[str, Any]) -> None:
     system = TOOLACE_SYSTEM.replace(
         json.dumps([WEATHER]), json.dumps([{"name": "My Tool", "description": ""}])
     )
     turns = [{"from": "user", "value": "?"}, {"from": "assistant", "value": f"[My Tool({value})]"}]
     row = changed("toolace", system=system, conversations=turns)
     (call,) = one(tmp_path, "toolace", row)["messages"][-1]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == read_as
+    assert json.loads(call["function"]["arguments"]) == arguments
 
 
 @pytest.mark.parametrize(
@@ -401,15 +404,17 @@ def test_arguments_as_toolace_writes_them(tmp_path: Path, value: str, read_as: d
 def test_rows_that_the_recipe_does_not_take_are_counted_by_reason(
     tmp_path: Path, name: str, columns: dict[str, Any], reason: str
 ) -> None:
-    assert refused(tmp_path, name, changed(name, **columns))[0] == reason
+    assert refusal(tmp_path, name, changed(name, **columns))[0] == reason
 
 
 def test_parquet_and_several_files_of_one_source_are_read(tmp_path: Path) -> None:
     rows = [changed("dapo", prompt=f"What is {n} plus {n}?") for n in range(5)]
     pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "a.parquet")
     lines(tmp_path / "b.jsonl", *rows[3:])
-    found, counts = read(sources()["dapo"], tmp_path / "a.parquet", tmp_path / "b.jsonl", name="dapo")
-    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(1, 6)]
+    rows_read, counts = read_files(
+        sources()["dapo"], tmp_path / "a.parquet", tmp_path / "b.jsonl", name="dapo"
+    )
+    assert [row["id"] for row in rows_read] == [f"dapo-{number}" for number in range(1, 6)]
     assert counts.read == 5
 
 
@@ -420,9 +425,11 @@ def test_rows_are_numbered_through_the_pieces_and_files_of_a_source(
     first = lines(tmp_path / "a.jsonl", *rows[:3])
     first.write_bytes(b"\n" + first.read_bytes().rstrip())
     monkeypatch.setattr(reading, "PIECE_BYTES", first.stat().st_size // 2)
-    found, counts = read(sources()["dapo"], first, lines(tmp_path / "b.jsonl", *rows[3:]), name="dapo")
+    rows_read, counts = read_files(
+        sources()["dapo"], first, lines(tmp_path / "b.jsonl", *rows[3:]), name="dapo"
+    )
     # A line without a row counts as one.
-    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(2, 7)]
+    assert [row["id"] for row in rows_read] == [f"dapo-{number}" for number in range(2, 7)]
     assert counts.read == 5
 
 
@@ -430,7 +437,7 @@ def test_own_files_say_by_their_columns_what_they_hold(tmp_path: Path) -> None:
     problems = lines(
         tmp_path / "p.jsonl", {"id": "x", "problem": "What is 1+1?", "answer": 2, "pass_rate": 0.5}
     )
-    (row,), _ = read(own_source(problems), problems, name="p")
+    (row,), _ = read_files(own_source(problems), problems, name="p")
     assert (row["id"], row["answer"], row["pass_rate"]) == ("p-x", "2", 0.5)
     call = {"function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
     messages = [
@@ -438,7 +445,7 @@ def test_own_files_say_by_their_columns_what_they_hold(tmp_path: Path) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
     conversations = lines(tmp_path / "c.jsonl", {"messages": messages, "tools": [WEATHER]})
-    (row,), _ = read(own_source(conversations), conversations, name="c")
+    (row,), _ = read_files(own_source(conversations), conversations, name="c")
     assert row["messages"][1]["tool_calls"][0]["id"] == "call_1"
     with pytest.raises(UserError, match="no column `problem` or `messages`; it has text"):
         own_source(lines(tmp_path / "other.jsonl", {"text": "x"}))
@@ -449,11 +456,11 @@ def conversation(*messages: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 def calling(*calls: tuple[str | None, str], **more: Any) -> dict[str, Any]:
-    """A message that calls the tool, given the calls' ids and cities."""
-    listed = [
+    """Returns a message that calls the tool with these ids and cities."""
+    call_fields = [
         {"id": name, "function": {"name": "get_weather", "arguments": {"city": city}}} for name, city in calls
     ]
-    return {"role": "assistant", "tool_calls": listed, **more}
+    return {"role": "assistant", "tool_calls": call_fields, **more}
 
 
 def with_arguments(text: str) -> dict[str, Any]:
@@ -464,21 +471,24 @@ def reply(content: Any, name: str | None = None) -> dict[str, Any]:
     return {"role": "tool", "content": content, "tool_call_id": name}
 
 
-SAID = {"role": "assistant", "content": "Now I know."}
+FINAL_ANSWER = {"role": "assistant", "content": "Now I know."}
 
 
-def own(tmp_path: Path, row: dict[str, Any]) -> dict[str, Any] | tuple[str, str]:
-    """A row of a user's own file as it is read, or why it is refused."""
+def read_own(tmp_path: Path, row: dict[str, Any]) -> dict[str, Any] | tuple[str, str]:
+    """Returns a row of a user's own file as it is read, or the reason why it is refused."""
     file = lines(tmp_path / "own.jsonl", row)
-    rows, counts = read(own_source(file), file)
+    rows, counts = read_files(own_source(file), file)
     return rows[0] if rows else (counts.examples[0]["reason"], counts.examples[0]["detail"])
 
 
 def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> None:
-    row = own(
+    row = read_own(
         tmp_path,
         conversation(
-            calling(("a", "Bern"), ("b", "Basel")), reply("in Basel", "b"), reply("in Bern", "a"), SAID
+            calling(("a", "Bern"), ("b", "Basel")),
+            reply("in Basel", "b"),
+            reply("in Bern", "a"),
+            FINAL_ANSWER,
         ),
     )
     assert isinstance(row, dict)
@@ -489,7 +499,7 @@ def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("calls", "replies", "said"),
+    ("calls", "replies", "message"),
     [
         ([("a", "Bern")], [reply("sun", "b")], "a tool's reply names the call 'b', which waits for no reply"),
         (
@@ -507,13 +517,13 @@ def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> N
     ],
 )
 def test_replies_that_fit_no_call_are_refused(
-    tmp_path: Path, calls: list[tuple[str | None, str]], replies: list[dict[str, Any]], said: str
+    tmp_path: Path, calls: list[tuple[str | None, str]], replies: list[dict[str, Any]], message: str
 ) -> None:
-    assert own(tmp_path, conversation(calling(*calls), *replies, SAID)) == ("malformed", said)
+    assert read_own(tmp_path, conversation(calling(*calls), *replies, FINAL_ANSWER)) == ("malformed", message)
 
 
 @pytest.mark.parametrize(
-    ("message", "reason", "said"),
+    ("message", "reason", "expected"),
     [
         (calling((None, "Bern"), content=[{"type": "text", "text": "!"}]), "malformed", "is not text"),
         (calling((None, "\ud800")), "malformed", "surrogate"),
@@ -523,20 +533,20 @@ def test_replies_that_fit_no_call_are_refused(
     ],
 )
 def test_one_bad_call_refuses_its_row_alone(
-    tmp_path: Path, message: dict[str, Any], reason: str, said: str
+    tmp_path: Path, message: dict[str, Any], reason: str, expected: str
 ) -> None:
-    found = own(tmp_path, conversation(message))
-    assert isinstance(found, tuple), found
-    assert found[0] == reason
-    assert said in found[1]
+    result = read_own(tmp_path, conversation(message))
+    assert isinstance(result, tuple), result
+    assert result[0] == reason
+    assert expected in result[1]
 
 
 def test_half_a_surrogate_pair_that_a_detail_quotes_is_escaped(tmp_path: Path) -> None:
     bad = "[get_weather(city=\ud800)]"
-    _, detail = refused(tmp_path, "toolace", with_turns("toolace", ("user", "Rain?"), ("call", bad)))
+    _, detail = refusal(tmp_path, "toolace", with_turns("toolace", ("user", "Rain?"), ("call", bad)))
     assert "\\ud800" in detail
-    assert "not Python" in refused(tmp_path, "magicoder", changed("magicoder", lang="\ud800"))[0]
-    assert "surrogate" in refused(tmp_path, "llama-nemotron", changed("llama-nemotron", license="\ud800"))[1]
+    assert "not Python" in refusal(tmp_path, "magicoder", changed("magicoder", lang="\ud800"))[0]
+    assert "surrogate" in refusal(tmp_path, "llama-nemotron", changed("llama-nemotron", license="\ud800"))[1]
 
 
 @pytest.mark.parametrize(
@@ -556,21 +566,21 @@ def test_calls_are_held_to_every_keyword_of_the_schema(
     tmp_path: Path, parameter: dict[str, Any], value: Any, fits: bool
 ) -> None:
     tool = {"name": "f", "parameters": {"properties": {"x": parameter}, "$defs": {"small": {"maximum": 5}}}}
-    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": value}}}]}
-    found = own(tmp_path, conversation(said, tools=[tool]))
-    assert isinstance(found, dict) is fits, found
-    if isinstance(found, dict):
+    turn = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": value}}}]}
+    row = read_own(tmp_path, conversation(turn, tools=[tool]))
+    assert isinstance(row, dict) is fits, row
+    if isinstance(row, dict):
         return
-    assert found[0] == "bad call"
+    assert row[0] == "bad call"
 
 
 def test_a_schema_of_another_document_is_not_fetched(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     parameters = {"properties": {"x": {"$ref": (tmp_path / "other.json").as_uri()}}}
-    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
-    found = own(tmp_path, conversation(said, tools=[{"name": "f", "parameters": parameters}]))
-    assert isinstance(found, tuple), found
-    assert "not JSON Schema" in found[1]
+    turn = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    row = read_own(tmp_path, conversation(turn, tools=[{"name": "f", "parameters": parameters}]))
+    assert isinstance(row, tuple), row
+    assert "not JSON Schema" in row[1]
 
 
 def test_tools_and_calls_in_columns_of_parquet_keep_their_keys_apart(tmp_path: Path) -> None:
@@ -580,21 +590,21 @@ def test_tools_and_calls_in_columns_of_parquet_keep_their_keys_apart(tmp_path: P
     row = conversation({"role": "assistant", "tool_calls": both}, tools=tools)
     file = tmp_path / "own.parquet"
     pq.write_table(pa.Table.from_pylist([row]), file)
-    (found,), _ = read(own_source(file), file)
-    calls = [json.loads(each["function"]["arguments"]) for each in found["messages"][1]["tool_calls"]]
+    (row_read,), _ = read_files(own_source(file), file)
+    calls = [json.loads(each["function"]["arguments"]) for each in row_read["messages"][1]["tool_calls"]]
     assert calls == [{"city": "Bern"}, {"ticker": "X"}]
-    properties = [set(each["function"]["parameters"]["properties"]) for each in json.loads(found["tools"])]
+    properties = [set(each["function"]["parameters"]["properties"]) for each in json.loads(row_read["tools"])]
     assert properties == [{"city", "days"}, {"ticker"}]
 
 
 def test_calls_count_in_a_conversations_length(tmp_path: Path) -> None:
-    found = own(tmp_path, conversation(calling((None, "x" * 5000))))
-    assert isinstance(found, dict)
-    assert found["characters"] > 5000
+    result = read_own(tmp_path, conversation(calling((None, "x" * 5000))))
+    assert isinstance(result, dict)
+    assert result["characters"] > 5000
 
 
 @pytest.mark.parametrize(
-    ("rate", "read_as"),
+    ("rate", "rate_read"),
     [
         (0, 0.0),
         (1.0, 1.0),
@@ -604,40 +614,40 @@ def test_calls_count_in_a_conversations_length(tmp_path: Path) -> None:
         (-0.1, "the pass rate is -0.1, not from 0 to 1"),
     ],
 )
-def test_a_pass_rate_is_a_share(tmp_path: Path, rate: float | None, read_as: float | str | None) -> None:
-    found = own(tmp_path, {"problem": "What is it?", "answer": 2, "pass_rate": rate})
-    assert (found["pass_rate"] if isinstance(found, dict) else found[1]) == read_as
+def test_a_pass_rate_is_a_share(tmp_path: Path, rate: float | None, rate_read: float | str | None) -> None:
+    result = read_own(tmp_path, {"problem": "What is it?", "answer": 2, "pass_rate": rate})
+    assert (result["pass_rate"] if isinstance(result, dict) else result[1]) == rate_read
     row = changed("openmathreasoning", pass_rate_72b_tir=str(rate))
-    if isinstance(read_as, str):
-        assert refused(tmp_path, "openmathreasoning", row) == ("malformed", read_as)
+    if isinstance(rate_read, str):
+        assert refusal(tmp_path, "openmathreasoning", row) == ("malformed", rate_read)
     else:
-        assert one(tmp_path, "openmathreasoning", row)["pass_rate"] == read_as
+        assert one(tmp_path, "openmathreasoning", row)["pass_rate"] == rate_read
 
 
 def test_rows_with_the_same_id_are_refused(tmp_path: Path) -> None:
     def rows(*names: str | None) -> list[dict[str, Any]]:
-        given = [{"problem": f"What is {at}?", "answer": at} for at in range(len(names))]
-        return [row if name is None else {**row, "id": name} for name, row in zip(names, given, strict=True)]
+        fields = [{"problem": f"What is {at}?", "answer": at} for at in range(len(names))]
+        return [row if name is None else {**row, "id": name} for name, row in zip(names, fields, strict=True)]
 
     for names, twice in ((("a", "b", "a"), "a"), (("2", None), "2")):
         file = lines(tmp_path / "own.jsonl", *rows(*names))
         with pytest.raises(UserError, match=rf"two rows of .*own\.jsonl have the id '{twice}'"):
-            read(own_source(file), file)
+            read_files(own_source(file), file)
     first, second = lines(tmp_path / "1.jsonl", *rows("1")), lines(tmp_path / "2.jsonl", *rows("1"))
     with pytest.raises(UserError, match=r"two rows of .*1.jsonl, .*2.jsonl have the id '1'"):
-        read(sources()["project-euler"], first, second, name="project-euler")
+        read_files(sources()["project-euler"], first, second, name="project-euler")
 
 
 def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
     row = one(tmp_path, "toolace", ROWS["toolace"])
     file = tmp_path / "again.parquet"
     pq.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["conversations"]), file)
-    (again,), _ = read(own_source(file), file, name="again")
+    (again,), _ = read_files(own_source(file), file, name="again")
     assert (again["messages"], again["tools"]) == (row["messages"], row["tools"])
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt"\n', "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object, but list"),
@@ -650,23 +660,23 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
         (b'{"prompt": "x", "reward_model": {}}\n{}{}\n\n', "line 2: not JSON"),
     ],
 )
-def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
-    with pytest.raises(UserError, match=said):
-        read(sources()["dapo"], file)
+    with pytest.raises(UserError, match=message):
+        read_files(sources()["dapo"], file)
 
 
 def test_what_is_no_parquet_and_what_is_neither_is_refused(tmp_path: Path) -> None:
-    for name, said in (
+    for name, message in (
         ("x.parquet", "cannot read .*x.parquet"),
         ("x.csv", "neither .json, .jsonl nor .parquet"),
     ):
         (tmp_path / name).write_text("a,b")
-        with pytest.raises(UserError, match=said):
-            read(sources()["dapo"], tmp_path / name)
+        with pytest.raises(UserError, match=message):
+            read_files(sources()["dapo"], tmp_path / name)
     with pytest.raises(UserError, match=r"absent.jsonl: No such file"):
-        read(sources()["dapo"], tmp_path / "absent.jsonl")
+        read_files(sources()["dapo"], tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -675,9 +685,9 @@ def test_a_json_file_that_holds_a_list_is_read(tmp_path: Path, indent: int | Non
     rows = [changed("dapo", prompt=f"What is {n} plus {n}, Zürich?", more=[n]) for n in range(5)]
     file = tmp_path / "data.json"
     file.write_text(before + json.dumps(rows, indent=indent, ensure_ascii=False), encoding="utf-8")
-    found, counts = read(sources()["dapo"], file, name="dapo")
-    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(1, 6)]
-    assert found[4]["problem"] == "What is 4 plus 4, Zürich?"
+    rows_read, counts = read_files(sources()["dapo"], file, name="dapo")
+    assert [row["id"] for row in rows_read] == [f"dapo-{number}" for number in range(1, 6)]
+    assert rows_read[4]["problem"] == "What is 4 plus 4, Zürich?"
     assert counts.read == 5
 
 
@@ -689,21 +699,21 @@ def test_the_rows_of_a_json_list_are_numbered_through_its_pieces(
     file = tmp_path / "data.json"
     file.write_text(json.dumps(rows))
     monkeypatch.setattr(reading, "PIECE_BYTES", file.stat().st_size // 3)
-    found, counts = read(sources()["dapo"], file, name="dapo")
-    assert [row["id"] for row in found] == [f"dapo-{number}" for number in (1, 2, 3, 4, 5, 7)]
+    rows_read, counts = read_files(sources()["dapo"], file, name="dapo")
+    assert [row["id"] for row in rows_read] == [f"dapo-{number}" for number in (1, 2, 3, 4, 5, 7)]
     assert [example["place"] for example in counts.examples] == [f"{file}, row 6"]
 
 
 def test_json_lines_in_a_json_file_and_what_only_python_reads_in_a_list(tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     lines(file, ROWS["dapo"], ROWS["dapo"])
-    assert read(sources()["dapo"], file)[1].read == 2
+    assert read_files(sources()["dapo"], file)[1].read == 2
     file.write_text(json.dumps([{**ROWS["dapo"], "loss": float("nan")}, changed("dapo", prompt="\ud800")]))
-    found, counts = read(sources()["dapo"], file)
-    assert (len(found), counts.refused) == (1, {"malformed": 1})
+    rows_read, counts = read_files(sources()["dapo"], file)
+    assert (len(rows_read), counts.refused) == (1, {"malformed": 1})
     file.write_text(json.dumps([ROWS["dapo"]]), encoding="utf-16")
     with pytest.raises(UserError, match="UTF-16 or UTF-32, not UTF-8"):
-        read(sources()["dapo"], file)
+        read_files(sources()["dapo"], file)
 
 
 def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(tmp_path: Path) -> None:
@@ -712,18 +722,18 @@ def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(
     for indent in (None, 3):
         file = tmp_path / "data.json"
         file.write_text(json.dumps(rows, indent=indent))
-        listed = [bytes(each) for each in reading._listed_rows(file) or ()]
-        assert [json.loads(each) for each in listed] == rows
-        assert all(each in file.read_bytes() for each in listed), "the texts are those of the file"
-        assert read(sources()["dapo"], file)[1].read == 5
+        listed_rows = [bytes(each) for each in reading._listed_rows(file) or ()]
+        assert [json.loads(each) for each in listed_rows] == rows
+        assert all(each in file.read_bytes() for each in listed_rows), "the texts are parts of the file"
+        assert read_files(sources()["dapo"], file)[1].read == 5
     for broken in ("[NaN,]", "[NaN", "[NaN]]", "[NaN 1]"):
         file.write_text(broken)
         with pytest.raises(UserError, match="is not JSON"):
-            read(sources()["dapo"], file)
+            read_files(sources()["dapo"], file)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('[{"prompt": "x", "reward_model": {}}, {"prompt"', "is not JSON"),
         ('[{"prompt": "x", "reward_model": {}}, 7]', "row 2: not a JSON object, but int"),
@@ -735,18 +745,18 @@ def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(
     ],
 )
 def test_a_json_file_that_holds_no_rows_is_refused_as_a_whole(
-    tmp_path: Path, content: str, said: str
+    tmp_path: Path, content: str, message: str
 ) -> None:
     file = tmp_path / "data.json"
     file.write_text(content)
-    with pytest.raises(UserError, match=said):
-        read(sources()["dapo"], file)
+    with pytest.raises(UserError, match=message):
+        read_files(sources()["dapo"], file)
 
 
 def test_a_json_list_of_ones_own_says_by_its_keys_what_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "own.json"
     file.write_text(json.dumps([{"problem": "What is 1+1?", "answer": 2}]))
-    (row,), _ = read(own_source(file), file)
+    (row,), _ = read_files(own_source(file), file)
     assert row["answer"] == "2"
     file.write_text("[]")
     with pytest.raises(UserError, match="it has no rows"):
@@ -754,8 +764,11 @@ def test_a_json_list_of_ones_own_says_by_its_keys_what_it_holds(tmp_path: Path) 
 
 
 def toolace(system: str, *turns: tuple[str, str]) -> dict[str, Any]:
-    spoken = turns or (("user", "Rain?"), ("assistant", '[get_weather(city="Bern")]'))
-    return {"system": system, "conversations": [{"from": who, "value": text} for who, text in spoken]}
+    all_turns = turns or (("user", "Rain?"), ("assistant", '[get_weather(city="Bern")]'))
+    return {
+        "system": system,
+        "conversations": [{"from": speaker, "value": text} for speaker, text in all_turns],
+    }
 
 
 TOOLACE_INSTRUCTIONS = (
@@ -784,19 +797,19 @@ def test_toolaces_system_text_loses_its_functions_and_the_words_about_their_form
 ) -> None:
     text = TOOLACE_INSTRUCTIONS.format(date=date, tools=json.dumps([WEATHER]), rest=rest)
     row = one(tmp_path, "toolace", toolace(text))
-    said = [each["content"] for each in row["messages"] if each["role"] == "system"]
-    assert said == ([system] if system else [])
+    system_texts = [each["content"] for each in row["messages"] if each["role"] == "system"]
+    assert system_texts == ([system] if system else [])
     assert len(json.loads(row["tools"])) == 1
 
 
 def test_the_sentence_before_toolaces_functions_is_not_left_without_them(tmp_path: Path) -> None:
-    for before, said in (
+    for before, system in (
         ("You may call these functions:", []),
         ("Be brief. The tools that you have are:\n", ["Be brief."]),
         ("You are a pirate.\nFunctions: ", ["You are a pirate."]),
     ):
         row = one(tmp_path, "toolace", toolace(f"{before} {json.dumps([WEATHER])}."))
-        assert [each["content"] for each in row["messages"] if each["role"] == "system"] == said
+        assert [each["content"] for each in row["messages"] if each["role"] == "system"] == system
 
 
 @pytest.mark.parametrize(
@@ -809,7 +822,7 @@ def test_the_sentence_before_toolaces_functions_is_not_left_without_them(tmp_pat
 )
 def test_functions_in_a_form_other_than_json_are_the_reason(tmp_path: Path, tools: str) -> None:
     text = TOOLACE_INSTRUCTIONS.format(date=" ", tools=tools, rest="").replace("in JSON format ", "")
-    reason, detail = refused(tmp_path, "toolace", toolace(text, ("user", "Hi"), ("assistant", "Hello!")))
+    reason, detail = refusal(tmp_path, "toolace", toolace(text, ("user", "Hi"), ("assistant", "Hello!")))
     assert reason == "unreadable tools"
     assert tools[:10] in detail
 
@@ -829,7 +842,7 @@ def test_a_row_is_refused_if_its_system_text_speaks_of_tools_and_none_is_read(
     tmp_path: Path, name: str, system: str
 ) -> None:
     row = {**with_turns(name, ("user", "Hi"), ("assistant", "Hello!")), "system": system}
-    reason, detail = refused(tmp_path, name, row)
+    reason, detail = refusal(tmp_path, name, row)
     assert reason == "unreadable tools"
     assert system[:6] in detail
 
@@ -847,8 +860,8 @@ def test_a_row_is_refused_if_its_system_text_speaks_of_tools_and_none_is_read(
 def test_functions_of_toolace_in_any_json_are_read(tmp_path: Path, system: str, count: int) -> None:
     row = one(tmp_path, "toolace", toolace(system))
     assert len(json.loads(row["tools"])) == count
-    left = [each["content"] for each in row["messages"] if each["role"] == "system"]
-    assert left == (['{"user": "Ada"}'] if "Ada" in system else [])
+    system_texts = [each["content"] for each in row["messages"] if each["role"] == "system"]
+    assert system_texts == (['{"user": "Ada"}'] if "Ada" in system else [])
 
 
 @pytest.mark.parametrize(
@@ -857,7 +870,7 @@ def test_functions_of_toolace_in_any_json_are_read(tmp_path: Path, system: str, 
 def test_the_sentence_about_the_form_of_calls_is_not_left_in_another_form(tmp_path: Path, form: str) -> None:
     start = TOOLACE_INSTRUCTIONS.partition("Should")[0].format(date=" ", tools=json.dumps([WEATHER]))
     text = f"{start}Should you decide to return the function call(s), put it in the format of {form}\n"
-    assert refused(tmp_path, "toolace", toolace(text))[0] == "another call format"
+    assert refusal(tmp_path, "toolace", toolace(text))[0] == "another call format"
 
 
 @pytest.mark.parametrize(
@@ -878,7 +891,7 @@ def test_the_sentence_about_the_form_of_calls_is_not_left_in_another_form(tmp_pa
 @pytest.mark.parametrize("name", CALLS)
 def test_what_looks_like_a_call_is_not_taught_as_prose(tmp_path: Path, name: str, text: str) -> None:
     row = with_turns(name, ("user", "Rain?"), ("assistant", text))
-    reason, detail = refused(tmp_path, name, row)
+    reason, detail = refusal(tmp_path, name, row)
     assert reason == "bad call"
     assert "a call" in detail
 
@@ -894,7 +907,7 @@ def test_what_only_names_a_tool_stays_prose(tmp_path: Path, name: str, text: str
 
 def test_another_form_of_calls_that_the_system_text_asks_for_is_refused(tmp_path: Path) -> None:
     text = f"Functions: {json.dumps([WEATHER])} Reply with [func(name=value)] alone, please."
-    assert refused(tmp_path, "toolace", toolace(text))[0] == "another call format"
+    assert refusal(tmp_path, "toolace", toolace(text))[0] == "another call format"
 
 
 @pytest.mark.parametrize("after", [".", ". ", ";", "\n", " \n."])
@@ -916,7 +929,7 @@ def test_signs_after_a_call_do_not_make_it_prose(tmp_path: Path, after: str) -> 
 )
 def test_a_call_with_words_around_it_is_not_taught_as_prose(tmp_path: Path, text: str) -> None:
     row = toolace(TOOLACE_SYSTEM, ("user", "Rain?"), ("assistant", text))
-    reason, detail = refused(tmp_path, "toolace", row)
+    reason, detail = refusal(tmp_path, "toolace", row)
     assert reason == "bad call"
     assert "around" in detail or "without brackets" in detail
 
@@ -928,7 +941,7 @@ def test_prose_in_brackets_stays_prose(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "said"),
+    ("system", "texts"),
     [
         ("SYSTEM: You are a helpful assistant, with no access to external functions.\n\n\n", []),
         (
@@ -951,17 +964,17 @@ def test_prose_in_brackets_stays_prose(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_glaives_system_text_loses_its_functions_and_its_usual_words_alone(
-    tmp_path: Path, system: str, said: list[str]
+    tmp_path: Path, system: str, texts: list[str]
 ) -> None:
     row = changed("glaive-v2", system=system, chat=glaive_chat(("USER", "Hi"), ("ASSISTANT", "Hello!")))
     messages = one(tmp_path, "glaive-v2", row)["messages"]
-    found = [each["content"] for each in messages if each["role"] == "system"]
-    assert len(found) == len(said)
-    assert all(text.startswith(words) for text, words in zip(found, said, strict=True))
+    system_texts = [each["content"] for each in messages if each["role"] == "system"]
+    assert len(system_texts) == len(texts)
+    assert all(text.startswith(words) for text, words in zip(system_texts, texts, strict=True))
 
 
 def code_of(tmp_path: Path, solution: str) -> tuple[str | None, str]:
-    """The text before the call, and the code, that a solution becomes."""
+    """Returns the text before the call and the code that a solution becomes."""
     message = one(tmp_path, "magicoder", changed("magicoder", solution=solution))["messages"][-1]
     (call,) = message["tool_calls"]
     return message["content"], json.loads(call["function"]["arguments"])["code"]
@@ -987,7 +1000,7 @@ def test_a_block_of_code_is_read_as_markdown_has_it(tmp_path: Path, solution: st
 
 
 @pytest.mark.parametrize(
-    ("solution", "reason", "said"),
+    ("solution", "reason", "message"),
     [
         ("```python\nprint(1)\n```\nOr:\n```python\nprint(2)\n```", "several blocks", "2 blocks"),
         ("```python\nprint(1)\n```\nIt prints:\n```\n1\n```", "several blocks", "2 blocks"),
@@ -1022,11 +1035,11 @@ def test_a_block_of_code_is_read_as_markdown_has_it(tmp_path: Path, solution: st
     ],
 )
 def test_code_that_would_not_run_as_it_is_taught_is_refused_with_the_reason(
-    tmp_path: Path, solution: str, reason: str, said: str
+    tmp_path: Path, solution: str, reason: str, message: str
 ) -> None:
-    found, detail = refused(tmp_path, "magicoder", changed("magicoder", solution=solution))
-    assert found == reason
-    assert said in detail
+    reason_given, detail = refusal(tmp_path, "magicoder", changed("magicoder", solution=solution))
+    assert reason_given == reason
+    assert message in detail
 
 
 @pytest.mark.parametrize(
@@ -1045,13 +1058,13 @@ def test_code_that_only_names_input_is_read(tmp_path: Path, code: str) -> None:
 
 def test_a_problem_whose_label_is_no_persons_answer_is_refused_as_that(tmp_path: Path) -> None:
     row = changed("openmathreasoning", problem_type="no_answer_extracted")
-    reason, detail = refused(tmp_path, "openmathreasoning", row)
+    reason, detail = refusal(tmp_path, "openmathreasoning", row)
     assert reason == "no answer extracted"
     assert "vote" in detail
     assert "97" in detail
     for empty in (None, ""):
         row = changed("openmathreasoning", problem_type="no_answer_extracted", expected_answer=empty)
-        assert refused(tmp_path, "openmathreasoning", row)[0] == "no answer extracted"
+        assert refusal(tmp_path, "openmathreasoning", row)[0] == "no answer extracted"
     for rate in ("n/a", None, ""):
         row = changed("openmathreasoning", pass_rate_72b_tir=rate)
         assert one(tmp_path, "openmathreasoning", row)["pass_rate"] is None
@@ -1071,7 +1084,7 @@ def test_dapos_wrapper_is_taken_off_a_prompt_that_is_text_too(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("prompt", "reason", "said"),
+    ("prompt", "reason", "message"),
     [
         (
             WRAPPER.format(problem="What?").replace("step by step", "slowly"),
@@ -1102,11 +1115,11 @@ def test_dapos_wrapper_is_taken_off_a_prompt_that_is_text_too(tmp_path: Path) ->
     ],
 )
 def test_a_prompt_that_cannot_be_unwrapped_is_refused_with_the_reason(
-    tmp_path: Path, prompt: Any, reason: str, said: str
+    tmp_path: Path, prompt: Any, reason: str, message: str
 ) -> None:
-    found, detail = refused(tmp_path, "dapo", changed("dapo", prompt=prompt))
-    assert found == reason
-    assert said in detail
+    reason_given, detail = refusal(tmp_path, "dapo", changed("dapo", prompt=prompt))
+    assert reason_given == reason
+    assert message in detail
 
 
 @pytest.mark.parametrize(
@@ -1153,7 +1166,7 @@ def test_an_empty_thought_is_taken_off_an_answer(tmp_path: Path, thought: str) -
     ],
 )
 def test_an_answer_with_a_thought_is_refused_as_reasoning(tmp_path: Path, output: str) -> None:
-    reason, detail = refused(tmp_path, "llama-nemotron", changed("llama-nemotron", output=output))
+    reason, detail = refusal(tmp_path, "llama-nemotron", changed("llama-nemotron", output=output))
     assert (reason, "although reasoning is off" in detail) == ("reasoning", True)
 
 
@@ -1171,14 +1184,14 @@ def test_nemotrons_own_system_text_is_kept_but_for_its_switch(tmp_path: Path) ->
             "llama-nemotron", input=[{"role": "system", "content": text}, user], system_prompt=text
         )
         for row in (as_message, changed("llama-nemotron", input=[user], system_prompt=text)):
-            found = [each["content"] for each in one(tmp_path, "llama-nemotron", row)["messages"]]
-            assert found[:-1] == [*rest, "Hi"]
+            texts = [each["content"] for each in one(tmp_path, "llama-nemotron", row)["messages"]]
+            assert texts[:-1] == [*rest, "Hi"]
     on = changed("llama-nemotron", system_prompt="detailed thinking on")
-    assert refused(tmp_path, "llama-nemotron", on)[0] == "reasoning"
+    assert refusal(tmp_path, "llama-nemotron", on)[0] == "reasoning"
 
 
 def test_a_message_of_white_space_is_refused_as_empty(tmp_path: Path) -> None:
-    assert own(tmp_path, conversation({"role": "assistant", "content": " \n"})) == (
+    assert read_own(tmp_path, conversation({"role": "assistant", "content": " \n"})) == (
         "malformed",
         "a message of the assistant is empty",
     )

@@ -1,4 +1,4 @@
-"""SFT teaches what its own prompts ask for, in every format, from where generation begins."""
+"""Tests that SFT teaches, in every format, what its own prompts ask for, from the position where generation begins."""
 
 from __future__ import annotations
 
@@ -56,41 +56,44 @@ def every_row() -> list[dict[str, Any]]:
     return [{**row, "answer_form": form} for row in rows for form in (False, True)]
 
 
-def codec_of(named: str, tokenizer: Any) -> ChatCodec:
-    own = (
+def codec_of(format_name: str, tokenizer: Any) -> ChatCodec:
+    own_format = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if tools %}{{ tools | tojson }}{% endif %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    return codec_for(tokenizer, read_format(named, own), named)
+    return codec_for(tokenizer, read_format(format_name, own_format), format_name)
 
 
 def check_begins_as_generation_does(codec: ChatCodec, row: dict[str, Any]) -> int:
-    """Check that before each taught turn stands what a rollout would be given there. → the number of taught turns."""
-    taught, sample = as_taught(row, codec.texts), encode(row, codec)
+    """Checks that each learned turn follows the ids that a rollout gets at this position.
+
+    Returns the number of learned turns.
+    """
+    conversation, sample = as_taught(row, codec.texts), encode(row, codec)
     ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
-    starts = [at for at, learned in enumerate(mask) if learned and not (at and mask[at - 1])]
-    places = [at for at, message in enumerate(taught.messages) if message["role"] == "assistant"]
-    # Turns whose thought later prompts leave out are not taught.
+    starts = [at for at, is_learned in enumerate(mask) if is_learned and not (at and mask[at - 1])]
+    places = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    # SFT does not learn turns whose thought later prompts leave out.
     places = places[len(places) - len(starts) :]
     before: list[int] | None = None
     for number, (place, start) in enumerate(zip(places, starts, strict=True)):
         if before is None:
-            before = codec.prompt(taught.messages[:place], taught.tools or [])
+            before = codec.prompt(conversation.messages[:place], conversation.tools or [])
         assert ids[:start] == before
         end = mask.index(0, start) if 0 in mask[start:] else len(mask)
         following = places[number + 1] if number + 1 < len(places) else place + 1
-        between = codec.bridge(before, ids[start:end], taught.messages[place + 1 : following])
+        between = codec.bridge(before, ids[start:end], conversation.messages[place + 1 : following])
         before = None if between is None else [*before, *ids[start:end], *between]
     return len(starts)
 
 
-@pytest.mark.parametrize("named", SHIPPED)
-def test_every_taught_turn_begins_where_generation_begins(named: str, tokenizer: Any) -> None:
-    codec = codec_of(named, tokenizer)
-    taught = [check_begins_as_generation_does(codec, row) for row in every_row()]
+@pytest.mark.parametrize("format_name", SHIPPED)
+def test_every_taught_turn_begins_where_generation_begins(format_name: str, tokenizer: Any) -> None:
+    codec = codec_of(format_name, tokenizer)
+    turn_counts = [check_begins_as_generation_does(codec, row) for row in every_row()]
     answers = [sum(message["role"] == "assistant" for message in row["messages"]) for row in every_row()]
-    assert taught == answers
+    assert turn_counts == answers
 
 
 @pytest.mark.parametrize("family", TOKENS)
@@ -98,14 +101,14 @@ def test_so_it_does_in_every_family(family: str) -> None:
     codec = codec_for(family_tokenizer(family), read_format(family, ""), family)
     assert all(check_begins_as_generation_does(codec, row) for row in every_row())
     sample = encode({"messages": CHAT}, codec)
-    taught = codec.tokenizer.decode(sample.input_ids[sample.loss_mask.index(1) :].tolist())
-    assert "Hello!" in taught
-    assert "?" not in taught, "a thought that is missing is empty"
+    text = codec.tokenizer.decode(sample.input_ids[sample.loss_mask.index(1) :].tolist())
+    assert "Hello!" in text
+    assert "?" not in text, "a missing thought is empty"
 
 
-@pytest.mark.parametrize("named", SHIPPED)
-def test_no_converted_row_is_asked_for_what_it_does_not_do(named: str, tokenizer: Any) -> None:
-    codec = codec_of(named, tokenizer)
+@pytest.mark.parametrize("format_name", SHIPPED)
+def test_no_converted_row_is_asked_for_what_it_does_not_do(format_name: str, tokenizer: Any) -> None:
+    codec = codec_of(format_name, tokenizer)
     for source in CONVERSATIONS:
         for form in (False, True):
             counts = count_form({**row_of(source), "answer_form": form}, codec.texts)
@@ -127,8 +130,8 @@ def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_re
     sample = encode(row, codec)
     prompt = codec.prompt(codec.format.messages(ROWS["magicoder"]["problem"]))
     assert sample.input_ids[: len(prompt)].tolist() == prompt
-    taught = codec.tokenizer.decode(sample.input_ids[len(prompt) :].tolist())
-    assert taught.startswith("A loop does it:</reason>\n<tool_call>\n{")
+    text = codec.tokenizer.decode(sample.input_ids[len(prompt) :].tolist())
+    assert text.startswith("A loop does it:</reason>\n<tool_call>\n{")
 
     value = as_taught({**VALUE, "answer_form": True}, codec.texts)
     system, question = codec.format.messages(VALUE["messages"][0]["content"])[:-1], value.messages[0]
@@ -138,7 +141,7 @@ def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_re
     assert final == "<reason>Your BMI is 22.86.</reason>\n<answer>\\boxed{22.86}</answer>"
     assert grade("22.86", final).correct
     assert chat == "<reason></reason>\n<answer>Welcome.</answer>"
-    assert value.messages[4]["content"] == "Thanks!", "no box is asked for where there is none"
+    assert value.messages[4]["content"] == "Thanks!", "the prompt asks for no box if the answer has none"
     counts = count_form({**VALUE, "answer_form": True}, codec.texts)
     assert counts == FormCounts(1, 0, 3, 3, 3), "the last answer has no box"
     ending = {"messages": VALUE["messages"][:4], "tools": [BMI], "answer_form": True}
@@ -172,12 +175,12 @@ def test_a_template_that_asks_for_a_thought_but_opens_none_gets_it_written(token
 
 def test_tools_are_listed_in_the_system_text_of_a_format_that_lists_them_there(tokenizer: Any) -> None:
     codec = codec_of("listed-tools", tokenizer)
-    own = [{"role": "system", "content": "Be brief."}, *VALUE["messages"]]
-    for messages in (VALUE["messages"], own):
-        taught = as_taught({**VALUE, "messages": messages}, codec.texts)
-        system = taught.messages[0]["content"]
+    rows_messages = [{"role": "system", "content": "Be brief."}, *VALUE["messages"]]
+    for messages in (VALUE["messages"], rows_messages):
+        conversation = as_taught({**VALUE, "messages": messages}, codec.texts)
+        system = conversation.messages[0]["content"]
         assert '"name": "bmi"' in system
-        assert taught.tools == []
+        assert conversation.tools == []
     assert system.startswith("Be brief.\n\n# Tools")
     assert as_taught({"messages": CHAT}, codec.texts).messages == CHAT
 
@@ -217,7 +220,7 @@ PROSE = [
 ]
 
 
-def taught_text(codec: ChatCodec, row: dict[str, Any]) -> str:
+def learned_text(codec: ChatCodec, row: dict[str, Any]) -> str:
     sample = encode(row, codec)
     return str(codec.tokenizer.decode(sample.input_ids[sample.loss_mask.index(1) :].tolist()))
 
@@ -225,7 +228,7 @@ def taught_text(codec: ChatCodec, row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("turn", THOUGHTS)
 def test_a_thought_of_any_form_becomes_the_formats_own(codec: ChatCodec, turn: dict[str, Any]) -> None:
     row = {"messages": [CHAT[0], turn]}
-    assert taught_text(codec, row) == "I know it.</reason>\n<answer>\\boxed{21}</answer><|im_end|>"
+    assert learned_text(codec, row) == "I know it.</reason>\n<answer>\\boxed{21}</answer><|im_end|>"
     assert count_form(row, codec.texts) == FormCounts(1, 1, 1, 1, 1)
 
 
@@ -233,24 +236,24 @@ def test_a_thought_of_any_form_becomes_the_formats_own(codec: ChatCodec, turn: d
 @pytest.mark.parametrize("turn", THOUGHTS)
 def test_so_it_does_in_a_family_that_thinks(family: str, turn: dict[str, Any]) -> None:
     codec = codec_for(family_tokenizer(family), read_format(family, ""), family)
-    text = taught_text(codec, {"messages": [CHAT[0], turn]}).removeprefix("<think>\n")
+    text = learned_text(codec, {"messages": [CHAT[0], turn]}).removeprefix("<think>\n")
     assert text == "I know it.\n</think>\n\n\\boxed{21}<|im_end|>"
 
 
 @pytest.mark.parametrize("prose", PROSE)
 def test_tags_that_prose_mentions_stay_in_the_text(codec: ChatCodec, prose: str) -> None:
     row = {"messages": [CHAT[0], {"role": "assistant", "content": prose}]}
-    assert taught_text(codec, row).replace("< ", "<").startswith(f"</reason>\n{prose}")
+    assert learned_text(codec, row).replace("< ", "<").startswith(f"</reason>\n{prose}")
     assert count_form(row, codec.texts).demanded_turns == 0
     qwen = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     # Tags that are tokens of the family are broken up.
-    assert prose in taught_text(qwen, row).replace("< ", "<")
+    assert prose in learned_text(qwen, row).replace("< ", "<")
 
 
 def test_a_thought_without_a_place_is_counted(tokenizer: Any) -> None:
     codec = codec_of("no-tools", tokenizer)
     tagged, separate = {"messages": [CHAT[0], THOUGHTS[0]]}, {"messages": [CHAT[0], THOUGHTS[4]]}
-    assert "I know it." in taught_text(codec, tagged), "a text is taught as it is"
+    assert "I know it." in learned_text(codec, tagged), "a text is taught as it is"
     assert [count_form(row, codec.texts).lost_thoughts for row in (tagged, separate)] == [0, 1]
     llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
     assert [count_form(row, llama.texts).lost_thoughts for row in (tagged, separate)] == [1, 1]
@@ -265,15 +268,15 @@ def test_a_thought_that_is_asked_for_in_another_tag_is_not_kept(codec: ChatCodec
         )
     free = codec_of("no-tools", tokenizer)
     separate = [system, CHAT[0], {**CHAT[1], "reasoning_content": "I greet."}]
-    assert "<think>I greet.</think>\nHello!" in taught_text(free, {"messages": separate})
+    assert "<think>I greet.</think>\nHello!" in learned_text(free, {"messages": separate})
     counts = [count_form({"messages": each}, free.texts) for each in (plain, separate)]
     assert [each.compliant_turns for each in counts] == [0, 1]
 
 
 def test_a_question_about_a_tag_does_not_ask_for_it(codec: ChatCodec) -> None:
     for question in ("Explain the HTML <answer> element in 2 words.", "Which model are you? <think>"):
-        asked = [{"role": "system", "content": ""}, {"role": "user", "content": question}, CHAT[1]]
-        assert count_form({"messages": asked}, codec.texts).demanded_turns == 0
+        messages = [{"role": "system", "content": ""}, {"role": "user", "content": question}, CHAT[1]]
+        assert count_form({"messages": messages}, codec.texts).demanded_turns == 0
 
 
 def test_a_conversation_that_leaves_the_form_is_counted(codec: ChatCodec) -> None:
@@ -317,11 +320,11 @@ def test_calls_that_no_rollout_runs_in_one_turn_become_turns(tokenizer: Any) -> 
     assert sum(encode(row, llama).loss_mask.tolist()) > 0
 
 
-@pytest.mark.parametrize("named", ["rstar2", "no-tools"])
-def test_a_trace_of_another_format_is_taught_in_this_ones_form(named: str, tokenizer: Any) -> None:
-    codec = codec_of(named, tokenizer)
-    said = "<think>\nSix sevens are 42.\n</think>\n\nSo it is \\boxed{42}, the sixth."
-    messages = [{"role": "user", "content": "6 · 7?"}, {"role": "assistant", "content": said}]
+@pytest.mark.parametrize("format_name", ["rstar2", "no-tools"])
+def test_a_trace_of_another_format_is_taught_in_this_ones_form(format_name: str, tokenizer: Any) -> None:
+    codec = codec_of(format_name, tokenizer)
+    text = "<think>\nSix sevens are 42.\n</think>\n\nSo it is \\boxed{42}, the sixth."
+    messages = [{"role": "user", "content": "6 · 7?"}, {"role": "assistant", "content": text}]
     row = {
         "messages": messages,
         "tools": [],
@@ -334,7 +337,7 @@ def test_a_trace_of_another_format_is_taught_in_this_ones_form(named: str, token
         == {
             "rstar2": "<reason>Six sevens are 42.</reason>\n<answer>So it is \\boxed{42}, the sixth.</answer>",
             "no-tools": "So it is \\boxed{42}, the sixth.",
-        }[named]
+        }[format_name]
     )
     counts = count_form(row, codec.texts)
-    assert (counts.rewarded_endings, counts.lost_thoughts) == (1, int(named == "no-tools"))
+    assert (counts.rewarded_endings, counts.lost_thoughts) == (1, int(format_name == "no-tools"))

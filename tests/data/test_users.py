@@ -1,4 +1,4 @@
-"""Sources of users' own modules, named `module:object`."""
+"""Tests of sources in users' own modules, named `module:object`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NUMBER = 7
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder, in which commands are started."""
+    """A user's folder, which is the current folder of commands."""
     (tmp_path / "users_numbers.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
@@ -67,23 +67,23 @@ def write(folder: Path, *numbers: object) -> str:
     return "rows.jsonl"
 
 
-def prepared(*words: str) -> tuple[int, str]:
-    ran = rstar2("data", "prepare", *words, "--output", "out")
-    return ran.code, ran.stdout + ran.stderr
+def run_prepare(*words: str) -> tuple[int, str]:
+    result = rstar2("data", "prepare", *words, "--output", "out")
+    return result.code, result.stdout + result.stderr
 
 
 def test_a_source_is_named_on_the_command_line(folder: Path) -> None:
     file = write(folder, 0, 1, 2)
-    code, printed = prepared("users_numbers:SOURCE", "--from", f"users_numbers={file}")
-    assert code == 0, printed
+    code, output = run_prepare("users_numbers:SOURCE", "--from", f"users_numbers={file}")
+    assert code == 0, output
     rows = pq.read_table("out/data.parquet").to_pylist()
     assert [(row["id"], row["problem"], row["answer"], row["source"]) for row in rows] == [
         ("users_numbers-n0", "What is 0 + 1?", "1", "users_numbers"),
         ("users_numbers-n2", "What is 2 + 1?", "3", "users_numbers"),
     ]
     assert '"odd"' in Path("out/dropped.jsonl").read_text()
-    again, printed = prepared("users_numbers:SOURCE", "--from", f"users_numbers={file}")
-    assert again == 0, printed
+    again, output = run_prepare("users_numbers:SOURCE", "--from", f"users_numbers={file}")
+    assert again == 0, output
 
 
 def test_a_recipe_names_a_source_of_a_module_beside_it(
@@ -93,8 +93,8 @@ def test_a_recipe_names_a_source_of_a_module_beside_it(
     recipe = 'filters = []\n[sources.ours]\nobject = "users_numbers:TALK"\ncount = 3\n'
     (folder / "mine.toml").write_text(recipe)
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    code, printed = prepared(str(folder / "mine.toml"), "--from", f"ours={folder / file}")
-    assert code == 0, printed
+    code, output = run_prepare(str(folder / "mine.toml"), "--from", f"ours={folder / file}")
+    assert code == 0, output
     rows = pq.read_table("out/data.parquet").to_pylist()
     assert len(rows) == 3
     assert rows[0]["messages"][1]["content"].startswith("It is ")
@@ -104,10 +104,10 @@ def test_a_recipe_names_a_source_of_a_module_beside_it(
 def test_many_rows_are_read_by_processes_that_find_the_module(folder: Path) -> None:
     rows = "".join(json.dumps({"number": number, "pad": "x" * 2000}) + "\n" for number in range(20_000))
     (folder / "rows.jsonl").write_text(rows)
-    code, printed = prepared(
+    code, output = run_prepare(
         "users_numbers:SOURCE", "--from", "users_numbers=rows.jsonl", "--filters", "integer"
     )
-    assert code == 0, printed
+    assert code == 0, output
     assert pq.read_metadata("out/data.parquet").num_rows == 19_999
 
 
@@ -127,20 +127,20 @@ def test_what_is_wrong_with_a_source_is_one_message(
 ) -> None:
     reference = f"users_numbers:{source}"
     file = write(folder, *numbers)
-    ran, printed = prepared(reference, "--from", f"{source_name(reference)}={file}")
-    assert (ran, message in printed) == (code, True), printed
+    exit_code, output = run_prepare(reference, "--from", f"{source_name(reference)}={file}")
+    assert (exit_code, message in output) == (code, True), output
 
 
 def test_a_source_without_its_file_or_with_a_name_that_is_taken_is_refused(folder: Path) -> None:
-    code, printed = prepared("users_numbers:SOURCE")
-    assert (code, "name its file with --from users_numbers=FILE" in printed) == (2, True), printed
+    code, output = run_prepare("users_numbers:SOURCE")
+    assert (code, "name its file with --from users_numbers=FILE" in output) == (2, True), output
     (folder / "mine.toml").write_text('filters = []\n[sources.dapo]\nobject = "users_numbers:SOURCE"\n')
-    code, printed = prepared("mine.toml")
-    assert (code, "source dapo has the name of a source of rstar2" in printed) == (2, True), printed
+    code, output = run_prepare("mine.toml")
+    assert (code, "source dapo has the name of a source of rstar2" in output) == (2, True), output
 
 
 def test_the_settings_of_other_sources_are_written_as_before() -> None:
-    """A set that an earlier version began or made is the same."""
+    """A set that an earlier version began or finished is the same set."""
     assert SourceSettings(count=3).model_dump(mode="json") == {"count": 3}
     assert SourceSettings(object="a:B").model_dump(mode="json") == {"count": None, "object": "a:B"}
 

@@ -1,4 +1,4 @@
-"""The processes that read rows end with the one that started them, however it ends, and leave Ctrl-C to it."""
+"""Tests of the processes that read rows. They end with their parent in any case, and leave Ctrl-C to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     for made in mapped(bytes, itertools.repeat(1 << 22)):
         print(len(made), flush=True)
 """
-"""Gets results from its processes that are more than a pipe holds."""
+"""A program whose processes return results that are larger than a pipe's buffer."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{1 << 22}\n"
-        # From now on nobody reads what the others write.
+        # From here on, nobody reads the results of the other processes.
         process.send_signal(signal.SIGSTOP)
         yield process
         process.kill()

@@ -1,4 +1,4 @@
-"""What the demo shows of a run: curves over the stages, a table, a terminal plot and a picture."""
+"""Tests of the demo's results: curves over the stages, a table, a terminal plot and a picture."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def text(shown: object) -> str:
+def text(renderable: object) -> str:
     console = Console(width=140, record=True)
-    console.print(shown)
+    console.print(renderable)
     return console.export_text()
 
 
 def test_a_curve_continues_over_the_stages(run: Path) -> None:
-    drawn = curve(run)
-    assert drawn.steps == list(range(1, 11))
-    assert drawn.starts == [1, 7]
-    assert drawn.pass_rate == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.1, 0.2, 0.3, 0.4])
-    smooth = drawn.smoothed().pass_rate
+    pass_rate_curve = curve(run)
+    assert pass_rate_curve.steps == list(range(1, 11))
+    assert pass_rate_curve.starts == [1, 7]
+    assert pass_rate_curve.pass_rate == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.1, 0.2, 0.3, 0.4])
+    smooth = pass_rate_curve.smoothed().pass_rate
     assert smooth[0] == pytest.approx(0.1)
     assert smooth[5] == pytest.approx((0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5)
 
@@ -72,9 +72,13 @@ def test_a_folder_without_stages_has_an_empty_curve(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_the_repaired_share_of_failed_calls_if_some_failed(run: Path) -> None:
-    made = summary(False)
-    made["phases"] = [{**PHASES[0], "repaired_share": 0.75}, {**PHASES[1], "repaired_share": None}, PHASES[2]]
-    lines = [line for line in text(table(made)).splitlines() if "44.0" in line]
+    demo_summary = summary(False)
+    demo_summary["phases"] = [
+        {**PHASES[0], "repaired_share": 0.75},
+        {**PHASES[1], "repaired_share": None},
+        PHASES[2],
+    ]
+    lines = [line for line in text(table(demo_summary)).splitlines() if "44.0" in line]
     assert [line.replace(" %", "%").split()[-5] for line in lines] == ["75.0%", "–", "–"]
     assert "75.0 %" in lines[0]
 
@@ -89,8 +93,8 @@ def test_the_table_has_a_row_a_phase_and_both_arms(run: Path) -> None:
 
 @pytest.mark.parametrize("compare", [False, True])
 def test_plot_and_picture_show_the_arms_there_are(run: Path, compare: bool) -> None:
-    shown = text(plot(run, summary(compare)))
-    assert ("plain GRPO" in shown) is compare
+    output = text(plot(run, summary(compare)))
+    assert ("plain GRPO" in output) is compare
     picture = write_figure(run).read_text()
     assert picture.lstrip().startswith("<?xml")
     assert "</svg>" in picture

@@ -37,12 +37,12 @@ def test_the_page_asks_what_the_demo_teaches() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `runs/demo`."""
+    """A folder that contains `runs/demo`."""
     folder = tmp_path_factory.mktemp("documented")
     (folder / "runs").mkdir()
-    made = os.environ.get("RSTAR2_DEMO")
-    if made:
-        (folder / "runs" / "demo").symlink_to(Path(made).resolve())
+    demo_folder = os.environ.get("RSTAR2_DEMO")
+    if demo_folder:
+        (folder / "runs" / "demo").symlink_to(Path(demo_folder).resolve())
     else:
         run = folder / "runs" / "demo"
         finish(start(run, []), run)
@@ -59,9 +59,9 @@ def test_the_demos_model_answers_the_documented_question(
 ) -> None:
     monkeypatch.chdir(folder)
     words = shlex.split(line)
-    asked = words[words.index("chat") :]
-    ran = rstar2(*asked, "--judge", judge.url, stdin=QUESTION if words[0] == "cat" else "")
-    assert ran.code == 0, ran.stderr
+    chat_words = words[words.index("chat") :]
+    result = rstar2(*chat_words, "--judge", judge.url, stdin=QUESTION if words[0] == "cat" else "")
+    assert result.code == 0, result.stderr
     a, b = map(int, re.findall(r"= (\d+)", QUESTION))
-    answer = json.loads(ran.stdout)["answer"] if "--json" in words else ran.stdout
+    answer = json.loads(result.stdout)["answer"] if "--json" in words else result.stdout
     assert f"\\boxed{{{a * b}}}" in answer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.optional import needs
 from support.train.demo_run import EVICTED, adam_steps, finish, start
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 
 from rstar2.loop.turns.choose import load_codec
 from rstar2.train.records.steps import step_metrics
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 SHORT = [
     # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
-    # As on GPUs: packed sequences, and what stands in for flash-attn.
+    # As on GPUs, the demo packs sequences. Our attention stands in for flash-attn.
     "sft.hardware.attention=torch",
     "stage2.hardware.attention=torch",
     "sft.batch=4",
@@ -80,7 +80,9 @@ def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, di
         traces = list(training_traces(run / stage))
         assert [trace.step for trace in traces] == [1] * 10
         assert all(trace.problem and trace.gold and trace.turns for trace in traces)
-    assert [adam_steps(run / stage) for stage in STAGES] == [1, 2, 1], "only stage 2 continues the optimizer"
+    assert [adam_steps(run / stage) for stage in STAGES] == [2, 4, 2], (
+        "two updates per step; only stage 2 continues"
+    )
 
 
 def test_every_model_ends_its_text_at_the_end_of_a_turn_unlike_the_one_it_was_made_of(
@@ -112,9 +114,9 @@ def test_transformers_generates_from_every_exported_folder_and_ends_where_a_turn
         codec, model = load_codec(folder), AutoModelForCausalLM.from_pretrained(folder)
         assert model.generation_config.eos_token_id[0] == codec.end_id
         prompt = torch.tensor([codec.prompt(codec.format.messages("What is 2 + 2?"))])
-        written = model.generate(prompt, max_new_tokens=300)[0, prompt.shape[1] :].tolist()
-        assert 0 < len(written) <= 300
-        assert codec.end_id not in written[:-1]
+        token_ids = model.generate(prompt, max_new_tokens=300)[0, prompt.shape[1] :].tolist()
+        assert 0 < len(token_ids) <= 300
+        assert codec.end_id not in token_ids[:-1]
 
 
 def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Path, dict[str, Any]]) -> None:
@@ -124,7 +126,10 @@ def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Pa
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
-    """Of eight groups some differ; stage 3 has four, which now and then are all alike."""
+    """Of eight groups some have different rewards.
+
+    Stage 3 has only four groups, so all rewards of a group can be equal.
+    """
     run, _ = demo
     for stage in ("stage1", "stage2"):
         [step] = step_metrics(run / stage).values()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.optional import needs
 from support.train.demo_run import BOUND_S, EVICTED, adam_steps, finish, output, start
-from support.train.kept_traces import training_traces
 from support.train.trainer_metrics import logged_steps
+from support.train.training_traces import training_traces
 from support.waiting import wait_until
 
 from rstar2.demo.recipe import demo_plan
@@ -44,12 +44,15 @@ SMALL = [
     "stage3.optim.weight_decay=0.02",
     "stage3.drop_solved=2",
     "stage3.reward=constant",
+    # In rounds, a group of equal rewards would not be trained on at all.
+    "stage3.groups.round=null",
+    "stage3.optim.epochs=1",
 ]
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run killed in the middle of stage 2 and of stage 3, and started again each time."""
+    """A run that is killed in the middle of stage 2 and of stage 3, and started again each time."""
     run = tmp_path_factory.mktemp("demo") / "run"
     with open_run(run, "demo", demo_plan("demo", None, SMALL).config()):
         pass
@@ -58,13 +61,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return run, finish(start(run, SMALL), run)
 
 
-def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
-    """Start a run, end it as a power failure would after a step of a stage, and see that nothing of it is left.
+def kill_after(run: Path, stage: str, step: int, next_checkpoint: int) -> None:
+    """Starts a run and kills it, as a power failure would, after a step of a stage.
 
-    However late the kill comes, the trainer is still at the checkpoint of step `next_saved`: what it would write there
-    is a pipe that nobody reads.
+    Checks that no process of the run is left. The trainer cannot pass the checkpoint of step `next_checkpoint` before
+    the kill, because one of its files is a pipe that nobody reads.
     """
-    checkpoint = run / stage / "checkpoints" / f"global_step_{next_saved}"
+    checkpoint = run / stage / "checkpoints" / f"global_step_{next_checkpoint}"
     (checkpoint / "actor").mkdir(parents=True)
     os.mkfifo(checkpoint / "actor" / "model_world_size_1_rank_0.pt")
     process = start(run, SMALL)
@@ -81,15 +84,15 @@ def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
 
 def survivors(run: Path) -> list[str]:
     """Command lines of living processes that work for the run: its trainer and its judge."""
-    found = []
+    command_lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(run) in line:
-            found.append(line[:200])
-    return found
+            command_lines.append(line[:200])
+    return command_lines
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:
@@ -104,7 +107,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[
 def test_a_killed_asynchronous_stage_resumes_too(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
     assert [logged_steps(run / "stage3" / f"metrics-{n}.jsonl") for n in (1, 2)] == [[1, 2], [3]], (
-        "the second was saved"
+        "the second checkpoint was saved"
     )
     asynchronous = {
         stage: [EVICTED in metrics for metrics in step_metrics(run / stage).values()]
@@ -143,7 +146,7 @@ def test_a_constant_reward_teaches_nothing(killed: tuple[Path, dict[str, Any]]) 
     decay = recipe.steps * recipe.optim.lr * recipe.optim.weight_decay
     assert weight_change(run, "stage2", "stage3") == pytest.approx(decay, rel=0.1)
     assert weight_change(run, "stage1", "stage2") > 100 * decay, (
-        "the reward must teach, or this shows nothing"
+        "rewards must change the weights in this demo, or this comparison shows nothing"
     )
 
 
@@ -151,7 +154,7 @@ def test_stage_2_continues_the_optimizer_and_stage_3_starts_afresh(
     killed: tuple[Path, dict[str, Any]],
 ) -> None:
     run, _ = killed
-    assert [adam_steps(run / stage) for stage in ("stage1", "stage2", "stage3")] == [2, 2 + 5, 3]
+    assert [adam_steps(run / stage) for stage in ("stage1", "stage2", "stage3")] == [2 * 2, 2 * (2 + 5), 3]
 
 
 def weight_change(run: Path, before: str, after: str) -> float:

@@ -1,4 +1,4 @@
-"""The pages are true of the repository: links lead somewhere, and what is generated is current."""
+"""Tests that pages agree with the repository: links have targets, and generated pages are current."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _HEADING = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
 
 
 def _prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Returns a page without its code blocks."""
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site's generator make them."""
+    """Returns the anchors of a page's headings, as GitHub and the site's generator create them."""
     titles = [
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(_prose(page))
     ]
-    seen: Counter[str] = Counter()
+    anchor_counts: Counter[str] = Counter()
     anchors = set()
     for title in titles:
-        anchors.add(f"{title}-{seen[title]}" if seen[title] else title)
-        seen[title] += 1
+        anchors.add(f"{title}-{anchor_counts[title]}" if anchor_counts[title] else title)
+        anchor_counts[title] += 1
     return anchors
 
 
 def _broken(page: Path) -> list[str]:
-    """The links of a page to files or headings that do not exist. Addresses on the web are not fetched."""
+    """Returns the links of a page to files or headings that do not exist. Web addresses are not fetched."""
     broken = []
     for link in _LINK.findall(re.sub(r"`[^`\n]*`", "", _prose(page))):
         if re.match(r"[a-z]+:", link):
@@ -71,31 +71,33 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
-    """From the site's menu, and the pages in docs/ also from the index itself."""
+    """Every page is in the site's menu. The pages in docs/ are also in the index."""
     index = ROOT / "docs" / "index.md"
     entries = re.findall(r"^(?:[^:`\n]*<)?([^:`<>\n]+)>?$", MENU.read_text(encoding="utf-8"), re.MULTILINE)
-    listed = {(index.parent / f"{entry}.md").resolve() for entry in entries}
-    assert {page for page in PAGES if ".github" not in page.parts} == listed | {index}
+    listed_pages = {(index.parent / f"{entry}.md").resolve() for entry in entries}
+    assert {page for page in PAGES if ".github" not in page.parts} == listed_pages | {index}
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(_prose(index))}
     assert {page for page in PAGES if page.parent == index.parent} - linked == {index}
 
 
 def test_no_command_has_a_placeholder() -> None:
-    """A command can be copied: what cannot be written, such as the address of an index, is said in words."""
+    """Users copy commands. A value that cannot be written, such as the address of an index, is described in words."""
     placeholders = {
-        str(page.relative_to(ROOT)): found
+        str(page.relative_to(ROOT)): matches
         for page in PAGES
         for block in _FENCE.finditer(page.read_text(encoding="utf-8"))
         if block[0].startswith(("```\n", "```bash"))
-        if (found := re.findall(r"<\w[^<>\n]* [^<>\n]*>|/path/to\b|\bTODO\b", block[0]))
+        if (matches := re.findall(r"<\w[^<>\n]* [^<>\n]*>|/path/to\b|\bTODO\b", block[0]))
     }
     assert placeholders == {}
 
 
 def test_every_make_target_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = {target for page in PAGES for target in re.findall(r"`make ([a-z-]+)", page.read_text("utf-8"))}
-    assert named - targets == set()
+    target_names = {
+        target for page in PAGES for target in re.findall(r"`make ([a-z-]+)", page.read_text("utf-8"))
+    }
+    assert target_names - targets == set()
 
 
 @pytest.mark.parametrize("name", ["cli", "recipe", "python"])
@@ -119,30 +121,30 @@ _CODE_PATH = re.compile(
 
 
 def _names(path: Path) -> set[str]:
-    """What a module defines: functions, classes, their methods as `Class.method`, and assigned names."""
-    found = set()
+    """Returns the names that a module defines: functions, classes, methods as `Class.method`, and assigned names."""
+    names = set()
 
     def collect(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(prefix + node.name)
+                names.add(prefix + node.name)
             if isinstance(node, ast.ClassDef):
                 collect(node.body, f"{prefix}{node.name}.")
             targets = node.targets if isinstance(node, ast.Assign) else []
             targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-            found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+            names.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
 
     collect(ast.parse(path.read_text(encoding="utf-8")).body, "")
-    return found
+    return names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_and_function_that_is_named_exists(page: Path) -> None:
-    """`path` and `path:name` in code font, on any page but the changelog, which tells of what was."""
-    named = [] if page.name == "CHANGELOG.md" else _CODE_PATH.findall(page.read_text(encoding="utf-8"))
-    files = {path for path, _ in named}
+    """Checks `path` and `path:name` in code font on any page except the changelog, which describes the past."""
+    paths_named = [] if page.name == "CHANGELOG.md" else _CODE_PATH.findall(page.read_text(encoding="utf-8"))
+    files = {path for path, _ in paths_named}
     assert {path for path in files if not (ROOT / path).exists()} == set()
-    missing = [f"{path}:{name}" for path, name in named if name and name not in _names(ROOT / path)]
+    missing = [f"{path}:{name}" for path, name in paths_named if name and name not in _names(ROOT / path)]
     assert missing == []
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Ran, rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.commands import CommandResult, rstar2
+from support.eval.example_runs import write_run, write_staged_run
 from support.optional import needs
 from support.servers.chat_api import ChatEndpoint, solves
 from support.servers.vllm_standin import StandIn, serving
@@ -46,7 +46,7 @@ PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted((ROOT / "docs").rglob("*.md"), key=lambda page: page.name),
 ]
-"""By name, wherever they are: cli.md makes runs that evaluation.md speaks of."""
+"""Pages are sorted by name, because cli.md creates runs that evaluation.md uses."""
 PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (
     "Qwen3-14B",
@@ -63,9 +63,9 @@ MODELS = (
     "runs/rl/stage1/models/step-250",
 )
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
-"""A row of every set on the hub."""
+"""One row of every set on the hub."""
 HARNESSES = {"bfcl-v3", "bfcl-v4", "ifeval", "ifbench", "paper-general", "paper-all"}
-"""Benchmarks, and groups of them, whose programs have environments of their own."""
+"""Benchmarks, and groups of benchmarks, whose programs have their own environments."""
 DRY = {"demo": "--dry-run", "sft": "--dry-run", "train": "--dry-run", "serve": "--print-command"}
 CHATML = """\
 {%- for message in messages %}
@@ -79,14 +79,14 @@ FEW = {
 
 
 def _lines() -> list[str]:
-    """The lines of all code blocks that run rstar2, each once, in the order of the pages."""
-    found: dict[str, None] = {}
+    """Returns the lines of all code blocks that run rstar2, each once, in the order of the pages."""
+    unique_lines: dict[str, None] = {}
     for page in PAGES:
         for block in re.findall(r"^```\w*\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
             for line in block.replace("\\\n", " ").splitlines():
                 if re.match(r"(?:cat \S+ \| )?rstar2 ", line) and "[OPTIONS]" not in line:
-                    found[" ".join(line.split())] = None
-    return list(found)
+                    unique_lines[" ".join(line.split())] = None
+    return list(unique_lines)
 
 
 LINES = _lines()
@@ -105,14 +105,13 @@ MAKERS = {
         ("chats/lamps", "--transcript"),
     )
 }
-"""By what lines read of what other lines make: the latter."""
+"""For a line that reads the files of another line: the other line."""
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Whether a line speaks to what runs in the background, a judge, a server or an evaluation, or needs the
-    environment of a harness.
+    """Returns True if a line needs a service in the background or a harness's environment, or trains for minutes.
 
-    Or it trains for minutes: tests/doctor runs the checks of a GPU machine.
+    Services are a judge, a server or an evaluation. tests/doctor runs the checks of a GPU machine.
     """
     words = line.partition("rstar2 ")[2].split()
     services = (["serve", "status"], ["serve", "down"], ["serve", "logs"])
@@ -126,30 +125,30 @@ def _is_only_parsed(line: str) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the examples speak of: models, runs and files."""
+    """Creates the models, runs and files that the examples use."""
     root = tmp_path_factory.mktemp("examples")
     problems = builtin.held_out(0, 4)
     conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
     make_tiny_model(root / "runs/sft-release/model", tiny, conversations, read_format("release"), seed=1)
-    staged_run(root / "runs/rl")
+    write_staged_run(root / "runs/rl")
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
-    # It has no format file, and a chat template of its own that knows of no tools.
+    # The folder has no format file. Its chat template does not support tools.
     (root / "models/smollm2" / FORMAT_FILE).unlink()
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
-    # Its weights come with a template that lists tools, and no format file.
+    # The weights have a template that lists tools, but no format file.
     (root / PUBLISHED / FORMAT_FILE).unlink()
     (root / PUBLISHED / "chat_template.jinja").write_text(default_format().template)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
-        made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
+        write_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
     for name in ("before", "after"):
-        made_run(root / "runs" / name, problems=4, samples=2)
-    # It has enough correct answers for a step of SFT.
-    made_run(root / "runs/eval", "training-problems", problems=120, samples=4)
+        write_run(root / "runs" / name, problems=4, samples=2)
+    # The traces have enough correct answers for a step of SFT.
+    write_run(root / "runs/eval", "training-problems", problems=120, samples=4)
     for pattern in ("**/traces.jsonl", "**/traces/step-*.jsonl"):
         for path in (root / "runs").glob(pattern):
             _with_tokens_of(root / "tiny", path)
@@ -166,11 +165,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _jsonl(root / "conversations.jsonl", [{"messages": ROWS["tulu3"]["messages"]}])
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
     (root / "outputs.csv").write_text("answer,output\n1,2\n")
-    # As many as a step of the paper's recipes takes.
-    asked = [problem.problem for problem in builtin.held_out(0, 512)]
-    _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in asked])
-    said = [[*builtin.FORMAT.messages(each), {"role": "assistant", "content": "2"}] for each in asked[:128]]
-    _jsonl(root / "enough-conversations.jsonl", [{"messages": each} for each in said])
+    # One step of the paper's recipes takes this number of problems.
+    questions = [problem.problem for problem in builtin.held_out(0, 512)]
+    _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in questions])
+    conversation_rows = [
+        [*builtin.FORMAT.messages(each), {"role": "assistant", "content": "2"}] for each in questions[:128]
+    ]
+    _jsonl(root / "enough-conversations.jsonl", [{"messages": each} for each in conversation_rows])
     for name, source in (
         *(("rl", "enough-problems"), ("rl2", "enough-problems"), ("candidates", "problems")),
         ("sft", "enough-conversations"),
@@ -186,8 +187,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / "data" / source / PREPARED, root / name)
-    measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
-    write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
+    verdict_rows = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
+    write_json(root / "runs/agree/rl/results.json", {"per_problem": verdict_rows})
     (root / "problem.txt").write_text(problems[0].problem)
     shutil.copy(ROOT / "examples/own_benchmark/estimates.py", root / "my_bench.py")
     _write_files_of_the_page_for_extensions(root)
@@ -201,7 +202,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write_files_of_the_page_for_extensions(root: Path) -> None:
-    """Write each code block whose first line is the name of a file."""
+    """Writes each code block whose first line is a file name."""
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     for code in re.findall(r"^```\w+\n(# .*?)^```$", page, re.DOTALL | re.MULTILINE):
         (root / re.findall(r"[\w.]+", code)[0]).write_text(code)
@@ -209,7 +210,7 @@ def _write_files_of_the_page_for_extensions(root: Path) -> None:
 
 
 def _with_tokens_of(model: Path, path: Path) -> None:
-    """Give made traces the token ids that a model has for their prompts and texts."""
+    """Gives invented traces the token ids that a model has for their prompts and texts."""
     codec = load_codec(model)
     traces = list(read_traces(path))
     path.unlink()
@@ -258,21 +259,21 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         row |= {source.answer: "2"} | ({source.id: "one"} if source.id else {})
         return datasets.Dataset.from_list([row])
 
-    def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
+    def locate(name: str, part: HubSet, gated: bool = False) -> HubFiles:
         file = folder / f"{part.hub_id.replace('/', '-')}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in TRAINING[part.hub_id]))
-        found = HubFile(part.hub_id, "main", file.name, file.stat().st_size, file)
-        return HubFiles(part, "main", (found,))
+        hub_file = HubFile(part.hub_id, "main", file.name, file.stat().st_size, file)
+        return HubFiles(part, "main", (hub_file,))
 
-    monkeypatch.setattr("rstar2.data.reading.located", located)
+    monkeypatch.setattr("rstar2.data.reading.located", locate)
     monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder / "tiny"))
     monkeypatch.chdir(folder)
 
 
-def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> Ran:
-    """Run a line with few and short samples, and everything elsewhere on this machine."""
+def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> CommandResult:
+    """Runs a line with few short samples. Addresses of other machines become those of services on this machine."""
     if "--api chat" in line:
         line = line.replace("http://127.0.0.1:8000", endpoint.url)
     for there in ("http://gpu:8000", "http://127.0.0.1:8000"):
@@ -280,7 +281,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
     line = (
         line.replace(
             "from-traces runs/sampled", "from-traces runs/eval"
-        )  # an untrained model has nothing right
+        )  # an untrained model has no correct answer
         .replace("--model Qwen3-32B", f"--model {standin.names[0]}")
         .replace("/data/runs", "runs")
         .replace("$TOKEN", judge.token or "none")
@@ -296,7 +297,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
         words[words.index("--run") + 1] = tempfile.mkdtemp(dir=".")
         words += [*FEW["eval"], "--judge", judge.url]
     if "paper-sft" in words:
-        # Its counts cannot be met by a row of each source.
+        # One row per source cannot satisfy the mixture's counts.
         words.append("--dry-run")
     if verb in FEW and words[1] != "compare":
         words += [*FEW[verb], "--judge", judge.url]
@@ -304,7 +305,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
         words[words.index("--url") + 1] = judge.url
     source = re.search(r"cat (\S+) \|", before) or re.search(r" < (\S+)", rest)
     if verb == "grade" and source:
-        # It reads /dev/stdin, which in this process is the test's own.
+        # The line reads /dev/stdin, which in this process belongs to the test.
         words[words.index("-")] = source[1]
     return rstar2(*words, stdin=Path(source[1]).read_text() if source else "How much is 1 plus 1?")
 
@@ -317,12 +318,12 @@ def test_the_pages_have_lines_of_every_verb() -> None:
 def test_an_example_line_runs(
     line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
 ) -> None:
-    for made, maker in MAKERS.items():
-        if made in line and line != maker and not Path(made).exists():
+    for produced_file, maker in MAKERS.items():
+        if produced_file in line and line != maker and not Path(produced_file).exists():
             assert _run(maker, judge, standin, endpoint).code == 0
-    ran = _run(line, judge, standin, endpoint)
+    result = _run(line, judge, standin, endpoint)
     # doctor's exit code says whether this machine can train, which is not the examples' concern.
-    assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
+    assert result.code == 0 or (_verb(line) == "doctor" and result.code == 1), result.stderr
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if _is_only_parsed(line)])
@@ -340,7 +341,7 @@ def test_an_example_line_that_cannot_run_here_is_understood(
     command: Any = get_command(app)
     while hasattr(command, "commands"):
         context = command.make_context("rstar2", list(words), resilient_parsing=True)
-        # A group may take other words where others take a command.
+        # A group may parse other words than a command does.
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
     command.make_context("rstar2", words)
 
@@ -350,7 +351,7 @@ def test_the_python_of_readme_runs(judge: JudgeHandle, capsys: pytest.CaptureFix
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
     exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "README.md", "exec"), {})
-    # Each line that prints says in a comment what it prints.
+    # The comment after a `print` line is the output of that line.
     assert capsys.readouterr().out.split() == " ".join(re.findall(r"print\(.*\)  # (.*)", code)).split()
 
 

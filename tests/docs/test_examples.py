@@ -1,4 +1,4 @@
-"""Every program in examples/ runs, and prints what it says it shows."""
+"""Tests that every program in examples/ runs, and prints the lines that it shows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def _run(name: str, *arguments: str) -> list[str]:
-    """The lines that an example prints."""
-    ran = subprocess.run(
+    """Returns the lines that an example prints."""
+    result = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         capture_output=True,
         text=True,
         timeout=800,
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 def test_each_says_what_it_shows_and_has_a_test() -> None:
@@ -41,10 +41,10 @@ def test_each_says_what_it_shows_and_has_a_test() -> None:
     ids=lambda each: each.stem,
 )
 def test_without_its_argument_an_example_says_what_to_give(program: Path) -> None:
-    ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 1
-    assert f"python examples/{program.name}" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 1
+    assert f"python examples/{program.name}" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow

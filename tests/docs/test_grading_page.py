@@ -1,4 +1,4 @@
-"""Every verdict that docs/grading.md states in its table of equal answers is the grader's."""
+"""Tests that the grader gives every verdict in the table of equal answers in docs/grading.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERDICTS = ("correct", "wrong", "unparsed")
 
 
 def _cases() -> list[tuple[str, str, str]]:
-    """The table's (gold answer, answer, verdict): a cell has pairs "`answer` for `gold answer`"."""
+    """Returns the table's (gold answer, answer, verdict). A cell contains pairs "`answer` for `gold answer`"."""
     section = PAGE.partition("## What counts as equal")[2].partition("\n## ")[0]
     rows = [re.split(r"(?<!\\)\|", line)[2:5] for line in section.splitlines() if line.startswith("|")][2:]
     return [

@@ -1,4 +1,4 @@
-"""The folders examples/own_*, each run exactly as its README says, from a copy as a user makes it."""
+"""Tests of the folders examples/own_*. Each one runs exactly as its README says, in a copy as a user makes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
-    """Run the commands of an example's README in a copy of its folder. Returns what each of them prints."""
+    """Runs the commands of an example's README in a copy of its folder. Returns the output of each command."""
     copy = shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     programs = folder / "bin"
     programs.mkdir()
@@ -39,9 +39,9 @@ def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"}
     [block] = re.findall(r"^```bash\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    printed = []
+    outputs = []
     for line in block.replace("\\\n", " ").splitlines():
-        ran = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", line],
             cwd=copy,
             env=environment | variables,
@@ -49,14 +49,14 @@ def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
             text=True,
             timeout=800,
         )
-        assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
-        printed.append(ran.stdout)
-    return printed
+        assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+        outputs.append(result.stdout)
+    return outputs
 
 
 def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
-    [printed] = run_readme("own_benchmark", tmp_path)
-    assert "66.7 %" in printed
+    [output] = run_readme("own_benchmark", tmp_path)
+    assert "66.7 %" in output
     results = json.loads(
         (tmp_path / "own_benchmark/runs/check/estimates/results.json").read_text(encoding="utf-8")
     )
@@ -65,14 +65,14 @@ def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_data_of_ones_own(tmp_path: Path) -> None:
-    prepared, mixed, shown = run_readme("own_data", tmp_path)
-    assert "3 problems: data/puzzles/data.parquet" in prepared
-    assert "2 problems: data/mixture/data.parquet" in mixed
-    assert "Ada has 3 boxes" in shown
+    preparation, mixture_output, inspection = run_readme("own_data", tmp_path)
+    assert "3 problems: data/puzzles/data.parquet" in preparation
+    assert "2 problems: data/mixture/data.parquet" in mixture_output
+    assert "Ada has 3 boxes" in inspection
 
 
 def compares(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Asks for the two temperatures, then says which city is warmer."""
+    """Requests the two temperatures, and then says which city is warmer."""
     if messages[-1]["role"] != "tool":
         return {"calls": [("temperature", json.dumps({"city": city})) for city in ("Lima", "Oslo")]}
     lima, oslo = (float(message["content"].split()[0]) for message in messages[-2:])
@@ -81,17 +81,19 @@ def compares(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_tool_of_ones_own(tmp_path: Path) -> None:
     with serving(ChatEndpoint(compares)) as endpoint:
-        shown, called, chatted = run_readme("own_tool", tmp_path, URL=endpoint.url)
-    assert called == "40.1 °F\n"
-    assert '"name": "temperature", "description": "Return the present temperature in a city."' in shown
-    assert "It is warmer in Lima." in chatted
-    names = [tool["function"]["name"] for tool in endpoint.asked[0]["tools"]]
+        format_output, call_output, chat_output = run_readme("own_tool", tmp_path, URL=endpoint.url)
+    assert call_output == "40.1 °F\n"
+    assert (
+        '"name": "temperature", "description": "Return the present temperature in a city."' in format_output
+    )
+    assert "It is warmer in Lima." in chat_output
+    names = [tool["function"]["name"] for tool in endpoint.requests[0]["tools"]]
     assert names == ["temperature"]
 
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A model that was never trained, and problems to train it on, as a README names them."""
+    """An untrained model and problems for it, with the names that a README uses."""
     folder = tmp_path_factory.mktemp("training")
     conversations = builtin.traces(1, 20, {})
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
@@ -102,28 +104,31 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @needs("torch")
 def test_a_selection_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
-    selected, planned = run_readme("own_selection", tmp_path, **training)
-    assert selected.splitlines() == [
+    selection_output, plan_output = run_readme("own_selection", tmp_path, **training)
+    assert selection_output.splitlines() == [
         "void turns allowed 0: trained on [0, 4, 5, 7]",
         "void turns allowed 1: trained on [0, 1, 4, 7]",
     ]
-    assert '"name": "no_void_turns:select"' in planned
-    assert '"void_turns_allowed": 0' in planned
+    assert '"name": "no_void_turns:select"' in plan_output
+    assert '"void_turns_allowed": 0' in plan_output
 
 
 @needs("torch")
 def test_a_curriculum_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
-    chosen, planned = run_readme("own_curriculum", tmp_path, **training)
-    assert chosen.splitlines() == ["review 0: chosen product, square", "review 0.5: chosen sum, root"]
-    assert '"name": "review:choose"' in planned
-    assert '"review": 0.25' in planned
+    curriculum_output, plan_output = run_readme("own_curriculum", tmp_path, **training)
+    assert curriculum_output.splitlines() == [
+        "review 0: chosen product, square",
+        "review 0.5: chosen sum, root",
+    ]
+    assert '"name": "review:choose"' in plan_output
+    assert '"review": 0.25' in plan_output
 
 
 @needs("torch")
 def test_a_reward_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
-    given, planned = run_readme("own_reward", tmp_path, **training)
-    assert given.splitlines() == ["correct: 1.0", "correct, with a failed call: 0.75", "wrong: 0.0"]
-    assert '"reward": "clean_calls:reward"' in planned
+    reward_output, plan_output = run_readme("own_reward", tmp_path, **training)
+    assert reward_output.splitlines() == ["correct: 1.0", "correct, with a failed call: 0.75", "wrong: 0.0"]
+    assert '"reward": "clean_calls:reward"' in plan_output
 
 
 def test_the_examples_to_copy_are_typed(tmp_path: Path) -> None:
@@ -137,5 +142,5 @@ def test_the_examples_to_copy_are_typed(tmp_path: Path) -> None:
             "--cache-dir",
             str(tmp_path),
         ]
-        ran = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=800)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        result = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=800)
+        assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""`rstar2 doctor --gpu-check`: how checks are run, limited and reported; test_whole_gpu_check.py runs the real ones."""
+"""Tests how `rstar2 doctor --gpu-check` runs, limits and reports checks. test_whole_gpu_check.py runs the real ones."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LONG_S = 600.0
 
 
 def check(name: str) -> Check:
-    found: Check = importlib.import_module(f"support.gpu_checks.{name}").CHECK
-    return found
+    check: Check = importlib.import_module(f"support.gpu_checks.{name}").CHECK
+    return check
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings("cpu", 1, *folders)
 
 
-def ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     fields = stat(pid)
     return not fields or fields[0] in "ZX"
 
@@ -60,13 +60,13 @@ def ended(pid: int) -> bool:
 def test_a_check_that_hangs_is_stopped_at_its_limit_with_all_it_started_and_says_where_it_was(
     settings: Settings,
 ) -> None:
-    # It has to get as far as to start its child first, on a busy machine too.
+    # The limit is long enough for the check to start its child on a busy machine.
     result = run_check(check("hangs"), settings, limit_s=20.0)
     assert result.outcome == "failed"
     assert "limit of 20 s" in result.reason
     assert "--limit" in result.remedy
     assert "wait_for_ever" in "\n".join(result.last_lines)
-    assert ended(int((settings.logs / "child.pid").read_text()))
+    assert has_ended(int((settings.logs / "child.pid").read_text()))
 
 
 def test_a_check_that_is_killed_is_explained(settings: Settings) -> None:
@@ -118,8 +118,8 @@ def test_the_page_names_the_bound_of_all_checks() -> None:
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made-up checks in place of the real ones."""
+def fake_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the real checks by made-up ones."""
     names = ("passes", "killed", "lacks", "finds_fault", "passes")
     monkeypatch.setattr(runner, "CHECKS", {f"{name}{at}": check(name) for at, name in enumerate(names)})
     monkeypatch.setattr(runner, "ENVIRONMENT", "passes0")
@@ -127,9 +127,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs("torch")
 @pytest.mark.slow
-def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(made_up: None, tmp_path: Path) -> None:
-    said: list[str] = []
-    code = gpu_check(CheckOptions(tmp_path, "cpu"), said.append)
+def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(
+    fake_checks: None, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    code = gpu_check(CheckOptions(tmp_path, "cpu"), lines.append)
     assert code == 1
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert record["schema"] == SCHEMA
@@ -142,7 +144,7 @@ def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(made_up: Non
     assert "killed by SIGKILL" in page
     assert "`killed.log`, is empty" in page
     assert "The end of the check's log, `finds_fault.log`" in page
-    assert f"report: {tmp_path / 'gpu-check.md'}" in said[-1]
+    assert f"report: {tmp_path / 'gpu-check.md'}" in lines[-1]
     assert (tmp_path / "gpu-check-logs" / "killed.log").exists()
     assert not (tmp_path / "gpu-check-work").exists()
 
@@ -150,10 +152,10 @@ def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(made_up: Non
 @needs("torch")
 @pytest.mark.slow
 def test_a_run_without_a_failed_check_ends_with_0_and_only_named_checks_run(
-    made_up: None, tmp_path: Path
+    fake_checks: None, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    assert gpu_check(CheckOptions(tmp_path, "cpu", checks=("lacks2",)), said.append) == 0
+    lines: list[str] = []
+    assert gpu_check(CheckOptions(tmp_path, "cpu", checks=("lacks2",)), lines.append) == 0
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert [each["name"] for each in record["checks"]] == ["passes", "lacks"]
 
@@ -180,7 +182,7 @@ def test_ctrl_c_ends_the_check_and_reports_what_ran_so_far(tmp_path: Path) -> No
     finally:
         process.kill()
     assert process.returncode == 130, out
-    assert ended(int(pid.read_text()))
+    assert has_ended(int(pid.read_text()))
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert record["interrupted"]
     reasons = [each["reason"] for each in record["checks"]]
@@ -192,8 +194,8 @@ def test_ctrl_c_ends_the_check_and_reports_what_ran_so_far(tmp_path: Path) -> No
 
 def test_a_wrong_name_and_options_without_gpu_check_are_the_users_mistakes(tmp_path: Path) -> None:
     def error(*words: str) -> Any:
-        ran = CliRunner().invoke(app, ["doctor", *words])
-        return ran.exception
+        result = CliRunner().invoke(app, ["doctor", *words])
+        return result.exception
 
     unknown = error("--gpu-check", "--check", "atention", "--output", str(tmp_path))
     assert (unknown.message, unknown.exit_code) == (
@@ -217,7 +219,7 @@ HOME = str(Path.home())
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "scrubbed_text"),
     [
         ('File "/home/anna/code/rstar2/train/launch.py", line 3', 'File "…/launch.py", line 3'),
         ("saved to /data/anna/models", "saved to …/models"),
@@ -232,8 +234,8 @@ HOME = str(Path.home())
         ("12 tokens: 4096 of 8192", "12 tokens: 4096 of 8192"),
     ],
 )
-def test_what_is_private_is_taken_out(text: str, shown: str) -> None:
-    assert scrubbed(text) == shown
+def test_what_is_private_is_taken_out(text: str, scrubbed_text: str) -> None:
+    assert scrubbed(text) == scrubbed_text
 
 
 def test_names_of_the_machine_and_secrets_of_the_environment_are_taken_out(
@@ -243,8 +245,8 @@ def test_names_of_the_machine_and_secrets_of_the_environment_are_taken_out(
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("USER", "anna")
     monkeypatch.setenv("LOGNAME", "anna")
-    said = scrubbed("(node17 pid=3) anna sent 0123456789abcdef to node17.lab.example.org, banana")
-    assert said == "(HOST pid=3) USER sent *** to HOST, banana"
+    text = scrubbed("(node17 pid=3) anna sent 0123456789abcdef to node17.lab.example.org, banana")
+    assert text == "(HOST pid=3) USER sent *** to HOST, banana"
 
 
 def test_the_model_of_the_update_is_the_largest_that_the_plan_says_fits() -> None:
@@ -311,14 +313,14 @@ def test_the_commands_for_a_gpu_are_understood_by_train_and_sft(
     words = rl.words_of(on_gpu)
     assert "hardware.engine_memory_share=0.26" in words
     monkeypatch.setattr(training, "free_bytes", lambda settings: 0)
-    assert rl.words_of(on_gpu) == words, "the same command after the kill"
-    ran = rstar2(*words, "--dry-run")
-    assert ran.code == 0, ran.stderr
-    assert '"device": "cuda"' in ran.stdout
+    assert rl.words_of(on_gpu) == words, "the command is the same after the kill"
+    result = rstar2(*words, "--dry-run")
+    assert result.code == 0, result.stderr
+    assert '"device": "cuda"' in result.stdout
     data = settings.work / "conversations.jsonl"
     sft._write_conversations(data, model.random_model(on_gpu))
-    ran = rstar2(*training.sft_words(on_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
-    assert ran.code == 0, ran.stderr
+    result = rstar2(*training.sft_words(on_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
+    assert result.code == 0, result.stderr
 
 
 def test_engine_and_trainer_that_disagree_are_found() -> None:
@@ -388,10 +390,10 @@ def test_a_driver_without_a_torch_that_can_use_it_is_explained(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(environment, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3, 81559 MiB"])
     on_gpu = Settings("cuda", 1, settings.work, settings.logs)
-    with pytest.raises(CheckFailed, match="cannot use the GPUs") as failed:
+    with pytest.raises(CheckFailed, match="cannot use the GPUs") as excinfo:
         environment.run(on_gpu)
-    assert failed.value.measured.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
-    assert "pytorch.org" in failed.value.hint
+    assert excinfo.value.measured.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
+    assert "pytorch.org" in excinfo.value.hint
     with pytest.raises(NotRun, match="torch cannot use a GPU"):
         update.run(on_gpu)
 

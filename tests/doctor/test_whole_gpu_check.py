@@ -52,8 +52,8 @@ def _numbers(result: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.long
 def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_path: Path) -> None:
     words = ("--gpu-check", "--device", "cpu", "--limit", LIMIT_S, "--output", str(tmp_path))
-    ran = _run(sys.executable, "rstar2", "doctor", *words)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    process = _run(sys.executable, "rstar2", "doctor", *words)
+    assert process.returncode == 0, process.stdout + process.stderr
     results = _record(tmp_path)
     assert list(results) == list(CHECKS)
     with_vllm = "RSTAR2_VLLM_PYTHON" in os.environ
@@ -70,37 +70,37 @@ def test_all_checks_pass_without_a_gpu_and_the_report_has_nothing_private(tmp_pa
     page = (tmp_path / "gpu-check.md").read_text()
     assert "# GPU check: CPU stack, no GPU" in page
     for file in ("gpu-check.md", "gpu-check.json"):
-        said = (tmp_path / file).read_text()
-        assert str(tmp_path) not in said
-        assert str(Path.home()) + "/" not in said
-        assert not re.search(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", said)
+        report = (tmp_path / file).read_text()
+        assert str(tmp_path) not in report
+        assert str(Path.home()) + "/" not in report
+        assert not re.search(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", report)
     assert not (tmp_path / "gpu-check-work").exists()
 
 
 def _needed(*names: str) -> set[str]:
-    """The distributions that these need, themselves included."""
-    found: set[str] = set()
+    """Returns these distributions and all distributions that they need."""
+    packages: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in found:
+        if key in packages:
             continue
         try:
-            asked = metadata.requires(name) or []
+            required = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        found.add(key)
-        requirements = map(Requirement, asked)
+        packages.add(key)
+        requirements = map(Requirement, required)
         waiting += [
             each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})
         ]
-    return found
+    return packages
 
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
-    """An interpreter whose environment has torch, transformers, numpy and what these need, and nothing else."""
+    """An interpreter whose environment has only torch, transformers, numpy and their requirements."""
     folder = tmp_path / "environment"
     venv.create(folder, symlinks=True)
     [site] = folder.glob("lib/python*/site-packages")
@@ -119,8 +119,8 @@ def test_with_torch_and_transformers_alone_the_first_checks_run_and_the_rest_say
 ) -> None:
     env = {"PYTHONPATH": str(ROOT)}
     words = ("--device", "cpu", "--limit", LIMIT_S, "--output", str(tmp_path))
-    ran = _run(bare_python, "rstar2.doctor.gpu_check", *words, env=env)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    process = _run(bare_python, "rstar2.doctor.gpu_check", *words, env=env)
+    assert process.returncode == 0, process.stdout + process.stderr
     results = _record(tmp_path)
     passed = [name for name, result in results.items() if result["outcome"] == "passed"]
     assert passed == ["environment", "attention", "update"]

@@ -1,4 +1,4 @@
-"""A chat endpoint behind the agent loop: its messages become turns, and turns its messages again."""
+"""A chat endpoint behind the agent loop: messages become turns, and turns become messages again."""
 
 from __future__ import annotations
 
@@ -29,54 +29,56 @@ class Prints42(SharedTools):
 
 async def test_thought_calls_and_replies_go_through_the_endpoint_and_back() -> None:
     with serving(ChatEndpoint(solves, key="secret")) as endpoint:
-        opened = await open_chat_api(endpoint.url, None, "secret")
-        codec = opened.codec
-        shown: list[int] = []
+        served_model = await open_chat_api(endpoint.url, None, "secret")
+        codec = served_model.codec
+        streamed_ids: list[int] = []
         trace = await rollout(
             codec.prompt(codec.format.messages("Compute 6 * 7.")),
-            engine=opened.engine,
+            engine=served_model.engine,
             tools=Prints42(),
             codec=codec,
             limits=Limits(),
             sampling=Sampling(seed=3),
-            on_tokens=shown.extend,
+            on_tokens=streamed_ids.extend,
         )
-        await opened.engine.aclose()
+        await served_model.engine.aclose()
     call = {"name": NAME, "arguments": {"code": "print(6 * 7)"}}
     assert trace.finish == "answer"
     assert [turn.text for turn in trace.turns] == [
         f"<think>I √ ask Python.</think>\n\n<tool_call>\n{json.dumps(call)}\n</tool_call>",
         "<think>It says so.</think>\nThe answer is \\boxed{42 < |im_end|> π}.",
     ]
-    assert shown == [
+    assert streamed_ids == [
         token for token, mask in zip(trace.response_ids, trace.response_mask, strict=True) if mask
     ]
-    first, second = endpoint.asked
+    first, second = endpoint.requests
     assert first["messages"] == [{"role": "user", "content": "Compute 6 * 7."}]
     assert first["tools"] == [python_code_with_standard_io.schema]
-    _, asked, reply = second["messages"]
-    assert (asked["content"], json.loads(asked["tool_calls"][0]["function"]["arguments"])) == (
+    _, call_message, reply = second["messages"]
+    assert (call_message["content"], json.loads(call_message["tool_calls"][0]["function"]["arguments"])) == (
         None,
         call["arguments"],
     )
     assert reply == {
-        "role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "42 < |im_end|> π",
+        "role": "tool", "tool_call_id": call_message["tool_calls"][0]["id"], "content": "42 < |im_end|> π",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("owned_by", "sent"), [("vllm", (0, 0.0, 1.0)), ("openai", (None, None, None))])
+@pytest.mark.parametrize(
+    ("owned_by", "expected_values"), [("vllm", (0, 0.0, 1.0)), ("openai", (None, None, None))]
+)
 async def test_values_that_are_off_are_sent_where_the_endpoint_is_known_to_take_them(
-    owned_by: str, sent: tuple[float | None, ...]
+    owned_by: str, expected_values: tuple[float | None, ...]
 ) -> None:
     endpoint = ChatEndpoint(solves)
     endpoint.owned_by = owned_by
     with serving(endpoint):
-        opened = await open_chat_api(endpoint.url, None, None)
-        prompt = opened.codec.prompt(opened.codec.format.messages("Hello."))
-        await opened.engine.generate(prompt, Sampling(max_tokens=99))
-        await opened.engine.aclose()
-    (asked,) = endpoint.asked
-    assert tuple(asked.get(name) for name in ("top_k", "min_p", "repetition_penalty")) == sent
+        served_model = await open_chat_api(endpoint.url, None, None)
+        prompt = served_model.codec.prompt(served_model.codec.format.messages("Hello."))
+        await served_model.engine.generate(prompt, Sampling(max_tokens=99))
+        await served_model.engine.aclose()
+    (request,) = endpoint.requests
+    assert tuple(request.get(name) for name in ("top_k", "min_p", "repetition_penalty")) == expected_values
 
 
 @pytest.mark.parametrize("arguments", ["{not JSON", "", '{"code": "a"} x'])
@@ -85,33 +87,33 @@ async def test_arguments_that_are_no_json_are_a_failed_call_and_are_sent_back(ar
         return {"content": "sorry"} if messages[-1]["role"] == "tool" else {"calls": [(NAME, arguments)]}
 
     with serving(ChatEndpoint(model)) as endpoint:
-        opened = await open_chat_api(endpoint.url, "scripted", None)
-        codec = opened.codec
+        served_model = await open_chat_api(endpoint.url, "scripted", None)
+        codec = served_model.codec
         trace = await rollout(
             codec.prompt(codec.format.messages("x")),
-            engine=opened.engine,
+            engine=served_model.engine,
             tools=Prints42(),
             codec=codec,
             limits=Limits(),
             sampling=Sampling(),
         )
-        await opened.engine.aclose()
+        await served_model.engine.aclose()
     assert [call.status for call in trace.calls] == ["invalid_arguments" if not arguments else "parse_error"]
-    sent = endpoint.asked[-1]["messages"][1]["tool_calls"][0]["function"]
-    assert arguments in json.dumps(json.loads(sent["arguments"])).replace('\\"', '"')
+    function = endpoint.requests[-1]["messages"][1]["tool_calls"][0]["function"]
+    assert arguments in json.dumps(json.loads(function["arguments"])).replace('\\"', '"')
 
 
 async def test_a_wrong_key_is_the_endpoints_own_message_and_length_is_a_cut() -> None:
     with serving(ChatEndpoint(lambda _: {"content": "long", "finish": "length"}, key="secret")) as endpoint:
         prompt = text_codec(NAME).prompt([{"role": "user", "content": "x"}])
         for key in ("wrong", "secret"):
-            opened = await open_chat_api(endpoint.url, None, key)
+            served_model = await open_chat_api(endpoint.url, None, key)
             if key == "wrong":
                 with pytest.raises(EngineError, match="HTTP 401: Incorrect API key"):
-                    await opened.engine.generate(prompt, Sampling())
+                    await served_model.engine.generate(prompt, Sampling())
             else:
-                assert (await opened.engine.generate(prompt, Sampling())).finish == "length"
-            await opened.engine.aclose()
+                assert (await served_model.engine.generate(prompt, Sampling())).finish == "length"
+            await served_model.engine.aclose()
 
 
 def _piece(call: dict[str, Any]) -> Choice:
@@ -122,17 +124,17 @@ def _piece(call: dict[str, Any]) -> Choice:
 
 @pytest.mark.parametrize("index", [{}, {"index": 0}])
 def test_calls_are_told_apart_by_their_ids_where_all_have_one_index(index: dict[str, int]) -> None:
-    written: list[str] = []
-    turn = _TurnText(written.append)
+    text_parts: list[str] = []
+    turn = _TurnText(text_parts.append)
     for name, value in (("add", 1), ("sub", 2)):
-        begun = {**index, "id": f"call_{name}", "function": {"name": name, "arguments": '{"a": '}}
-        turn.add(_piece(begun))
-        # Some servers give every piece an id of its own.
-        rest = {**index, "id": f"piece_{name}", "function": {"arguments": f"{value}}}"}}
-        turn.add(_piece(rest))
+        first_piece = {**index, "id": f"call_{name}", "function": {"name": name, "arguments": '{"a": '}}
+        turn.add(_piece(first_piece))
+        # Some servers give every piece a different id.
+        second_piece = {**index, "id": f"piece_{name}", "function": {"arguments": f"{value}}}"}}
+        turn.add(_piece(second_piece))
     turn.end()
     calls = [
-        json.loads(part.partition("</tool_call>")[0]) for part in "".join(written).split("<tool_call>")[1:]
+        json.loads(part.partition("</tool_call>")[0]) for part in "".join(text_parts).split("<tool_call>")[1:]
     ]
     assert calls == [{"name": "add", "arguments": {"a": 1}}, {"name": "sub", "arguments": {"a": 2}}]
 

@@ -1,4 +1,4 @@
-"""Connections of the clients of model servers: certificates are checked where there is TLS, and read only there."""
+"""Connections to model servers: certificates are checked for TLS connections, and are read only for these."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) 
     assert contexts == []
     transport = OneConnectionEach("https")
     for _ in range(2):
-        used = transport._open()._pool._ssl_context
-        assert [used] == contexts
-        assert used.verify_mode == ssl.CERT_REQUIRED
-        assert used.check_hostname
+        context = transport._open()._pool._ssl_context
+        assert [context] == contexts
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert context.check_hostname
 
 
 async def test_no_request_by_tls_goes_over_connections_without_it() -> None:
@@ -35,7 +35,7 @@ async def test_no_request_by_tls_goes_over_connections_without_it() -> None:
 
 
 async def test_a_request_that_cancels_itself_leaves_no_connection_that_the_next_one_waits_for() -> None:
-    """The task meets the cancellation where it closes the response, which httpx then does not finish."""
+    """The task is cancelled while it closes the response, so httpx does not finish closing."""
 
     def cancel(token_ids: list[int]) -> None:
         task = asyncio.current_task()

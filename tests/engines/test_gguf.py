@@ -1,4 +1,4 @@
-"""A model folder made from GGUF has the special tokens that the file says."""
+"""A model folder that was converted from GGUF has the special tokens that the file names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH, HIDDEN = 32, 64
 
 
 def _smallest_model(path: Path) -> None:
-    """One random layer of Llama, and a byte-level tokenizer whose end of turn is the third token, as SmolLM2's."""
+    """Write one random layer of Llama and a byte-level tokenizer. Its end of turn is the third token, as in SmolLM2."""
     import gguf
     import numpy
     from tokenizers import pre_tokenizers

@@ -1,4 +1,4 @@
-"""The in-process engine: what a request gets does not depend on who shares its batch."""
+"""The in-process engine: the result of a request does not depend on the other requests in its batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def opened(folder: Path, *more: Any, **how: Any) -> HFEngine:
+def open_engine(folder: Path, *more: Any, **how: Any) -> HFEngine:
     from rstar2.engines.hf import HFEngine
 
     return HFEngine(folder, *more, **how)
@@ -43,20 +43,20 @@ def opened(folder: Path, *more: Any, **how: Any) -> HFEngine:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[HFEngine]:
-    made = opened(folder, max_batch=4, threads=1)
-    yield made
-    asyncio.run(made.aclose())
+    hf_engine = open_engine(folder, max_batch=4, threads=1)
+    yield hf_engine
+    asyncio.run(hf_engine.aclose())
 
 
-def together(
+def generate_together(
     engine: HFEngine, sampling: list[Sampling], delays: list[float] | None = None
 ) -> list[Generation]:
-    async def one(i: int) -> Generation:
+    async def generate_one(i: int) -> Generation:
         await asyncio.sleep(delays[i] if delays else 0)
         return await engine.generate(PROMPTS[i], sampling[i])
 
     async def work() -> list[Generation]:
-        return await asyncio.gather(*(one(i) for i in range(len(sampling))))
+        return await asyncio.gather(*(generate_one(i) for i in range(len(sampling))))
 
     return asyncio.run(work())
 
@@ -64,12 +64,12 @@ def together(
 def test_greedy_equals_transformers_own_generation(engine: HFEngine) -> None:
     import torch
 
-    (said,) = together(engine, [GREEDY])
+    (generation,) = generate_together(engine, [GREEDY])
     ids = torch.tensor([PROMPTS[0]])
     expected = engine.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
     )
-    assert said.token_ids == expected[0, len(PROMPTS[0]) :].tolist()
+    assert generation.token_ids == expected[0, len(PROMPTS[0]) :].tolist()
 
 
 @pytest.mark.parametrize("delays", [None, [0.0, 0.02, 0.0, 0.05, 0.01]])
@@ -78,30 +78,30 @@ def test_a_request_is_answered_alike_alone_and_among_others(
 ) -> None:
     sampling = [Sampling(temperature=1.0, max_tokens=6 + 5 * i, seed=i) for i in range(5)]
     alone = [asyncio.run(engine.generate(PROMPTS[i], sampling[i])) for i in range(5)]
-    crowd = together(engine, sampling, delays)
-    assert [said.token_ids for said in crowd] == [said.token_ids for said in alone]
-    for one, other in zip(crowd, alone, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    crowd = generate_together(engine, sampling, delays)
+    assert [generation.token_ids for generation in crowd] == [generation.token_ids for generation in alone]
+    for in_batch, single in zip(crowd, alone, strict=True):
+        assert in_batch.logprobs == pytest.approx(single.logprobs, abs=1e-4)
 
 
 def test_a_prompt_of_several_rows_is_run_once(engine: HFEngine) -> None:
     prompts = [PROMPTS[at] for at in (0, 4, 0, 0)]
     sampling = [Sampling(temperature=1.0, max_tokens=10, seed=seed) for seed in range(4)]
     alone = [asyncio.run(engine.generate(*each)) for each in zip(prompts, sampling, strict=True)]
-    busy, asked, rows = threading.Event(), threading.Event(), list[int]()
+    busy, all_submitted, rows = threading.Event(), threading.Event(), list[int]()
 
-    def count(_model: Any, _args: Any, given: dict[str, Any]) -> None:
+    def count(_model: Any, _args: Any, model_inputs: dict[str, Any]) -> None:
         busy.set()
-        assert asked.wait(TIMEOUT_S)
-        rows.append(len(given["input_ids"]))
+        assert all_submitted.wait(TIMEOUT_S)
+        rows.append(len(model_inputs["input_ids"]))
 
     async def work() -> list[Generation]:
-        # The first keeps the engine busy until the others wait together.
+        # The first request keeps the engine busy until all other requests wait.
         first = asyncio.create_task(engine.generate([8, 8], Sampling(temperature=0.0, max_tokens=1)))
         assert await asyncio.to_thread(busy.wait, TIMEOUT_S)
         tasks = [asyncio.create_task(engine.generate(*each)) for each in zip(prompts, sampling, strict=True)]
         await asyncio.sleep(0)
-        asked.set()
+        all_submitted.set()
         await first
         return await asyncio.gather(*tasks)
 
@@ -109,41 +109,41 @@ def test_a_prompt_of_several_rows_is_run_once(engine: HFEngine) -> None:
     group = asyncio.run(work())
     hook.remove()
     assert rows[:3] == [1, 2, 4]
-    assert [said.token_ids for said in group] == [said.token_ids for said in alone]
-    for one, other in zip(group, alone, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert [generation.token_ids for generation in group] == [generation.token_ids for generation in alone]
+    for in_batch, single in zip(group, alone, strict=True):
+        assert in_batch.logprobs == pytest.approx(single.logprobs, abs=1e-4)
 
 
 def test_logprobs_are_those_of_the_whole_text_at_the_sampling_temperature(engine: HFEngine) -> None:
     import torch
 
-    (said,) = together(engine, [Sampling(temperature=0.7, max_tokens=10, seed=4)])
+    (generation,) = generate_together(engine, [Sampling(temperature=0.7, max_tokens=10, seed=4)])
     with torch.no_grad():
-        logits = engine.model(torch.tensor([PROMPTS[0] + said.token_ids])).logits[0]
+        logits = engine.model(torch.tensor([PROMPTS[0] + generation.token_ids])).logits[0]
     start = len(PROMPTS[0]) - 1
-    expected = torch.log_softmax(logits[start : start + len(said.token_ids)] / 0.7, -1)
-    chosen = expected.gather(-1, torch.tensor(said.token_ids)[:, None]).squeeze(-1)
-    assert said.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+    expected = torch.log_softmax(logits[start : start + len(generation.token_ids)] / 0.7, -1)
+    expected_logprobs = expected.gather(-1, torch.tensor(generation.token_ids)[:, None]).squeeze(-1)
+    assert generation.logprobs == pytest.approx(expected_logprobs.tolist(), abs=1e-4)
 
 
 def test_a_seed_repeats_and_another_differs(engine: HFEngine) -> None:
     def draw(seed: int) -> list[int]:
-        return together(engine, [Sampling(temperature=1.0, max_tokens=30, seed=seed)])[0].token_ids
+        return generate_together(engine, [Sampling(temperature=1.0, max_tokens=30, seed=seed)])[0].token_ids
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
 
 
 def test_a_stop_token_ends_a_turn_and_is_kept(folder: Path) -> None:
-    plain = opened(folder, threads=1)
-    (said,) = together(plain, [GREEDY])
-    stop = said.token_ids[3]
+    plain = open_engine(folder, threads=1)
+    (unstopped,) = generate_together(plain, [GREEDY])
+    stop = unstopped.token_ids[3]
     asyncio.run(plain.aclose())
-    stopping = opened(folder, [stop], threads=1)
-    (ended,) = together(stopping, [GREEDY])
+    stopping = open_engine(folder, [stop], threads=1)
+    (stopped,) = generate_together(stopping, [GREEDY])
     asyncio.run(stopping.aclose())
-    assert ended.finish == "stop"
-    assert ended.token_ids == said.token_ids[: said.token_ids.index(stop) + 1]
+    assert stopped.finish == "stop"
+    assert stopped.token_ids == unstopped.token_ids[: unstopped.token_ids.index(stop) + 1]
 
 
 def test_the_context_bounds_a_turn(engine: HFEngine) -> None:
@@ -157,11 +157,11 @@ def test_the_context_bounds_a_turn(engine: HFEngine) -> None:
 
 
 def test_a_cancelled_request_frees_its_place(folder: Path) -> None:
-    engine = opened(folder, max_batch=1, threads=1)
+    engine = open_engine(folder, max_batch=1, threads=1)
     reached, cancelled = threading.Event(), threading.Event()
     steps = itertools.count()
 
-    def hold(*_: Any) -> None:
+    def pause_at_third_step(*_: Any) -> None:
         if next(steps) == 3:
             reached.set()
             assert cancelled.wait(TIMEOUT_S)
@@ -173,45 +173,47 @@ def test_a_cancelled_request_frees_its_place(folder: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         cancelled.set()
-        said = await engine.generate(PROMPTS[1], GREEDY)
+        generation = await engine.generate(PROMPTS[1], GREEDY)
         await engine.aclose()
-        return said
+        return generation
 
-    engine.model.register_forward_pre_hook(hold)
+    engine.model.register_forward_pre_hook(pause_at_third_step)
     assert len(asyncio.run(work()).token_ids) == 12
-    assert next(steps) < 4 + 12 + 4, "the cancelled request was generated to its end first"
+    assert next(steps) < 4 + 12 + 4, (
+        "the engine finished the cancelled request before it started the next one"
+    )
 
 
 def test_whoever_watches_hears_every_token_in_order(engine: HFEngine) -> None:
     received: list[int] = []
 
     async def work() -> Generation:
-        said = await engine.generate(PROMPTS[2], GREEDY, received.extend)
+        generation = await engine.generate(PROMPTS[2], GREEDY, received.extend)
         await asyncio.sleep(0)
-        return said
+        return generation
 
     assert asyncio.run(work()).token_ids == received
 
 
 def test_weights_are_replaced_between_two_steps(engine: HFEngine) -> None:
-    before = together(engine, [GREEDY])[0].token_ids
+    before = generate_together(engine, [GREEDY])[0].token_ids
 
     def scramble() -> None:
         for parameter in engine.model.parameters():
             parameter.copy_(parameter.flip(0))
 
     asyncio.run(engine.call(scramble))
-    assert together(engine, [GREEDY])[0].token_ids != before
+    assert generate_together(engine, [GREEDY])[0].token_ids != before
 
 
 def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(engine: HFEngine) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=80)
-    whole = [each.token_ids for each in together(engine, [sampling] * len(PROMPTS))]
-    asked, reached, go = threading.Event(), threading.Event(), threading.Event()
+    uninterrupted = [each.token_ids for each in generate_together(engine, [sampling] * len(PROMPTS))]
+    all_submitted, reached, go = threading.Event(), threading.Event(), threading.Event()
     forwards = itertools.count()
 
-    def hold(*_: Any) -> None:
-        assert asked.wait(TIMEOUT_S)
+    def pause_at_30th_step(*_: Any) -> None:
+        assert all_submitted.wait(TIMEOUT_S)
         if next(forwards) == 30:
             reached.set()
             assert go.wait(TIMEOUT_S)
@@ -219,7 +221,7 @@ def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(e
     async def work() -> list[Generation]:
         tasks = [asyncio.create_task(engine.generate(ids, sampling)) for ids in PROMPTS]
         await asyncio.sleep(0)
-        asked.set()
+        all_submitted.set()
         assert await asyncio.to_thread(reached.wait, TIMEOUT_S)
         interruption = asyncio.create_task(engine.interrupt())
         await asyncio.sleep(0)
@@ -227,23 +229,23 @@ def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(e
         await interruption
         return await asyncio.gather(*tasks)
 
-    hook = engine.model.register_forward_pre_hook(hold)
-    begun = asyncio.run(work())
+    hook = engine.model.register_forward_pre_hook(pause_at_30th_step)
+    interrupted = asyncio.run(work())
     hook.remove()
-    assert {each.finish for each in begun} == {"interrupted"}
-    assert begun[-1].token_ids == [], "there are places for four"
-    assert sum(len(each.token_ids) for each in begun) > 30
-    for prompt, each, expected in zip(PROMPTS, begun, whole, strict=True):
+    assert {each.finish for each in interrupted} == {"interrupted"}
+    assert interrupted[-1].token_ids == [], "the batch has places for four requests"
+    assert sum(len(each.token_ids) for each in interrupted) > 30
+    for prompt, each, expected in zip(PROMPTS, interrupted, uninterrupted, strict=True):
         assert each.logprobs is not None
         assert len(each.logprobs) == len(each.token_ids)
-        rest = Sampling(temperature=0.0, max_tokens=80 - len(each.token_ids))
-        more = asyncio.run(engine.generate([*prompt, *each.token_ids], rest))
+        remaining = Sampling(temperature=0.0, max_tokens=80 - len(each.token_ids))
+        more = asyncio.run(engine.generate([*prompt, *each.token_ids], remaining))
         assert [*each.token_ids, *more.token_ids] == expected
 
 
 def test_an_idle_engine_is_interrupted_at_once_and_continues(engine: HFEngine) -> None:
     asyncio.run(engine.interrupt())
-    assert len(together(engine, [GREEDY])[0].token_ids) == 12
+    assert len(generate_together(engine, [GREEDY])[0].token_ids) == 12
 
 
 def test_work_that_fails_in_the_engines_thread_is_told_to_its_caller(engine: HFEngine) -> None:
@@ -252,7 +254,7 @@ def test_work_that_fails_in_the_engines_thread_is_told_to_its_caller(engine: HFE
 
     with pytest.raises(KeyError, match="unknown weight"):
         asyncio.run(engine.call(fail))
-    assert len(together(engine, [GREEDY])[0].token_ids) == 12
+    assert len(generate_together(engine, [GREEDY])[0].token_ids) == 12
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,9 @@ def test_an_extreme_setting_of_one_request_is_no_harm_to_it_or_to_others(
     engine: HFEngine, sampling: Sampling
 ) -> None:
     plain = Sampling(temperature=1.0, max_tokens=20, seed=3)
-    (alone,) = together(engine, [plain])
-    other, extreme = together(engine, [plain, sampling])
-    assert other.token_ids == alone.token_ids
+    (alone,) = generate_together(engine, [plain])
+    beside_extreme, extreme = generate_together(engine, [plain, sampling])
+    assert beside_extreme.token_ids == alone.token_ids
     assert len(extreme.token_ids) == 6
     assert extreme.logprobs is not None
     assert all(map(math.isfinite, extreme.logprobs))
@@ -278,12 +280,12 @@ def test_whoever_cannot_be_told_a_token_fails_alone(engine: HFEngine) -> None:
     def fail(step: Any) -> None:
         raise RuntimeError("its loop is closed")
 
-    (alone,) = together(engine, [GREEDY])
-    told = engine._submit(PROMPTS[1], GREEDY, fail)
-    other = engine._submit(PROMPTS[0], GREEDY, None)
+    (alone,) = generate_together(engine, [GREEDY])
+    failing_request = engine._submit(PROMPTS[1], GREEDY, fail)
+    other_request = engine._submit(PROMPTS[0], GREEDY, None)
     with pytest.raises(EngineError, match="its loop is closed"):
-        told.result(TIMEOUT_S)
-    assert other.result(TIMEOUT_S).token_ids == alone.token_ids
+        failing_request.result(TIMEOUT_S)
+    assert other_request.result(TIMEOUT_S).token_ids == alone.token_ids
 
 
 def test_requests_that_cannot_join_the_batch_are_told_and_the_next_are_answered(
@@ -298,11 +300,11 @@ def test_requests_that_cannot_join_the_batch_are_told_and_the_next_are_answered(
         for future in futures:
             with pytest.raises(EngineError, match="no memory for the caches"):
                 future.result(TIMEOUT_S)
-    assert len(together(engine, [GREEDY])[0].token_ids) == 12
+    assert len(generate_together(engine, [GREEDY])[0].token_ids) == 12
 
 
 def test_a_model_that_gives_no_numbers_is_an_error(folder: Path) -> None:
-    engine = opened(folder, threads=1)
+    engine = open_engine(folder, threads=1)
     try:
         engine.model.lm_head.weight.data[:] = math.nan
         with pytest.raises(EngineError, match="not finite"):
@@ -312,7 +314,7 @@ def test_a_model_that_gives_no_numbers_is_an_error(folder: Path) -> None:
 
 
 def test_a_closed_engine_refuses(folder: Path) -> None:
-    engine = opened(folder, threads=1)
+    engine = open_engine(folder, threads=1)
     asyncio.run(engine.aclose())
     with pytest.raises(EngineError, match="closed"):
         asyncio.run(engine.generate([1], GREEDY))
@@ -324,19 +326,19 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, kind: str) -> None:
     if kind == "empty":
         path.mkdir()
     with pytest.raises(UserError, match=str(path)):
-        opened(path)
+        open_engine(path)
 
 
 @pytest.mark.parametrize(
-    ("top_p", "top_k", "kept"),
+    ("top_p", "top_k", "kept_count"),
     [(1.0, 0, 4), (1.0, 2, 2), (0.55, 0, 2), (0.5, 0, 1), (0.01, 0, 1), (0.95, 2, 2)],
 )
-def test_top_p_and_top_k_keep_the_likeliest(top_p: float, top_k: int, kept: int) -> None:
+def test_top_p_and_top_k_keep_the_likeliest(top_p: float, top_k: int, kept_count: int) -> None:
     import torch
 
     from rstar2.engines.hf import _truncated
 
     row: Any = type("Row", (), {"sampling": Sampling(top_p=top_p, top_k=top_k)})()
-    left = _truncated(torch.tensor([[0.1, 0.5, 0.15, 0.25]]), [row])
-    assert int((left > 0).sum()) == kept
-    assert left.argmax() == 1
+    truncated = _truncated(torch.tensor([[0.1, 0.5, 0.15, 0.25]]), [row])
+    assert int((truncated > 0).sum()) == kept_count
+    assert truncated.argmax() == 1

@@ -1,4 +1,4 @@
-"""Wherever a model is asked for, the same things name it: its folder, a run, a stage, a hub id."""
+"""Every option for a model accepts the same names: a folder, a run, a stage or a hub id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rstar2.files import write_json
 
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of two stages that made models, and one of which only the first stage did."""
+    """Write three runs: one with a model of each of two stages, one with only the first model, and an evaluation."""
     monkeypatch.chdir(tmp_path)
     for folder in ("done/stage1", "done/stage2", "begun/stage1"):
         write_json(Path("runs", folder, "model", "config.json"), {"model_type": "qwen3"})
@@ -31,7 +31,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "folder"),
+    ("model_name", "folder"),
     [
         ("runs/done", "runs/done/stage2/model"),
         ("runs/done/stage1", "runs/done/stage1/model"),
@@ -39,8 +39,8 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("Qwen/Qwen3-0.6B", None),
     ],
 )
-def test_a_run_a_stage_a_folder_and_a_hub_id_name_a_model(named: str, folder: str | None) -> None:
-    assert find_model(named) == (Path(folder) if folder else None)
+def test_a_run_a_stage_a_folder_and_a_hub_id_name_a_model(model_name: str, folder: str | None) -> None:
+    assert find_model(model_name) == (Path(folder) if folder else None)
 
 
 def test_the_folder_of_a_run_of_sft_is_that_of_its_only_stage() -> None:
@@ -65,7 +65,7 @@ def test_a_model_of_a_run_is_named_after_the_run_and_its_stage(folder: str, name
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("model_name", "message"),
     [
         ("runs/begun", "runs/begun has no finished model yet\n.*runs/begun/stage1"),
         ("runs/begun/stage2", "runs/begun/stage2 has no finished model yet"),
@@ -76,9 +76,9 @@ def test_a_model_of_a_run_is_named_after_the_run_and_its_stage(folder: str, name
         ("a/b/c", "no model folder at a/b/c"),
     ],
 )
-def test_what_names_no_model_is_refused_with_what_would(named: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        find_model(named)
+def test_what_names_no_model_is_refused_with_what_would(model_name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_model(model_name)
 
 
 @needs("torch")
@@ -96,19 +96,21 @@ def test_a_hub_id_is_taken_from_the_hubs_cache(tmp_path: Path, monkeypatch: pyte
         local_model("no/model")
 
 
-SAID = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+CONVERSATION = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 
 def _trained_from(*words: str) -> Callable[[str], str]:
-    def model(named: str) -> str:
+    def model(model_name: str) -> str:
         row = {
             "train": {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}},
-            "sft": {"messages": SAID},
+            "sft": {"messages": CONVERSATION},
         }[words[0]]
         write_parquet(Path("d.parquet"), [row] * 512)
-        ran = rstar2(*words, "--model", named, "--data", "d.parquet", "--profile", "laptop", "--dry-run")
-        assert ran.code == 0, ran.stderr
-        argv = shlex.split(ran.stdout.replace("\\\n", "").splitlines()[-1])
+        process = rstar2(
+            *words, "--model", model_name, "--data", "d.parquet", "--profile", "laptop", "--dry-run"
+        )
+        assert process.code == 0, process.stderr
+        argv = shlex.split(process.stdout.replace("\\\n", "").splitlines()[-1])
         return next(
             word for word in argv if word.startswith(("model.path=", "actor_rollout_ref.model.path="))
         )
@@ -116,27 +118,27 @@ def _trained_from(*words: str) -> Callable[[str], str]:
     return model
 
 
-def _served(named: str) -> str:
-    ran = rstar2("serve", named, "--print-command")
-    assert ran.code == 0, ran.stderr
-    return ran.stdout
+def _serve_command(model_name: str) -> str:
+    process = rstar2("serve", model_name, "--print-command")
+    assert process.code == 0, process.stderr
+    return process.stdout
 
 
-def _asked(*words: str) -> Callable[[str], str]:
-    """Chat and eval say what they cannot load: the folder is there, and holds neither weights nor tokenizer."""
+def _load_error(*words: str) -> Callable[[str], str]:
+    """Chat and eval name the folder that they cannot load. It exists but has neither weights nor a tokenizer."""
 
-    def model(named: str) -> str:
-        ran = rstar2(*words, "--model", named)
-        assert ran.code == 2
-        return ran.stderr
+    def model(model_name: str) -> str:
+        process = rstar2(*words, "--model", model_name)
+        assert process.code == 2
+        return process.stderr
 
     return model
 
 
 VERBS = {
-    "chat": _asked("chat", "--prompt", "x"),
-    "eval": _asked("eval", "builtin"),
-    "serve": _served,
+    "chat": _load_error("chat", "--prompt", "x"),
+    "eval": _load_error("eval", "builtin"),
+    "serve": _serve_command,
     "sft": _trained_from("sft"),
     "train": _trained_from("train", "--stage", "1"),
 }
@@ -149,8 +151,8 @@ def test_every_verb_takes_the_model_of_a_run(verb: str) -> None:
 
 
 def test_the_folder_of_an_evaluation_is_not_its_model() -> None:
-    ran = rstar2("eval", "builtin", "--run", "runs/done")
-    assert ran.code == 2
-    assert "--run runs/done is the folder for the evaluation" in ran.stderr
-    assert "--model runs/done" in ran.stderr
+    process = rstar2("eval", "builtin", "--run", "runs/done")
+    assert process.code == 2
+    assert "--run runs/done is the folder for the evaluation" in process.stderr
+    assert "--model runs/done" in process.stderr
     assert json.loads(Path("runs/done/config.json").read_text())["kind"] == "train"

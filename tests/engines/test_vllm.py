@@ -1,8 +1,7 @@
-"""The vLLM engine over real HTTP, against a stand-in that speaks vLLM's wire format.
+"""The vLLM engine over real HTTP, with a stand-in that speaks vLLM's wire format.
 
-vLLM itself cannot run in this test environment (it pins its own torch and transformers), so what these tests
-hold is the client's side of the contract. tests/engines/test_real_vllm.py holds the whole of it where vLLM is
-installed.
+vLLM pins its own torch and transformers, so it cannot run in this test environment. These tests check the client.
+tests/engines/test_real_vllm.py checks client and server if vLLM is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _engine(standin: StandIn) -> VLLMEngine:
 async def test_token_ids_in_token_ids_out_with_the_end_of_turn_kept(standin: StandIn) -> None:
     engine = _engine(standin)
     generation = await engine.generate(PROMPT, GREEDY)
-    assert standin.asked[0]["prompt"] == PROMPT
+    assert standin.requests[0]["prompt"] == PROMPT
     assert generation.token_ids == [101, 102, 103, END]
     assert generation.finish == "stop"
     assert generation.logprobs == [logprob(token) for token in generation.token_ids]
@@ -69,20 +68,20 @@ async def test_a_server_that_cuts_turns_before_their_budget_is_an_error(
 async def test_every_sampling_value_is_sent_so_that_no_server_default_slips_in(standin: StandIn) -> None:
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=0, max_tokens=9, seed=41)
     await _engine(standin).generate(PROMPT, sampling)
-    sent = standin.asked[0]
-    assert sent["temperature"] == 0.7
-    assert sent["top_p"] == 0.9
-    assert sent["top_k"] == 0
-    assert sent["max_tokens"] == 9
-    assert sent["seed"] == 41
-    assert (sent["min_p"], sent["repetition_penalty"]) == (0.0, 1.0)
-    assert sent["stop_token_ids"] == [END]
-    assert sent["return_token_ids"] is True
+    request = standin.requests[0]
+    assert request["temperature"] == 0.7
+    assert request["top_p"] == 0.9
+    assert request["top_k"] == 0
+    assert request["max_tokens"] == 9
+    assert request["seed"] == 41
+    assert (request["min_p"], request["repetition_penalty"]) == (0.0, 1.0)
+    assert request["stop_token_ids"] == [END]
+    assert request["return_token_ids"] is True
 
 
 async def test_without_a_seed_none_is_sent(standin: StandIn) -> None:
     await _engine(standin).generate(PROMPT, GREEDY)
-    assert "seed" not in standin.asked[0]
+    assert "seed" not in standin.requests[0]
 
 
 async def test_streaming_shows_every_token_once_and_returns_the_same_turn(standin: StandIn) -> None:
@@ -99,14 +98,14 @@ async def test_the_budget_is_cut_to_what_the_servers_context_still_holds() -> No
         engine = _engine(standin)
         generation = await engine.generate(PROMPT, GREEDY)
         assert (len(generation.token_ids), generation.finish) == (2, "length")
-        assert standin.asked[0]["max_tokens"] == 2
+        assert standin.requests[0]["max_tokens"] == 2
         full = await engine.generate([1, 2, 3, 4, 5], GREEDY)
         assert (full.token_ids, full.finish) == ([], "length")
-        assert len(standin.asked) == 1
+        assert len(standin.requests) == 1
 
 
 def _retrying(standin: StandIn, wait_s: float) -> RetryingEngine:
-    """An engine that waits by a clock of its own, which no slow machine changes."""
+    """Returns an engine whose retries use a simulated clock, so that a slow machine does not matter."""
     return RetryingEngine(_engine(standin), policies_on(Clock())(wait_s).service("engine"))
 
 
@@ -114,14 +113,14 @@ async def test_a_busy_server_is_requested_again(standin: StandIn) -> None:
     standin.busy_answers = 2
     generation = await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY)
     assert generation.finish == "stop"
-    assert len(standin.asked) == 3
+    assert len(standin.requests) == 3
 
 
 async def test_a_busy_server_is_one_attempt_and_one_error(standin: StandIn) -> None:
     standin.busy_answers = 1000
     with pytest.raises(EngineUnavailable, match=f"{standin.url}.*warming up"):
         await _engine(standin).generate(PROMPT, GREEDY)
-    assert len(standin.asked) == 1
+    assert len(standin.requests) == 1
 
 
 async def test_a_server_that_is_not_there_is_one_error_with_its_address_in_plain_words() -> None:
@@ -144,14 +143,16 @@ async def test_a_turn_that_takes_longer_than_allowed_is_given_up(standin: StandI
     standin.complete_until = 0
     attempts: list[list[int]] = []
 
-    class Counted(VLLMEngine):
+    class CountingEngine(VLLMEngine):
         async def generate(
             self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
         ) -> Generation:
             attempts.append(list(prompt_ids))
             return await super().generate(prompt_ids, sampling, on_tokens)
 
-    engine = RetryingEngine(Counted(standin.url), RetryPolicy(0.0).service("engine"), turn_timeout_s=0.5)
+    engine = RetryingEngine(
+        CountingEngine(standin.url), RetryPolicy(0.0).service("engine"), turn_timeout_s=0.5
+    )
     with pytest.raises(ServiceGone, match=r"did not finish a turn within 0\.5 seconds"):
         await engine.generate(PROMPT, GREEDY)
     assert attempts == [PROMPT]
@@ -159,20 +160,20 @@ async def test_a_turn_that_takes_longer_than_allowed_is_given_up(standin: StandI
 
 async def test_a_stream_cut_before_its_first_token_is_requested_again(standin: StandIn) -> None:
     standin.cut_after = 0
-    shown: list[list[int]] = []
+    batches: list[list[int]] = []
     with pytest.raises(ServiceGone, match=f"the connection to {standin.url} broke"):
-        await _retrying(standin, wait_s=0.5).generate(PROMPT, GREEDY, shown.append)
-    assert shown == []
-    assert len(standin.asked) > 1
+        await _retrying(standin, wait_s=0.5).generate(PROMPT, GREEDY, batches.append)
+    assert batches == []
+    assert len(standin.requests) > 1
 
 
 async def test_a_stream_cut_in_the_middle_is_never_shown_twice(standin: StandIn) -> None:
     standin.cut_after = 1
-    shown: list[list[int]] = []
+    batches: list[list[int]] = []
     with pytest.raises(EngineError, match="in the middle of a turn"):
-        await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY, shown.append)
-    assert shown == [[101, 102, 103]]
-    assert len(standin.asked) == 1
+        await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY, batches.append)
+    assert batches == [[101, 102, 103]]
+    assert len(standin.requests) == 1
 
 
 async def test_a_refused_request_is_not_tried_again_and_says_why(standin: StandIn) -> None:
@@ -181,7 +182,7 @@ async def test_a_refused_request_is_not_tried_again_and_says_why(standin: StandI
     standin.names = ("another",)
     with pytest.raises(EngineError, match="does not exist"):
         await engine.generate(PROMPT, GREEDY)
-    assert len(standin.asked) == 2
+    assert len(standin.requests) == 2
 
 
 async def test_many_turns_are_in_flight_at_once(standin: StandIn) -> None:
@@ -198,14 +199,14 @@ async def test_several_served_models_are_never_picked_from_silently() -> None:
         with pytest.raises(EngineError, match="does not serve three"):
             await VLLMEngine(standin.url, "three").generate(PROMPT, GREEDY)
         await VLLMEngine(standin.url, "two").generate(PROMPT, Sampling(max_tokens=2))
-        assert [body["model"] for body in standin.asked] == ["two"]
+        assert [body["model"] for body in standin.requests] == ["two"]
 
 
 async def test_of_many_models_a_few_are_named_and_the_option_that_names_one() -> None:
     with serving(StandIn(_echo_then_end, names=tuple("abcdefgh"))) as standin:
-        with pytest.raises(EngineError, match="serves 8 models: a, b, c, d, e and 3 more\n") as many:
+        with pytest.raises(EngineError, match="serves 8 models: a, b, c, d, e and 3 more\n") as ambiguous:
             await VLLMEngine(standin.url).generate(PROMPT, GREEDY)
-        assert many.value.hint == "Choose one of them with --model-name."
+        assert ambiguous.value.hint == "Choose one of them with --model-name."
         with pytest.raises(EngineError, match="does not serve x") as absent:
             await VLLMEngine(standin.url, "x").generate(PROMPT, GREEDY)
         assert absent.value.hint == "It serves: a, b, c, d, e and 3 more."
@@ -228,6 +229,6 @@ async def test_a_server_that_asks_for_a_key_is_sent_it_and_a_refusal_says_how(st
     standin.key = "secret"
     engine = VLLMEngine(standin.url, stop_token_ids=[END], key="secret")
     assert (await engine.generate(PROMPT, GREEDY)).finish == "stop"
-    with pytest.raises(EngineError, match="HTTP 401: Unauthorized") as refused:
+    with pytest.raises(EngineError, match="HTTP 401: Unauthorized") as error:
         await _engine(standin).generate(PROMPT, GREEDY)
-    assert "--api-key" in refused.value.hint
+    assert "--api-key" in error.value.hint

@@ -1,4 +1,4 @@
-"""A running evaluation is controlled from outside: samples at once, pause, cancelled samples."""
+"""Another process controls a running evaluation: its concurrency, pauses, and cancelled samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rstar2.runs import open_run
 PROBLEMS = [Problem(id=f"p{number}", problem=f"Say {number}.", answer=str(number)) for number in range(12)]
 
 
-class HeldSamples:
+class WaitingSamples:
     """A method whose samples end when the test says so."""
 
     settings = EvalSettings(samples=1)
@@ -34,10 +34,10 @@ class HeldSamples:
 
     def __init__(self) -> None:
         self.running: dict[str, asyncio.Event] = {}
-        self.begun: list[str] = []
+        self.started: list[str] = []
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
-        self.begun.append(problem.id)
+        self.started.append(problem.id)
         self.running[problem.id] = event = asyncio.Event()
         try:
             await event.wait()
@@ -54,12 +54,12 @@ class HeldSamples:
 
 
 class ControlledRun:
-    """A run of twelve held samples, and what controls it."""
+    """A run of twelve samples that wait for the test, and the run's control."""
 
     def __init__(self, folder: Path, in_flight: int) -> None:
-        self.said: list[str] = []
-        self.method = HeldSamples()
-        self.control = Control(in_flight, self.said.append)
+        self.messages: list[str] = []
+        self.method = WaitingSamples()
+        self.control = Control(in_flight, self.messages.append)
         self.stop = asyncio.Event()
         part = Part(PROBLEMS, folder / "a", self.method)
         services = Services(RetryPolicy(0.0))
@@ -77,7 +77,7 @@ class ControlledRun:
         await self.until(lambda: len(self.method.running) == count)
 
     async def idle(self) -> None:
-        """Wait until what could start has started."""
+        """Wait until every sample that can start has started."""
         for _ in range(200):
             await asyncio.sleep(0)
 
@@ -90,8 +90,8 @@ class ControlledRun:
 
 
 @asynccontextmanager
-async def answering(run: ControlledRun, folder: Path) -> AsyncIterator[None]:
-    """The run answers requests in a folder."""
+async def answer_in_background(run: ControlledRun, folder: Path) -> AsyncIterator[None]:
+    """During the block, the run answers requests in a folder."""
     task = asyncio.create_task(answer_requests(folder, run.control, run.stop))
     try:
         yield
@@ -108,15 +108,15 @@ async def test_more_and_fewer_samples_run_at_once(tmp_path: Path) -> None:
     run.method.end("p0", "p1", "p2")
     await run.running(2)
     await run.idle()
-    assert len(run.method.begun) == 5, "nothing starts before fewer than 1 are running"
+    assert len(run.method.started) == 5, "no sample starts while one is running"
     run.method.end()
-    await run.until(lambda: len(run.method.begun) == 6)
+    await run.until(lambda: len(run.method.started) == 6)
     assert len(run.method.running) == 1
     await run.control.apply("in-flight", "3")
     await run.running(3)
     assert (await run.finish()).complete
-    assert sorted(run.method.begun) == sorted(problem.id for problem in PROBLEMS)
-    assert run.said == [f"at most {number} samples at once" for number in (5, 1, 3)]
+    assert sorted(run.method.started) == sorted(problem.id for problem in PROBLEMS)
+    assert run.messages == [f"at most {number} samples at once" for number in (5, 1, 3)]
 
 
 async def test_a_paused_run_starts_nothing_until_it_goes_on(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_paused_run_starts_nothing_until_it_goes_on(tmp_path: Path) -> N
     run.method.end()
     await run.running(0)
     await run.idle()
-    assert len(run.method.begun) == 3
+    assert len(run.method.started) == 3
     assert not (await run.control.apply("resume", ""))["paused"]
     await run.running(4)
     assert (await run.finish()).complete
@@ -145,13 +145,13 @@ async def test_a_paused_run_ends_with_its_last_sample(tmp_path: Path) -> None:
 
 async def test_ctrl_c_ends_a_paused_run(tmp_path: Path) -> None:
     run = ControlledRun(tmp_path, 3)
-    async with answering(run, tmp_path / "control"):
+    async with answer_in_background(run, tmp_path / "control"):
         await run.running(3)
         await run.control.apply("pause", "")
         run.stop.set()
         result = await run.finish()
     assert not result.complete
-    assert len(run.method.begun) == 3
+    assert len(run.method.started) == 3
 
 
 async def test_a_cancelled_sample_is_left_out_by_its_cause_and_asked_for_again(tmp_path: Path) -> None:
@@ -164,16 +164,16 @@ async def test_a_cancelled_sample_is_left_out_by_its_cause_and_asked_for_again(t
     with pytest.raises(UserError, match="no sample 'a/p1/1' is running"):
         await run.control.apply("cancel", "a/p1/1")
     cancelled = "1 of 12 samples failed: cancelled with `rstar2 eval ctl`"
-    with pytest.raises(SamplesRefused, match=cancelled) as left:
+    with pytest.raises(SamplesRefused, match=cancelled) as error:
         await run.finish()
     results = json.loads((tmp_path / "a" / "results.json").read_text())
     assert results["failed"] == {"cancelled with `rstar2 eval ctl`": 1}
-    assert left.value.results[0].summary["samples"] == 11
-    assert left.value.results[0].summary["accuracy"] == 1.0
+    assert error.value.results[0].summary["samples"] == 11
+    assert error.value.results[0].summary["accuracy"] == 1.0
     assert '"p1"' not in (tmp_path / "a" / "traces.jsonl").read_text()
-    again = ControlledRun(tmp_path, 3)
-    assert (await again.finish()).complete
-    assert again.method.begun == ["p1"]
+    second_start = ControlledRun(tmp_path, 3)
+    assert (await second_start.finish()).complete
+    assert second_start.method.started == ["p1"]
 
 
 async def test_a_sample_that_times_out_by_itself_is_not_taken_for_cancelled(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ async def test_a_sample_that_times_out_by_itself_is_not_taken_for_cancelled(tmp_
 async def test_requests_are_answered_through_the_runs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_run(tmp_path / "r", "eval", {}) as opened:
+    with open_run(tmp_path / "r", "eval", {}) as run_folder:
         run = ControlledRun(tmp_path, 2)
         await run.running(2)
-        async with answering(run, folder := opened.logs / "control"):
+        async with answer_in_background(run, folder := run_folder.logs / "control"):
             await run.until(folder.is_dir)
             state = await asyncio.to_thread(ask, tmp_path / "r", "in-flight", "4")
             assert (state["paused"], state["in_flight"]) == (False, 4)
@@ -215,13 +215,13 @@ def test_a_run_that_does_not_sample_yet_is_told_from_one_that_is_not_running(tmp
     with open_run(tmp_path / "r", "eval", {}):
         with pytest.raises(Failure, match="is still starting") as starting:
             ask(tmp_path / "r", "pause")
-        assert starting.value.hint == "Try again once it has begun to sample."
+        assert starting.value.hint == "Try again when it has begun to sample."
     with open_run(tmp_path / "t", "train", {}), pytest.raises(UserError, match="it is a run of `train`"):
         ask(tmp_path / "t", "pause")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("stop",), "'stop' is not an action"),
         (("pause", "3"), "pause takes no value"),
@@ -229,8 +229,8 @@ def test_a_run_that_does_not_sample_yet_is_told_from_one_that_is_not_running(tmp
         (("status",), "is not an evaluation that is running: no run"),
     ],
 )
-def test_what_cannot_be_done_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_done_is_said(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ask(tmp_path, *words)
 
 

@@ -1,4 +1,4 @@
-"""`benchmarks/eval_driver.py` measures the evaluation against its own stand-in of a server, which it starts."""
+"""`benchmarks/eval_driver.py` starts a stand-in for a server and measures an evaluation against it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "eval_driver.py
 
 @pytest.mark.slow
 def test_every_rollout_is_answered_and_both_rates_are_reported() -> None:
-    """At a pace at which the server never keeps anyone waiting. `driven` fails unless every answer is right."""
+    """The pace is so high that the server never delays a reply. `driven` fails unless every answer is right."""
     words = [
         "--samples",
         "100",
@@ -27,8 +27,8 @@ def test_every_rollout_is_answered_and_both_rates_are_reported() -> None:
         "--mean-tokens",
         "60",
     ]
-    ran = subprocess.run([sys.executable, BENCHMARK, *words], capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    measured = json.loads(ran.stdout)
-    assert measured["samples"] == 100
-    assert {name: len(rates) for name, rates in measured["tokens_per_s"].items()} == {"bare": 1, "driven": 1}
+    process = subprocess.run([sys.executable, BENCHMARK, *words], capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
+    assert report["samples"] == 100
+    assert {name: len(rates) for name, rates in report["tokens_per_s"].items()} == {"bare": 1, "driven": 1}

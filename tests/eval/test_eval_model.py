@@ -1,4 +1,4 @@
-"""A real model on a real judge, through the verb: nothing is simulated but the model's education."""
+"""`rstar2 eval` with a real but untrained model and a real judge."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_a_local_folder_is_measured_on_the_builtin_set(
     monkeypatch.chdir(tmp_path)
     bounds = ("-n", 2, "--limit", 4, "--max-tokens", 40)
     words = ("builtin", "--model", model, *bounds, "--run", "r", "--judge", judge.url)
-    ran = _eval(*words)
-    assert ran.exit_code == 0, ran.output
+    result = _eval(*words)
+    assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "r" / "builtin" / "results.json").read_text())
     traces = list(read_traces(tmp_path / "r" / "builtin" / "traces.jsonl"))
     assert len(traces) == results["summary"]["samples"] == 8
@@ -56,13 +56,13 @@ def test_a_local_folder_is_measured_on_the_builtin_set(
     assert results["judge"]["isolation"] == judge.isolation
     assert (tmp_path / "r" / "report.html").exists()
 
-    # Other weights in the same place are another model.
+    # A model with other weights in the same folder counts as another model.
     weights = model / "model.safetensors"
-    kept = weights.read_bytes()
-    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    refused = _eval(*words).exception
-    assert isinstance(refused, UserError)
-    assert "model.sha256" in refused.message
+    original_bytes = weights.read_bytes()
+    weights.write_bytes(original_bytes[:-1] + bytes([original_bytes[-1] ^ 1]))
+    error = _eval(*words).exception
+    assert isinstance(error, UserError)
+    assert "model.sha256" in error.message
 
 
 def test_a_template_without_tools_will_do_where_the_model_is_asked_by_chat_messages_alone(
@@ -76,9 +76,9 @@ def test_a_template_without_tools_will_do_where_the_model_is_asked_by_chat_messa
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     target = Target(str(folder))
-    opened = open_target(target, [], 1, None, agent=False)
-    assert opened.identity["format"] == "no-tools"
-    assert opened.engine is not None
-    asyncio.run(opened.engine.aclose())
+    opened_target = open_target(target, [], 1, None, agent=False)
+    assert opened_target.identity["format"] == "no-tools"
+    assert opened_target.engine is not None
+    asyncio.run(opened_target.engine.aclose())
     with pytest.raises(UserError, match="drops the tool"):
         open_target(target, [], 1, None)

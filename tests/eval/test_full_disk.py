@@ -1,4 +1,4 @@
-"""An evaluation on a full disk says so at once, whichever part meets it."""
+"""An evaluation reports a full disk at once, whichever part of the program meets it first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _fill(disk: Path) -> None:
 
 
 def test_progress_names_a_disk_without_room_while_no_service_complains(tmp_path: Path) -> None:
-    """The judge may meet it first, and ask its queue again without a word."""
+    """The judge can meet the full disk first. It then retries its queue without a message."""
     with small_disk(tmp_path / "disk", DISK) as disk:
         meter = Meter(Services(RetryPolicy(300.0)), [([], 1)], (disk / "aime24",))
         assert meter.read().trouble is None
@@ -44,14 +44,14 @@ def test_a_command_that_meets_a_full_disk_ends_in_one_line_and_a_hint(tmp_path: 
     with small_disk(tmp_path / "disk", DISK) as disk:
         _fill(disk)
         words = ["eval", "builtin", "--oracle", "-n", "1", "--limit", "1", "--run", str(disk / "run")]
-        ran = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "rstar2", *words],
             env={**os.environ, "RSTAR2_STATE": str(tmp_path / "state")},
             capture_output=True,
             text=True,
             timeout=600,
         )
-    error, hint = ran.stderr.splitlines()
-    assert ran.returncode == 1
+    error, hint = process.stderr.splitlines()
+    assert process.returncode == 1
     assert error == f"error: cannot read or write {disk}/run/.grader_secret: No space left on device"
     assert hint == "Make room there, or use a folder on another disk."

@@ -1,4 +1,4 @@
-"""Reading rows that were made elsewhere."""
+"""Reading rows that another program wrote."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ROWS = [
 ]
 
 
-def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+def write_rows(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     path = folder / f"in{kind}"
     match kind:
         case ".parquet":
@@ -72,8 +72,8 @@ def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("kind", [".csv", ".tsv", ".json", ".parquet", ".CSV"])
 def test_tables_and_lists_are_read_as_the_same_json_lines(tmp_path: Path, kind: str) -> None:
-    lines = read_rows(written(tmp_path, ".jsonl", ROWS), "gold", "pred", strict=True)
-    path = written(tmp_path, kind.lower(), ROWS).rename(tmp_path / f"other{kind}")
+    lines = read_rows(write_rows(tmp_path, ".jsonl", ROWS), "gold", "pred", strict=True)
+    path = write_rows(tmp_path, kind.lower(), ROWS).rename(tmp_path / f"other{kind}")
     rows = read_rows(path, "gold", "pred", strict=True)
     assert [replace(row, place="") for row in rows] == [replace(row, place="") for row in lines]
     assert [row.place for row in rows] == ["row 1", "row 2", "row 3"]
@@ -82,10 +82,10 @@ def test_tables_and_lists_are_read_as_the_same_json_lines(tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", [".json", ".parquet"])
 def test_numbers_and_missing_values_of_tables_are_those_of_json(tmp_path: Path, kind: str) -> None:
     rows = [{"gold": 0.5, "pred": 3}, {"gold": None, "pred": None}, {"gold": 2.0, "pred": 4}]
-    read = read_rows(written(tmp_path, kind, rows), "gold", "pred", strict=False)
-    assert [as_text(row.gold) for row in read] == ["0.5", None, "2.0"]
-    assert [row.gradable for row in read] == [True, False, True]
-    assert [as_text(row.pred) for row in read] == ["3", None, "4"]
+    offline_rows = read_rows(write_rows(tmp_path, kind, rows), "gold", "pred", strict=False)
+    assert [as_text(row.gold) for row in offline_rows] == ["0.5", None, "2.0"]
+    assert [row.gradable for row in offline_rows] == [True, False, True]
+    assert [as_text(row.pred) for row in offline_rows] == ["3", None, "4"]
 
 
 def test_nan_of_pandas_is_no_gold_answer(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from rstar2.eval.terminal.tables import summary_lines
 from rstar2.loop.trace import CallStatus, ToolCall, Trace, Turn
 
 
-def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **other: object) -> Row:
+def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **changes: object) -> Row:
     values: dict[str, object] = {
         "finish": "answer", "tokens": 100, "calls": 0, "failed_calls": 0, "lost_calls": 0,
         "read_by": "paper", "scores": None, "paper_correct": verdict == "correct",
     }  # fmt: skip
-    return Row(problem, sample, verdict, extracted, **{**values, **other})  # type: ignore[arg-type]
+    return Row(problem, sample, verdict, extracted, **{**values, **changes})  # type: ignore[arg-type]
 
 
 ROWS = [
@@ -31,37 +31,37 @@ ROWS = [
 
 
 def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
-    found = summarise(by_problem(ROWS))
-    assert found["accuracy"] == 0.25
-    assert (found["problems"], found["samples"], found["n"], found["correct"]) == (2, 8, 4, 2)
-    # a: 2 of 4 right, so 1 - C(2,2)/C(4,2) = 5/6 for k = 2 and 1 for k = 4; b: never.
-    assert found["pass@k"] == pytest.approx({"1": 0.25, "2": 5 / 12, "4": 0.5})
-    # a: two votes for the right value and two for 3, a tie; b: 7 wins.
-    assert found["maj@n"] == 0.25
-    assert found["failed_call_ratio_correct"] == 0.25
-    assert found["failed_call_ratio"] == 0.5
-    # Five turns have a failed call: one in a correct trace, four in a wrong one.
-    assert found["repaired_share"] == 2 / 5
-    assert found["answered_after_failure_share"] == 1 / 5
-    assert found["calls_per_trace"] == 10 / 8
-    assert found["tool_use_share"] == 0.5
-    assert found["lost_calls"] == 1
-    assert found["mean_tokens"] == 500.0
-    assert found["p95_tokens"] == pytest.approx(965.0)
-    assert found["no_answer_share"] == 1 / 8
-    assert found["truncated_share"] == 1 / 8
-    assert found["could_not_verify_share"] == 1 / 8
-    assert found["format_ends"] == 0
-    assert found["could_not_verify"] == {"deadline": 1}
-    low, high = found["interval_clustered"]
-    narrow = found["interval_run_to_run"]
+    summary = summarise(by_problem(ROWS))
+    assert summary["accuracy"] == 0.25
+    assert (summary["problems"], summary["samples"], summary["n"], summary["correct"]) == (2, 8, 4, 2)
+    # Problem a: 2 of 4 samples are right, so pass@2 is 1 - C(2,2)/C(4,2) = 5/6, and pass@4 is 1. Problem b: 0.
+    assert summary["pass@k"] == pytest.approx({"1": 0.25, "2": 5 / 12, "4": 0.5})
+    # Problem a: a tie of two votes for the right value and two for 3. Problem b: the wrong 7 wins.
+    assert summary["maj@n"] == 0.25
+    assert summary["failed_call_ratio_correct"] == 0.25
+    assert summary["failed_call_ratio"] == 0.5
+    # Five turns have a failed call: one is in a correct trace, four are in a wrong one.
+    assert summary["repaired_share"] == 2 / 5
+    assert summary["answered_after_failure_share"] == 1 / 5
+    assert summary["calls_per_trace"] == 10 / 8
+    assert summary["tool_use_share"] == 0.5
+    assert summary["lost_calls"] == 1
+    assert summary["mean_tokens"] == 500.0
+    assert summary["p95_tokens"] == pytest.approx(965.0)
+    assert summary["no_answer_share"] == 1 / 8
+    assert summary["truncated_share"] == 1 / 8
+    assert summary["could_not_verify_share"] == 1 / 8
+    assert summary["format_ends"] == 0
+    assert summary["could_not_verify"] == {"deadline": 1}
+    low, high = summary["interval_clustered"]
+    narrow = summary["interval_run_to_run"]
     assert 0 <= low <= narrow[0] < 0.25 < narrow[1] <= high <= 1
 
 
 def test_rollouts_that_the_format_ended_are_counted_and_told() -> None:
-    found = summarise(by_problem([*ROWS, row("c", 0, "unparsed", None, finish="format")]))
-    assert (found["format_ends"], found["truncated_share"]) == (1, 2 / 9)
-    assert summary_lines(found)["samples ended by the format"] == "1"
+    summary = summarise(by_problem([*ROWS, row("c", 0, "unparsed", None, finish="format")]))
+    assert (summary["format_ends"], summary["truncated_share"]) == (1, 2 / 9)
+    assert summary_lines(summary)["samples ended by the format"] == "1"
 
 
 def test_an_evaluation_is_the_papers_unless_asked_otherwise() -> None:
@@ -94,18 +94,18 @@ def test_every_problem_weighs_the_same_however_often_it_was_sampled() -> None:
 
 
 def test_order_of_arrival_changes_nothing() -> None:
-    there, back = by_problem(ROWS), by_problem([*reversed(ROWS)])
-    assert summarise(there) == summarise({name: back[name] for name in there})
-    assert problem_rows(there, {}) == problem_rows({name: back[name] for name in there}, {})
+    groups, reversed_groups = by_problem(ROWS), by_problem([*reversed(ROWS)])
+    assert summarise(groups) == summarise({name: reversed_groups[name] for name in groups})
+    assert problem_rows(groups, {}) == problem_rows({name: reversed_groups[name] for name in groups}, {})
 
 
 def test_an_answer_that_could_not_be_verified_is_told_apart_from_none_and_from_wrong() -> None:
     kinds = {"correct": "1", "wrong": "1", "unparsed": "x!", "timeout": None, "invalid": None}
-    found = {
+    flags = {
         verdict: (row("a", 0, verdict, extracted).no_answer, row("a", 0, verdict, extracted).could_not_verify)
         for verdict, extracted in kinds.items()
     }
-    assert found == {
+    assert flags == {
         "correct": (False, False),
         "wrong": (False, False),
         "unparsed": (False, True),
@@ -116,7 +116,7 @@ def test_an_answer_that_could_not_be_verified_is_told_apart_from_none_and_from_w
 
 
 def test_what_could_not_be_verified_is_counted_by_its_cause_in_results_and_in_the_table() -> None:
-    found = summarise(
+    summary = summarise(
         by_problem(
             [
                 row("a", 0, "timeout", None, rule="deadline"),
@@ -130,9 +130,9 @@ def test_what_could_not_be_verified_is_counted_by_its_cause_in_results_and_in_th
             ]
         )
     )
-    assert found["could_not_verify"] == {"deadline": 1, "work": 1, "fault": 1, "not_understood": 2}
-    assert (found["could_not_verify_share"], found["no_answer_share"]) == (5 / 8, 1 / 8)
-    lines = list(summary_lines(found).items())
+    assert summary["could_not_verify"] == {"deadline": 1, "work": 1, "fault": 1, "not_understood": 2}
+    assert (summary["could_not_verify_share"], summary["no_answer_share"]) == (5 / 8, 1 / 8)
+    lines = list(summary_lines(summary).items())
     first = lines.index(("samples not verified", "62.5 %"))
     assert lines[first + 1 : first + 6] == [
         ("  not understood", "2"),
@@ -141,14 +141,17 @@ def test_what_could_not_be_verified_is_counted_by_its_cause_in_results_and_in_th
         ("  fault of the grader", "1"),
         ("mean tokens", "100"),
     ]
-    old = {name: value for name, value in found.items() if name != "could_not_verify"}
-    assert len(summary_lines(old)) == len(lines) - 4, "results of an earlier version have no causes"
+    old = {name: value for name, value in summary.items() if name != "could_not_verify"}
+    assert len(summary_lines(old)) == len(lines) - 4, "results of an earlier version do not list causes"
 
 
 @pytest.mark.parametrize(
-    ("status", "failed", "lost"), [("ok", 0, 0), ("error", 1, 0), ("timeout", 1, 0), ("lost", 0, 1)]
+    ("status", "failed_calls", "lost_calls"),
+    [("ok", 0, 0), ("error", 1, 0), ("timeout", 1, 0), ("lost", 0, 1)],
 )
-def test_a_lost_call_is_the_judges_fault_not_the_models(status: CallStatus, failed: int, lost: int) -> None:
+def test_a_lost_call_is_the_judges_fault_not_the_models(
+    status: CallStatus, failed_calls: int, lost_calls: int
+) -> None:
     trace = Trace(
         problem_id="a",
         prompt_ids=[1],
@@ -158,14 +161,15 @@ def test_a_lost_call_is_the_judges_fault_not_the_models(status: CallStatus, fail
         finish="answer",
         verdict="wrong",
     )
-    made = Row.of(trace)
-    assert (made.calls, made.failed_calls, made.lost_calls, made.tokens) == (1, failed, lost, 3)
+    trace_row = Row.of(trace)
+    assert (trace_row.calls, trace_row.tokens) == (1, 3)
+    assert (trace_row.failed_calls, trace_row.lost_calls) == (failed_calls, lost_calls)
 
 
 def test_traces_of_a_version_that_did_not_look_at_the_papers_rule_have_no_such_average() -> None:
-    known = summarise(by_problem(ROWS))
-    assert known["paper_accuracy"] == known["accuracy"]
-    assert known["read_by"] == {"paper": 7}
+    summary = summarise(by_problem(ROWS))
+    assert summary["paper_accuracy"] == summary["accuracy"]
+    assert summary["read_by"] == {"paper": 7}
     old = summarise(by_problem([row("a", 0, "correct", read_by="", paper_correct=None)]))
     assert (old["paper_accuracy"], old["read_by"]) == (None, {})
     for key in ("paper_accuracy", "read_by"):

@@ -36,57 +36,57 @@ from rstar2.retry import ATTEMPTS, Pauses, RetryPolicy, ServiceGone
 
 
 class EchoTools(SharedTools):
-    """Returns what a program that prints one literal would print."""
+    """Tools that return the output of a program that prints one literal."""
 
     def __init__(self) -> None:
-        self.lost = 0
+        self.lost_calls = 0
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        if self.lost:
-            self.lost -= 1
+        if self.lost_calls:
+            self.lost_calls -= 1
             return ToolCall(name=name, arguments=arguments, status="lost", output="judge away")
         return ToolCall(name=name, arguments=arguments, status="ok", output=arguments["code"][6:-1])
 
 
 class SeededEngine:
-    """Answers by its seed, some right and some wrong, and counts what it was asked."""
+    """An engine whose seed decides whether an answer is right. It counts its requests."""
 
     name = "seeded"
 
     def __init__(self, codec: ChatCodec, answers: dict[str, str]) -> None:
         self._codec = codec
         self._answers = answers
-        self.asked = 0
+        self.request_count = 0
         self.down = False
         self.refuses = ""
         self.slow = ""
-        """A problem that is answered only when all others are written."""
-        self.others_written: Callable[[], bool] = lambda: True
+        """The engine answers this problem only when the samples of all other problems are written."""
+        self.others_are_written: Callable[[], bool] = lambda: True
         self.dies_after: int | None = None
-        self.on_asked: Callable[[int], None] = lambda asked: None
-        """Called with how often it was asked, each time."""
+        self.on_request: Callable[[int], None] = lambda request_count: None
+        """Called at each request with the number of requests so far."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
         text = self._codec.decode(list(prompt_ids))
         question = next(problem for problem in self._answers if problem in text)
-        if self.dies_after is not None and self.asked >= self.dies_after:
+        if self.dies_after is not None and self.request_count >= self.dies_after:
             self.down = True
         if self.down:
             raise EngineUnavailable("connection refused")
         if question == self.refuses:
             raise EngineError("the prompt is too long")
         if question == self.slow:
-            await asyncio.to_thread(wait_until, self.others_written)
-        self.asked += 1
-        self.on_asked(self.asked)
+            await asyncio.to_thread(wait_until, self.others_are_written)
+        self.request_count += 1
+        self.on_request(self.request_count)
         assert sampling.seed is not None
         await asyncio.sleep(0.0005 * (sampling.seed % 7))
         right = sampling.seed % 3 != 0
         answer = self._answers[question] if right else str(sampling.seed % 5 + 1000)
-        written = self._codec.tokenizer.encode(f"hm</reason><answer>\\boxed{{{answer}}}</answer>")
-        return Generation([*written, self._codec.end_id], None, "stop")
+        token_ids = self._codec.tokenizer.encode(f"hm</reason><answer>\\boxed{{{answer}}}</answer>")
+        return Generation([*token_ids, self._codec.end_id], None, "stop")
 
     async def aclose(self) -> None:
         return
@@ -121,14 +121,14 @@ def golds(problems: list[Problem]) -> dict[str, str]:
 
 @pytest.fixture
 def run(plain: ChatCodec, grader: GraderPool, engine: SeededEngine) -> Run:
-    async def start(out: Path, **other: Any) -> EvalResult:
+    async def start(out: Path, **changes: Any) -> EvalResult:
         arguments: dict[str, Any] = {
             "engine": engine,
             "codec": plain,
             "tools": EchoTools(),
             "grader": grader,
             "settings": SETTINGS,
-            **other,
+            **changes,
         }
         problems = arguments.pop("problems", PROBLEMS)
         (result,) = await evaluate({"": (problems, out)}, **arguments)
@@ -138,7 +138,7 @@ def run(plain: ChatCodec, grader: GraderPool, engine: SeededEngine) -> Run:
 
 
 def stable(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Everything about a run that must not depend on how often it was interrupted."""
+    """Returns everything in a run's files that must not depend on interruptions."""
     results = json.loads((out / "results.json").read_text())
     results.pop("timing")
     traces = sorted(read_traces(out / "traces.jsonl"), key=lambda trace: (trace.problem_id, trace.sample))
@@ -157,21 +157,21 @@ async def test_every_sample_is_run_once_and_written_graded(run: Run, tmp_path: P
 
 
 class CallingEngine:
-    """Calls a tool in every turn, and notes how each turn was to be sampled."""
+    """An engine that calls a tool in every turn and records each turn's sampling settings."""
 
     name = "calling"
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
-        self.asked: list[Sampling] = []
+        self.samplings: list[Sampling] = []
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        self.asked.append(sampling)
+        self.samplings.append(sampling)
         call = {"name": "python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}
-        written = self._codec.tokenizer.encode(f"</reason><tool_call>{json.dumps(call)}</tool_call>")
-        return Generation([*written, self._codec.end_id], None, "stop")
+        token_ids = self._codec.tokenizer.encode(f"</reason><tool_call>{json.dumps(call)}</tool_call>")
+        return Generation([*token_ids, self._codec.end_id], None, "stop")
 
     async def aclose(self) -> None:
         return
@@ -182,9 +182,9 @@ async def test_an_evaluation_samples_16_times_at_temperature_06_with_30k_tokens_
 ) -> None:
     engine = CallingEngine(plain)
     await run(tmp_path, engine=engine, settings=EvalSettings(in_flight=8, wait_s=5), problems=PROBLEMS[:1])
-    assert len(engine.asked) == 16 * 30
-    assert {(each.temperature, each.top_p, each.top_k) for each in engine.asked} == {(0.6, 1.0, 0)}
-    assert max(each.max_tokens or 0 for each in engine.asked) == 30_000
+    assert len(engine.samplings) == 16 * 30
+    assert {(each.temperature, each.top_p, each.top_k) for each in engine.samplings} == {(0.6, 1.0, 0)}
+    assert max(each.max_tokens or 0 for each in engine.samplings) == 30_000
     traces = list(read_traces(tmp_path / "traces.jsonl"))
     assert [(len(trace.turns), trace.finish) for trace in traces] == [(30, "max_turns")] * 16
 
@@ -197,43 +197,43 @@ async def test_a_torn_and_halved_run_ends_as_an_uninterrupted_one(
     lines = (tmp_path / "torn" / "traces.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "torn" / "traces.jsonl").write_bytes(b"".join(lines[:17]) + lines[17][:50])
     (tmp_path / "torn" / "results.json").unlink()
-    engine.asked = 0
+    engine.request_count = 0
     await run(tmp_path / "torn")
-    assert engine.asked == len(lines) - 17
+    assert engine.request_count == len(lines) - 17
     assert stable(tmp_path / "torn") == stable(tmp_path / "whole")
 
 
 async def test_verdicts_alone_are_kept_and_a_torn_run_of_them_continues(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
-    whole = await run(tmp_path / "whole", record=VERDICTS)
+    complete = await run(tmp_path / "whole", record=VERDICTS)
     await run(tmp_path / "torn", record=VERDICTS)
     assert not (tmp_path / "torn" / "traces.jsonl").exists()
-    written = tmp_path / "torn" / "verdicts.jsonl"
-    lines = written.read_bytes().splitlines(keepends=True)
+    verdict_file = tmp_path / "torn" / "verdicts.jsonl"
+    lines = verdict_file.read_bytes().splitlines(keepends=True)
     first = json.loads(lines[0])
     assert set(first) == {"id", "sample", "verdict"}
-    written.write_bytes(b"".join(lines[:17]) + lines[17][:9])
-    engine.asked = 0
-    again = await run(tmp_path / "torn", record=VERDICTS)
-    assert engine.asked == len(lines) - 17
-    assert again == whole
-    assert sorted(written.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    verdict_file.write_bytes(b"".join(lines[:17]) + lines[17][:9])
+    engine.request_count = 0
+    continued = await run(tmp_path / "torn", record=VERDICTS)
+    assert engine.request_count == len(lines) - 17
+    assert continued == complete
+    assert sorted(verdict_file.read_bytes().splitlines(keepends=True)) == sorted(lines)
     expected = {
         problem.id: sum(sample_seed(0, problem.id, sample) % 3 != 0 for sample in range(4))
         for problem in PROBLEMS
     }
-    assert {row["id"]: row["correct"] for row in again.per_problem} == expected
-    written.write_bytes(lines[0] + b"{}\n")
+    assert {row["id"]: row["correct"] for row in continued.per_problem} == expected
+    verdict_file.write_bytes(lines[0] + b"{}\n")
     with pytest.raises(UserError, match="line 2: not a verdict"):
         await run(tmp_path / "torn", record=VERDICTS)
 
 
 async def test_a_finished_run_asks_the_engine_nothing(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
     await run(tmp_path)
-    before, engine.asked = stable(tmp_path), 0
+    before, engine.request_count = stable(tmp_path), 0
     await run(tmp_path)
-    assert engine.asked == 0
+    assert engine.request_count == 0
     assert stable(tmp_path) == before
 
 
@@ -252,31 +252,31 @@ async def test_a_run_is_extended_by_samples_and_problems_and_asks_only_for_these
     def samples(count: int) -> EvalSettings:
         return SETTINGS.model_copy(update={"samples": count})
 
-    whole = await run(tmp_path / "whole", settings=samples(6))
-    engine.asked = 0
+    complete = await run(tmp_path / "whole", settings=samples(6))
+    engine.request_count = 0
     await run(tmp_path / "grown", settings=samples(4), problems=PROBLEMS[:5])
     await run(tmp_path / "grown", settings=samples(6), problems=PROBLEMS[:5])
     await run(tmp_path / "grown", settings=samples(6))
-    assert engine.asked == 6 * len(PROBLEMS)
-    assert await run(tmp_path / "grown", settings=samples(6)) == whole
+    assert engine.request_count == 6 * len(PROBLEMS)
+    assert await run(tmp_path / "grown", settings=samples(6)) == complete
     assert stable(tmp_path / "grown") == stable(tmp_path / "whole")
 
 
 async def test_nothing_else_is_extended(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
     await run(tmp_path, problems=PROBLEMS[:5])
-    before, engine.asked = stable(tmp_path), 0
+    before, engine.request_count = stable(tmp_path), 0
     fewer = SETTINGS.model_copy(update={"samples": 3})
-    with pytest.raises(UserError, match=r"(?m)other settings: samples$") as refused:
+    with pytest.raises(UserError, match=r"(?m)other settings: samples$") as error:
         await run(tmp_path, problems=PROBLEMS[:5], settings=fewer)
-    assert "samples: 4 → 3" in refused.value.hint
+    assert "samples: 4 → 3" in error.value.hint
     more_and_warmer = SETTINGS.model_copy(update={"samples": 6, "temperature": 1.0})
     with pytest.raises(UserError, match=r"(?m)other settings: temperature$"):
         await run(tmp_path, problems=PROBLEMS, settings=more_and_warmer)
     changed = [Problem("p0", "Say #0#!", "0"), *PROBLEMS[1:]]
-    for others in (PROBLEMS[:4], PROBLEMS[1:], list(reversed(PROBLEMS)), changed):
+    for problems in (PROBLEMS[:4], PROBLEMS[1:], list(reversed(PROBLEMS)), changed):
         with pytest.raises(UserError, match=r"(?m)other settings: problems$"):
-            await run(tmp_path, problems=others)
-    assert engine.asked == 0
+            await run(tmp_path, problems=problems)
+    assert engine.request_count == 0
     assert stable(tmp_path) == before
 
 
@@ -284,10 +284,10 @@ async def test_an_extension_that_is_killed_leaves_no_results_that_look_complete(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     await run(tmp_path, problems=PROBLEMS[:5])
-    engine.dies_after = engine.asked + 10
+    engine.dies_after = engine.request_count + 10
     with pytest.raises(ServiceGone):
         await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 0.2}))
-    # As a kill leaves it, which writes no results.
+    # The folder as a kill leaves it: without results.
     lines = (tmp_path / "traces.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "traces.jsonl").write_bytes(b"".join(lines[:22]))
     keep_settings(tmp_path, SETTINGS.model_copy(update={"samples": 5}).protocol(), PROBLEMS)
@@ -309,11 +309,11 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     await run(tmp_path / "calm")
-    engine.asked, engine.dies_after = 0, 10
-    seen: list[Progress] = []
+    engine.request_count, engine.dies_after = 0, 10
+    reports: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:
-        seen.append(progress)
+        reports.append(progress)
         if progress.trouble:
             engine.dies_after, engine.down = None, False
 
@@ -323,11 +323,11 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
         on_progress=on_progress,
     )
     assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
-    assert any(progress.trouble == "connection refused" for progress in seen)
-    assert seen[-1].trouble is None
+    assert any(progress.trouble == "connection refused" for progress in reports)
+    assert reports[-1].trouble is None
     (outages,) = json.loads((tmp_path / "rough" / "results.json").read_text())["timing"]["outages"]
     assert (outages["service"], list(outages["retries"])) == ("engine", ["connection refused"])
-    assert seen[-1].outages[0].retries == outages["retries"]
+    assert reports[-1].outages[0].retries == outages["retries"]
     assert "outages" not in json.loads((tmp_path / "calm" / "results.json").read_text())["timing"]
 
 
@@ -335,16 +335,16 @@ async def test_an_engine_that_does_not_come_back_stops_the_run_with_all_kept(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     await run(tmp_path / "calm")
-    engine.asked, engine.dies_after = 0, 10
+    engine.request_count, engine.dies_after = 0, 10
     with pytest.raises(
         ServiceGone, match=r"has not answered for 0\.5 seconds: connection refused\nEvery finished"
     ):
         await run(tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 0.5}))
     assert len(list(read_traces(tmp_path / "rough" / "traces.jsonl"))) == 10
     assert json.loads((tmp_path / "rough" / "results.json").read_text())["complete"] is False
-    engine.down, engine.dies_after, engine.asked = False, None, 0
+    engine.down, engine.dies_after, engine.request_count = False, None, 0
     await run(tmp_path / "rough")
-    assert engine.asked == 38
+    assert engine.request_count == 38
     assert stable(tmp_path / "rough")[1] == stable(tmp_path / "calm")[1]
 
 
@@ -354,8 +354,8 @@ async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
     engine.refuses = PROBLEMS[3].problem
     with pytest.raises(Failure, match="4 of 48 samples failed: the prompt is too long"):
         await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": TIMEOUT_S}))
-    done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
-    assert done == {problem.id for problem in PROBLEMS} - {"p3"}
+    finished_ids = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
+    assert finished_ids == {problem.id for problem in PROBLEMS} - {"p3"}
 
 
 async def test_a_format_that_cannot_write_a_reply_ends_that_rollout_alone_for_good(
@@ -376,9 +376,9 @@ async def test_a_format_that_cannot_write_a_reply_ends_that_rollout_alone_for_go
 
 async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
     traces = tmp_path / "traces.jsonl"
-    others = 2 * (len(PROBLEMS) - 1)
+    other_samples = 2 * (len(PROBLEMS) - 1)
     engine.slow = PROBLEMS[0].problem
-    engine.others_written = lambda: traces.exists() and traces.read_bytes().count(b"\n") >= others
+    engine.others_are_written = lambda: traces.exists() and traces.read_bytes().count(b"\n") >= other_samples
     await run(tmp_path, settings=SETTINGS.model_copy(update={"samples": 2, "in_flight": 3}))
     assert [trace.problem_id for trace in read_traces(traces)][-2:] == ["p0", "p0"]
 
@@ -389,7 +389,7 @@ async def test_a_lost_tool_call_is_run_again(
     monkeypatch.setattr("rstar2.eval.run.RetryPolicy", lambda wait_s: RetryPolicy(wait_s, Pauses(0.05, 0.05)))
     monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
     tools = EchoTools()
-    tools.lost = ATTEMPTS - 1
+    tools.lost_calls = ATTEMPTS - 1
     (result,) = await evaluate(
         {"": (PROBLEMS, tmp_path)},
         engine=OracleEngine(golds(PROBLEMS), plain),
@@ -407,49 +407,51 @@ async def test_stop_finishes_what_is_in_flight_and_starts_nothing(
 ) -> None:
     stop = asyncio.Event()
 
-    def on_asked(asked: int) -> None:
-        if asked == 10:
+    def on_request(request_count: int) -> None:
+        if request_count == 10:
             stop.set()
 
-    engine.on_asked = on_asked
+    engine.on_request = on_request
     result = await run(tmp_path, stop=stop)
     assert not result.complete
-    assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.asked
-    assert 10 <= engine.asked < 10 + SETTINGS.in_flight
+    assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.request_count
+    assert 10 <= engine.request_count < 10 + SETTINGS.in_flight
 
 
 async def test_a_full_disk_is_reported_in_words_and_keeps_what_fits(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     await run(tmp_path / "whole")
-    most = (tmp_path / "whole" / "traces.jsonl").stat().st_size // 2
+    size_limit = (tmp_path / "whole" / "traces.jsonl").stat().st_size // 2
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_limit, before[1]))
     try:
         with pytest.raises(Failure, match=r"cannot write .*traces\.jsonl"):
             await run(tmp_path / "full")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    kept = len(list(read_traces(tmp_path / "full" / "traces.jsonl")))
-    assert 10 < kept < 40
-    held = len((tmp_path / "full" / "ungraded.jsonl").read_text().splitlines())
-    assert held
-    engine.asked = 0
+    trace_count = len(list(read_traces(tmp_path / "full" / "traces.jsonl")))
+    assert 10 < trace_count < 40
+    ungraded_count = len((tmp_path / "full" / "ungraded.jsonl").read_text().splitlines())
+    assert ungraded_count
+    engine.request_count = 0
     await run(tmp_path / "full")
-    assert engine.asked == 48 - kept - held, "what was sampled and had no room is not sampled again"
+    assert engine.request_count == 48 - trace_count - ungraded_count, (
+        "samples that could not be graded for lack of space are not sampled again"
+    )
     assert stable(tmp_path / "full") == stable(tmp_path / "whole")
 
 
 async def test_a_sample_that_is_refused_a_grading_is_kept_at_once(tmp_path: Path) -> None:
-    held: list[int] = []
+    ungraded_counts: list[int] = []
     file = tmp_path / "ungraded.jsonl"
 
-    class Refused:
+    class RefusingMethod:
         settings = EvalSettings(samples=1)
         decides: Mapping[str, Any] = {}
 
         async def sample(self, problem: Problem, sample: int) -> Trace:
-            held.append(len(file.read_bytes().splitlines()) if file.exists() else 0)
+            ungraded_counts.append(len(file.read_bytes().splitlines()) if file.exists() else 0)
             return Trace.begun([1], problem.id, sample)
 
         async def graded(self, trace: Trace, problem: Problem) -> Trace:
@@ -457,16 +459,16 @@ async def test_a_sample_that_is_refused_a_grading_is_kept_at_once(tmp_path: Path
 
     for start in range(2):
         with pytest.raises(SamplesRefused, match=r"12 of 12 samples failed: HTTP 402"):
-            await run_parts({"a": Part(PROBLEMS, tmp_path, Refused())}, 1, Services(RetryPolicy(0.0)))
-        assert len(file.read_bytes().splitlines()) == 12, f"each once, after start {start}"
-    assert len(held) == 12, "the second start asks the model nothing"
-    assert held[-1] > 0, "a kill now would leave some"
+            await run_parts({"a": Part(PROBLEMS, tmp_path, RefusingMethod())}, 1, Services(RetryPolicy(0.0)))
+        assert len(file.read_bytes().splitlines()) == 12, f"start {start} wrote each sample once"
+    assert len(ungraded_counts) == 12, "the second start samples nothing"
+    assert ungraded_counts[-1] > 0, "samples are written before the last one is sampled"
 
 
 @pytest.mark.parametrize("in_flight", [2, 12])
 async def test_as_many_gradings_run_at_once_as_rollouts(tmp_path: Path, in_flight: int) -> None:
-    at_once: list[int] = []
-    all_there = asyncio.Event()
+    started_gradings: list[int] = []
+    all_started = asyncio.Event()
 
     class Together:
         settings = EvalSettings(samples=1)
@@ -476,14 +478,14 @@ async def test_as_many_gradings_run_at_once_as_rollouts(tmp_path: Path, in_fligh
             return Trace.begun([1], problem.id, sample)
 
         async def graded(self, trace: Trace, problem: Problem) -> Trace:
-            at_once.append(trace.sample)
-            if len(at_once) == in_flight:
-                all_there.set()
-            await asyncio.wait_for(all_there.wait(), TIMEOUT_S)
+            started_gradings.append(trace.sample)
+            if len(started_gradings) == in_flight:
+                all_started.set()
+            await asyncio.wait_for(all_started.wait(), TIMEOUT_S)
             return trace.model_copy(update={"verdict": "correct"})
 
     await run_parts({"a": Part(PROBLEMS, tmp_path, Together())}, in_flight, Services(RetryPolicy(0.0)))
-    assert len(at_once) == len(PROBLEMS)
+    assert len(started_gradings) == len(PROBLEMS)
 
 
 @pytest.mark.slow
@@ -511,7 +513,7 @@ async def test_several_benchmarks_share_the_slots(
     plain: ChatCodec, grader: GraderPool, engine: SeededEngine, tmp_path: Path
 ) -> None:
     halves = {"a": (PROBLEMS[:6], tmp_path / "a"), "b": (PROBLEMS[6:], tmp_path / "b")}
-    seen: list[Progress] = []
+    reports: list[Progress] = []
     results = await evaluate(
         halves,
         engine=engine,
@@ -519,11 +521,11 @@ async def test_several_benchmarks_share_the_slots(
         tools=EchoTools(),
         grader=grader,
         settings=SETTINGS,
-        on_progress=seen.append,
+        on_progress=reports.append,
     )
     assert [(result.name, result.summary["samples"]) for result in results] == [("a", 24), ("b", 24)]
-    assert max(progress.in_flight for progress in seen) <= 8
-    assert (seen[-1].done, seen[-1].total, seen[-1].problems_done) == (48, 48, 12)
+    assert max(progress.in_flight for progress in reports) <= 8
+    assert (reports[-1].done, reports[-1].total, reports[-1].problems_done) == (48, 48, 12)
 
 
 def test_seeds_differ_by_problem_and_sample_and_stay_in_range() -> None:
@@ -542,7 +544,7 @@ async def test_memory_stays_flat_however_many_samples_are_run(
 ) -> None:
     length = 4000
     text = "</reason><answer>\\boxed{1}</answer>"
-    written = [*plain.tokenizer.encode("so " * length), *plain.tokenizer.encode(text), plain.end_id]
+    token_ids = [*plain.tokenizer.encode("so " * length), *plain.tokenizer.encode(text), plain.end_id]
 
     class Wordy:
         name = "wordy"
@@ -551,7 +553,7 @@ async def test_memory_stays_flat_however_many_samples_are_run(
             self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
         ) -> Generation:
             await asyncio.sleep(0)
-            return Generation([*written], [-0.5 - at for at in range(len(written))], "stop")
+            return Generation([*token_ids], [-0.5 - at for at in range(len(token_ids))], "stop")
 
         async def aclose(self) -> None:
             return
@@ -575,14 +577,14 @@ async def test_memory_stays_flat_however_many_samples_are_run(
     )
     assert result.summary["samples"] == 96
     assert result.summary["mean_tokens"] > 10_000
-    # A trace holds some 12,000 token ids, as many marks and floats: kept, they would add about 30 MB.
+    # A trace has about 12,000 token ids, 12,000 mask entries and 12,000 floats. In memory, all traces take about 30 MB.
     assert resident[95] - resident[32] < 10e6
 
 
 async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
     run: Run, plain: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    """As when the judge was started again with another token: no call is lost, retried or waited for."""
+    """This happens if the judge was restarted with another token. No call is lost, retried or waited for."""
     patient = SETTINGS.model_copy(update={"wait_s": 1e6})
     async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
         with pytest.raises(WrongToken, match="refused the token") as caught:
@@ -599,18 +601,18 @@ async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
 async def test_an_engine_that_refuses_the_key_ends_the_run_at_once(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
-    """As when a key expires: the other samples would be refused too."""
-    asked = 0
+    """This happens if a key expires. The server would refuse the other samples too."""
+    request_count = 0
 
-    async def refused(*_: Any) -> Generation:
-        nonlocal asked
-        asked += 1
+    async def refuse_key(*_: Any) -> Generation:
+        nonlocal request_count
+        request_count += 1
         raise KeyRefused(
             "the server at http://gpu refused the request: HTTP 401: expired", "Give a key.", 401
         )
 
-    engine.generate = refused  # type: ignore[method-assign]
+    engine.generate = refuse_key  # type: ignore[method-assign]
     with pytest.raises(KeyRefused, match="expired") as caught:
         await run(tmp_path)
     assert caught.value.exit_code == UserError.exit_code
-    assert asked <= SETTINGS.in_flight, "of 48 samples, those that were in flight"
+    assert request_count <= SETTINGS.in_flight, "only samples that were already in flight sent a request"

@@ -30,7 +30,7 @@ BETA_GRID = np.sin(np.pi / 2 * (np.arange(20_000) + 0.5) / 20_000) ** 2
 
 
 def population_rates(rng, problems):
-    """True solve rates of AIME-like problems: many near 0, many near 1, some between."""
+    """Returns true solve rates of AIME-like problems: many near 0, many near 1, some between."""
     return rng.beta(0.5, 0.5, size=problems)
 
 
@@ -43,69 +43,73 @@ def test_the_mean_weighs_problems_not_samples():
 
 
 def test_run_to_run_error_matches_a_hand_computation():
-    found = avg_at_n([[1, 0, 1, 0], [1, 1, 1, 0]])
+    average = avg_at_n([[1, 0, 1, 0], [1, 1, 1, 0]])
     within = 0.5 * 0.5 * 4 / 3 / 4 + 0.75 * 0.25 * 4 / 3 / 4
     error = np.sqrt(within / 4 + (1.959964 / 8) ** 2)
-    assert found.run_to_run.high - found.mean == pytest.approx(
-        min(1 - found.mean, 2.446912 * error), rel=1e-5
+    assert average.run_to_run.high - average.mean == pytest.approx(
+        min(1 - average.mean, 2.446912 * error), rel=1e-5
     )
 
 
 def test_clustered_error_is_students_t_over_problems_and_two_pseudo_problems():
-    found = avg_at_n([[1, 0], [1, 1], [0, 0], [1, 0]] * 10)
+    average = avg_at_n([[1, 0], [1, 1], [0, 0], [1, 0]] * 10)
     values = [0.5, 1.0, 0.0, 0.5] * 10 + [0.0, 1.0]
     half = 2.019541 * np.std(values, ddof=1) / np.sqrt(42)
-    assert (found.by_problem.low, found.by_problem.high) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-5)
+    assert (average.by_problem.low, average.by_problem.high) == pytest.approx(
+        (0.5 - half, 0.5 + half), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(("problems", "samples"), [(30, 16), (30, 64), (15, 16), (60, 4)])
 def test_the_clustered_interval_covers_the_population_mean(problems, samples):
     rng = np.random.default_rng(7)
-    covered = 0
+    covered_count = 0
     for _ in range(SIMULATIONS):
         interval = avg_at_n(sampled(rng, population_rates(rng, problems), samples)).by_problem
-        covered += interval.low <= 0.5 <= interval.high
-    assert covered / SIMULATIONS >= 0.92
+        covered_count += interval.low <= 0.5 <= interval.high
+    assert covered_count / SIMULATIONS >= 0.92
 
 
 @pytest.mark.parametrize("samples", [4, 16])
 def test_the_run_to_run_interval_covers_the_mean_of_these_problems(samples):
     rng = np.random.default_rng(11)
     rates = population_rates(rng, 30)
-    covered = 0
+    covered_count = 0
     for _ in range(SIMULATIONS):
         interval = avg_at_n(sampled(rng, rates, samples)).run_to_run
-        covered += interval.low <= rates.mean() <= interval.high
-    assert covered / SIMULATIONS >= 0.92
+        covered_count += interval.low <= rates.mean() <= interval.high
+    assert covered_count / SIMULATIONS >= 0.92
 
 
 def test_the_run_to_run_interval_does_not_cover_the_population():
     rng = np.random.default_rng(3)
-    found = [avg_at_n(sampled(rng, population_rates(rng, 30), 16)) for _ in range(500)]
-    covered = np.mean([one.run_to_run.low <= 0.5 <= one.run_to_run.high for one in found])
-    assert covered < 0.6
+    averages = [avg_at_n(sampled(rng, population_rates(rng, 30), 16)) for _ in range(500)]
+    covered_share = np.mean(
+        [average.run_to_run.low <= 0.5 <= average.run_to_run.high for average in averages]
+    )
+    assert covered_share < 0.6
 
 
 @pytest.mark.parametrize("value", [0, 1])
 @pytest.mark.parametrize(("problems", "samples"), [(1, 1), (1, 16), (30, 1), (30, 16)])
 def test_unanimous_samples_do_not_claim_certainty(value, problems, samples):
-    found = avg_at_n([[value] * samples] * problems)
-    for interval in (found.run_to_run, found.by_problem):
-        assert 0 <= interval.low <= found.mean == value <= interval.high <= 1
+    average = avg_at_n([[value] * samples] * problems)
+    for interval in (average.run_to_run, average.by_problem):
+        assert 0 <= interval.low <= average.mean == value <= interval.high <= 1
         assert interval.high - interval.low > 0
 
 
 def test_all_right_on_thirty_problems_reads_as_about_nine_tenths_or_better():
-    found = avg_at_n([[1] * 16] * 30)
-    assert 0.88 < found.by_problem.low < 0.93
-    assert 0.99 < found.run_to_run.low < 0.993
+    average = avg_at_n([[1] * 16] * 30)
+    assert 0.88 < average.by_problem.low < 0.93
+    assert 0.99 < average.run_to_run.low < 0.993
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=12))
 def test_intervals_hold_the_mean_and_stay_within_bounds(correct):
-    found = avg_at_n(correct)
-    for interval in (found.run_to_run, found.by_problem):
-        assert 0 <= interval.low <= found.mean <= interval.high <= 1
+    average = avg_at_n(correct)
+    for interval in (average.run_to_run, average.by_problem):
+        assert 0 <= interval.low <= average.mean <= interval.high <= 1
 
 
 def test_no_problems_and_no_samples_are_refused():
@@ -160,37 +164,37 @@ def test_a_paired_difference_is_narrower_than_two_separate_intervals():
 @pytest.mark.parametrize("samples", [1, 16])
 def test_if_no_problem_differs_the_interval_is_the_rule_of_three(problems, samples):
     rows = [[1] * samples, [0] * samples] * (problems // 2)
-    found = paired_difference(rows, rows)
-    assert found.difference == 0
-    assert (found.by_problem.low, found.by_problem.high) == pytest.approx((-3 / problems, 3 / problems))
+    paired = paired_difference(rows, rows)
+    assert paired.difference == 0
+    assert (paired.by_problem.low, paired.by_problem.high) == pytest.approx((-3 / problems, 3 / problems))
 
 
 @pytest.mark.parametrize(("gains", "losses"), [(1, 0), (3, 0), (4, 0), (9, 3), (30, 0), (2, 2)])
 def test_each_bound_solves_its_equation_for_single_samples(gains, losses):
-    """The squared distance of a bound is Student's, plus 3/P for each unit that only unseen flips explain."""
+    """A bound's squared distance is Student's, plus 3/P per unit of distance that only unseen flips can explain."""
     problems = 30
     differences = np.array([1.0] * gains + [-1.0] * losses + [0.0] * (problems - gains - losses))
-    found = paired_mean(differences)
+    paired = paired_mean(differences)
     padded = np.append(differences, np.zeros(3))  # three problems that did not change
     squares = (padded**2).sum() - padded.sum() ** 2 / len(padded)
     student = 2.045230**2 * squares / (problems * (problems - 1))
-    low, high = found.by_problem.low, found.by_problem.high
+    low, high = paired.by_problem.low, paired.by_problem.high
     if high < 1:
-        assert (high - found.difference) ** 2 == pytest.approx(
-            student + 3 / problems * (high - found.difference)
+        assert (high - paired.difference) ** 2 == pytest.approx(
+            student + 3 / problems * (high - paired.difference)
         )
-    assert (found.difference - low) ** 2 == pytest.approx(student + 3 / problems * max(0.0, -low))
+    assert (paired.difference - low) ** 2 == pytest.approx(student + 3 / problems * max(0.0, -low))
     assert (low > 0) == ((gains, losses) in {(4, 0), (30, 0)})
 
 
 def tango(gains, losses, problems):
-    """Tango's score interval of the difference of paired proportions, from its definition."""
+    """Returns Tango's score interval for the difference of paired proportions, from its definition."""
 
     def score(difference):
         linear = (2 * problems - gains + losses) * difference - gains - losses
         constant = -losses * difference * (1 - difference)
-        lost = (np.sqrt(linear**2 - 8 * problems * constant) - linear) / (4 * problems)
-        variance = problems * (2 * lost + difference * (1 - difference))
+        loss_rate = (np.sqrt(linear**2 - 8 * problems * constant) - linear) / (4 * problems)
+        variance = problems * (2 * loss_rate + difference * (1 - difference))
         return (gains - losses - problems * difference) / np.sqrt(variance)
 
     middle = (gains - losses) / problems
@@ -202,8 +206,8 @@ def tango(gains, losses, problems):
 @pytest.mark.parametrize(("gains", "losses"), [(1, 0), (2, 0), (4, 0), (1, 1)])
 def test_with_few_flips_the_bounds_are_within_one_flip_of_tangos(problems, gains, losses):
     differences = np.repeat([1.0, -1.0, 0.0], [gains, losses, problems - gains - losses])
-    found = paired_mean(differences).by_problem
-    assert (found.low, found.high) == pytest.approx(tango(gains, losses, problems), abs=1 / problems)
+    interval = paired_mean(differences).by_problem
+    assert (interval.low, interval.high) == pytest.approx(tango(gains, losses, problems), abs=1 / problems)
 
 
 @given(
@@ -212,9 +216,9 @@ def test_with_few_flips_the_bounds_are_within_one_flip_of_tangos(problems, gains
 )
 def test_a_difference_is_shown_only_if_the_paired_t_test_finds_it(counts, scale):
     differences = np.clip(np.array(counts) / scale, -1, 1)
-    found = paired_mean(differences)
-    low, high = found.by_problem.low, found.by_problem.high
-    assert -1 <= low <= found.difference <= high <= 1
+    paired = paired_mean(differences)
+    low, high = paired.by_problem.low, paired.by_problem.high
+    assert -1 <= low <= paired.difference <= high <= 1
     assert low < high
     if low > 0 or high < 0:
         with np.errstate(divide="ignore"), warnings.catch_warnings():
@@ -225,33 +229,43 @@ def test_a_difference_is_shown_only_if_the_paired_t_test_finds_it(counts, scale)
 SHIFT_MEAN = {shift: np.mean(np.clip(BETA_GRID + shift, 0, 1) - BETA_GRID) for shift in (0.0, 0.05, 0.1)}
 
 
-def shifted(rng, problems, samples, shift, runs=2000):
-    """Differences [runs, P] of two models whose rates are U-shaped, the second better by `shift` up to 1."""
+def shifted_differences(rng, problems, samples, shift, runs=2000):
+    """Returns differences [runs, P] between two models with U-shaped rates.
+
+    The second model's rates are higher by `shift`, but at most 1.
+    """
     rates = rng.beta(0.5, 0.5, (runs, problems))
     better = np.clip(rates + shift, 0, 1)
     return (rng.binomial(samples, better) - rng.binomial(samples, rates)) / samples
 
 
-def covered(differences, mean):
+def covered_share(differences, mean):
     intervals = [paired_mean(row).by_problem for row in differences]
     return np.mean([each.low <= mean <= each.high for each in intervals])
 
 
-def found_share(differences):
+def share_excluding_zero(differences):
     intervals = [paired_mean(row).by_problem for row in differences]
     return np.mean([each.low > 0 or each.high < 0 for each in intervals])
 
 
-def exactly_covered(problems, gained, lost):
-    """The exact chance that the interval covers, if a problem gains 1 with chance `gained` and loses 1 with `lost`."""
+def exact_coverage(problems, gain_chance, loss_chance):
+    """Returns the exact probability that the interval covers the mean.
+
+    A problem gains 1 with probability `gain_chance` and loses 1 with probability `loss_chance`.
+    """
     gains, losses = (counts.ravel() for counts in np.mgrid[: problems + 1, : problems + 1])
     possible = gains + losses <= problems
     counts = np.stack([gains, losses, problems - gains - losses], axis=1)[possible]
-    chances = stats.multinomial.pmf(counts, problems, [gained, lost, 1 - gained - lost])
-    total, mean = 0.0, gained - lost
-    for (up, down, same), chance in zip(counts, chances, strict=True):
+    chances = stats.multinomial.pmf(
+        counts, problems, [gain_chance, loss_chance, 1 - gain_chance - loss_chance]
+    )
+    total, mean = 0.0, gain_chance - loss_chance
+    for (gain_count, loss_count, unchanged_count), chance in zip(counts, chances, strict=True):
         if chance > 1e-6:
-            interval = paired_mean(np.repeat([1.0, -1.0, 0.0], [up, down, same])).by_problem
+            interval = paired_mean(
+                np.repeat([1.0, -1.0, 0.0], [gain_count, loss_count, unchanged_count])
+            ).by_problem
             total += chance * (interval.low - 1e-9 <= mean <= interval.high + 1e-9)
     return total
 
@@ -261,28 +275,31 @@ def exactly_covered(problems, gained, lost):
 @pytest.mark.parametrize("shift", [0.0, 0.1])
 def test_paired_intervals_cover_small_shifts(problems, samples, shift):
     rng = np.random.default_rng([9, problems, samples])
-    assert covered(shifted(rng, problems, samples, shift, runs=4000), SHIFT_MEAN[shift]) >= 0.94
+    assert (
+        covered_share(shifted_differences(rng, problems, samples, shift, runs=4000), SHIFT_MEAN[shift])
+        >= 0.94
+    )
 
 
 @pytest.mark.parametrize("problems", [30, 60, 120, 500])
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.1])
 def test_paired_intervals_cover_small_shifts_with_one_sample(problems, shift):
     better = np.clip(BETA_GRID + shift, 0, 1)
-    gained, lost = np.mean(better * (1 - BETA_GRID)), np.mean(BETA_GRID * (1 - better))
-    assert exactly_covered(problems, gained, lost) >= 0.945
+    gain_chance, loss_chance = np.mean(better * (1 - BETA_GRID)), np.mean(BETA_GRID * (1 - better))
+    assert exact_coverage(problems, gain_chance, loss_chance) >= 0.945
 
 
 @pytest.mark.parametrize("problems", [30, 60, 120, 500])
 @pytest.mark.parametrize("expected", [0.1, 1, 2.9, 3.1, 4.5, 6, 9])
 @pytest.mark.parametrize("gains", [1.0, 0.75, 0.5])
 def test_paired_intervals_cover_rare_flips_of_decided_problems(problems, expected, gains):
-    """All samples of a problem are right or all are wrong, so that their number makes no difference."""
+    """All samples of a problem are right or all are wrong, so the number of samples makes no difference."""
     share = expected / problems
-    assert exactly_covered(problems, share * gains, share * (1 - gains)) >= 0.945
+    assert exact_coverage(problems, share * gains, share * (1 - gains)) >= 0.945
 
 
 def test_one_odd_sample_does_not_hide_that_flips_are_rare():
-    """29 decided problems and one with a single sample apart: still an interval of nearly three flips."""
+    """29 problems are decided and one has a single odd sample. The interval is still nearly three flips wide."""
     differences = np.zeros(30)
     differences[0] = 1 / 16
     interval = paired_mean(differences).by_problem
@@ -292,7 +309,7 @@ def test_one_odd_sample_does_not_hide_that_flips_are_rare():
 
 @pytest.mark.parametrize("expected", [1, 2, 4])
 def test_paired_intervals_cover_rare_flips_though_the_few_undecided_problems_differ_a_little(expected):
-    """Some forty of 500 problems differ by a sample or two. They say nothing about the others, which are decided."""
+    """About 40 of 500 problems differ by one or two samples. The other problems are decided and flip rarely."""
     rng = np.random.default_rng([14, expected])
     rates = rng.beta(0.02, 0.02, (3000, 500))
     never = rates < 1e-3
@@ -300,15 +317,15 @@ def test_paired_intervals_cover_rare_flips_though_the_few_undecided_problems_dif
     after = np.where(flipped, 1.0, rates)
     differences = (rng.binomial(64, after) - rng.binomial(64, rates)) / 64
     assert 20 < np.mean((differences != 0).sum(1)) < 80
-    assert covered(differences, expected / 500) >= 0.93
+    assert covered_share(differences, expected / 500) >= 0.93
 
 
 @pytest.mark.parametrize("samples", [1, 4, 16, 64])
 @pytest.mark.parametrize("problems", [30, 120])
 def test_paired_intervals_find_what_the_paired_t_test_finds(problems, samples):
-    differences = shifted(np.random.default_rng([12, samples]), problems, samples, 0.1)
+    differences = shifted_differences(np.random.default_rng([12, samples]), problems, samples, 0.1)
     student = np.mean(stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05)
-    assert found_share(differences) >= 0.97 * student
+    assert share_excluding_zero(differences) >= 0.97 * student
     if (problems, samples) == (30, 16):
         assert student > 0.9  # two pseudo-problems at -1 and +1 found 16 % of these
 
@@ -316,11 +333,11 @@ def test_paired_intervals_find_what_the_paired_t_test_finds(problems, samples):
 @pytest.mark.parametrize(("problems", "samples"), [(30, 16), (120, 4), (500, 1)])
 def test_the_detectable_difference_is_found_in_four_of_five_comparisons(problems, samples):
     rng = np.random.default_rng([13, problems])
-    same = shifted(rng, problems, samples, 0.0, runs=200)
-    sizes = [paired_mean(row).detectable for row in same]
-    # A constant shift that no problem's rate cuts off, on problems whose noise is that of the others.
-    differences = shifted(rng, problems, samples, 0.0) + np.median(sizes)
-    assert found_share(differences) == pytest.approx(0.8, abs=0.04)
+    unshifted = shifted_differences(rng, problems, samples, 0.0, runs=200)
+    sizes = [paired_mean(row).detectable for row in unshifted]
+    # Add a constant shift that no rate limits, to problems with the same noise.
+    differences = shifted_differences(rng, problems, samples, 0.0) + np.median(sizes)
+    assert share_excluding_zero(differences) == pytest.approx(0.8, abs=0.04)
 
 
 @pytest.mark.parametrize("problems", [5, 10, 60, 500])
@@ -328,48 +345,52 @@ def test_the_detectable_difference_of_decided_problems_is_a_share_of_flips(probl
     size = paired_mean(np.zeros(problems)).detectable
     assert size is not None
     differences = (np.random.default_rng(14).random((2000, problems)) < size).astype(float)
-    assert found_share(differences) == pytest.approx(0.8, abs=0.04)
+    assert share_excluding_zero(differences) == pytest.approx(0.8, abs=0.04)
 
 
 @pytest.mark.parametrize(("problems", "level"), [(5, 0.0062), (10, 0.0382), (30, 0.0486), (500, 0.05)])
 def test_in_small_sets_the_verdict_is_more_careful_than_the_paired_t_tests(problems, level):
     noise = np.random.default_rng(15).normal(size=problems)
     noise = (noise - noise.mean()) / noise.std(ddof=1) / 1000
-    for change, shown in ((1.01, False), (0.99, True)):
+    for change, excludes_zero in ((1.01, False), (0.99, True)):
         t = stats.t.isf(change * level / 2, problems - 1)
-        found = paired_mean(noise + t / 1000 / np.sqrt(problems)).by_problem
-        assert (found.low > 0) is shown
+        interval = paired_mean(noise + t / 1000 / np.sqrt(problems)).by_problem
+        assert (interval.low > 0) is excludes_zero
 
 
 def test_fewer_than_five_problems_show_nothing():
-    found = paired_mean(np.ones(4))
-    assert found.by_problem.low <= 0
-    assert found.detectable is None
+    paired = paired_mean(np.ones(4))
+    assert paired.by_problem.low <= 0
+    assert paired.detectable is None
     assert paired_mean(np.ones(5)).by_problem.low > 0
 
 
 def test_one_problem_says_nothing_and_two_say_little():
-    one = paired_difference([[0] * 16], [[1] * 16])
-    assert (one.difference, one.by_problem.low, one.by_problem.high) == (1.0, -1.0, 1.0)
-    assert one.detectable is None
-    two = paired_difference([[0], [0]], [[1], [1]])
-    assert two.by_problem.low < 0
-    assert two.detectable is None
+    one_problem = paired_difference([[0] * 16], [[1] * 16])
+    assert (one_problem.difference, one_problem.by_problem.low, one_problem.by_problem.high) == (
+        1.0,
+        -1.0,
+        1.0,
+    )
+    assert one_problem.detectable is None
+    two_problems = paired_difference([[0], [0]], [[1], [1]])
+    assert two_problems.by_problem.low < 0
+    assert two_problems.detectable is None
 
 
 def test_problems_that_all_change_alike_do_not_claim_certainty():
-    found = paired_difference([[0] * 4] * 30, [[1] * 4] * 30).by_problem
-    assert 0.85 < found.low < 0.93
-    assert found.high == 1.0
+    interval = paired_difference([[0] * 4] * 30, [[1] * 4] * 30).by_problem
+    assert 0.85 < interval.low < 0.93
+    assert interval.high == 1.0
 
 
 def test_swapping_the_runs_flips_the_sign_and_rows_may_differ_in_length():
     a, b = [[1, 0], [0, 0], [1]], [[1, 1, 1], [0, 1], [1]]
-    one, other = paired_difference(a, b), paired_difference(b, a)
-    assert one.difference == -other.difference == pytest.approx(1 / 3)
-    assert one.by_problem.low == pytest.approx(-other.by_problem.high)
-    assert one.by_problem.high == pytest.approx(-other.by_problem.low)
-    assert one.detectable == other.detectable
+    forward, backward = paired_difference(a, b), paired_difference(b, a)
+    assert forward.difference == -backward.difference == pytest.approx(1 / 3)
+    assert forward.by_problem.low == pytest.approx(-backward.by_problem.high)
+    assert forward.by_problem.high == pytest.approx(-backward.by_problem.low)
+    assert forward.detectable == backward.detectable
 
 
 def test_unpaired_runs_and_no_problems_are_refused():
@@ -382,23 +403,23 @@ def test_unpaired_runs_and_no_problems_are_refused():
 
 
 def test_share_is_wilsons_interval():
-    found = share(10, 10)
-    assert (found.low, found.high) == (pytest.approx(0.722467, abs=1e-6), 1.0)
+    interval = share(10, 10)
+    assert (interval.low, interval.high) == (pytest.approx(0.722467, abs=1e-6), 1.0)
     with pytest.raises(ValueError, match="11 of 10"):
         share(11, 10)
 
 
 def test_a_pooled_mean_counts_every_entry_once_and_its_interval_covers() -> None:
-    found = pooled_mean([[1.0, 0.0, 1.0], [0.0]])
-    assert found.mean == 0.5
+    pooled = pooled_mean([[1.0, 0.0, 1.0], [0.0]])
+    assert pooled.mean == 0.5
     rng = np.random.default_rng(3)
-    covered = 0
+    covered_count = 0
     for _ in range(400):
         rates = rng.beta(2, 2, size=60)
         rows = [(rng.random(rng.integers(1, 4)) < rate).astype(float).tolist() for rate in rates]
         interval = pooled_mean(rows).by_problem
-        covered += interval.low <= 0.5 <= interval.high
-    assert covered >= 370  # 95 % of 400 less three standard deviations is 367
+        covered_count += interval.low <= 0.5 <= interval.high
+    assert covered_count >= 370  # 95 % of 400, minus three standard deviations, is 367
 
 
 def test_pooled_numbers_are_those_of_the_averages_where_every_problem_has_as_many_entries() -> None:
@@ -418,7 +439,7 @@ def test_pooled_numbers_are_those_of_the_averages_where_every_problem_has_as_man
 
 def test_intervals_of_pooled_differences_cover() -> None:
     rng = np.random.default_rng(5)
-    covered = 0
+    covered_count = 0
     for _ in range(400):
         rates = rng.beta(2, 2, size=60) * 0.8
         sizes = rng.integers(1, 4, size=60)
@@ -430,8 +451,8 @@ def test_intervals_of_pooled_differences_cover() -> None:
             for more in (0.0, 0.1)
         )
         interval = pooled_difference(a, b).by_problem
-        covered += interval.low <= 0.1 <= interval.high
-    assert covered >= 367
+        covered_count += interval.low <= 0.1 <= interval.high
+    assert covered_count >= 367
     with pytest.raises(ValueError, match="A has 1 problems and B has 2"):
         pooled_difference([[1.0]], [[1.0], [0.0]])
 

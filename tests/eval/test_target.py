@@ -1,4 +1,4 @@
-"""What is measured has a name that tells it from others."""
+"""A measured model has a name that distinguishes it from others."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
     standin.root = str(folder)
     with serving(standin):
         target = Target(None, standin.url, None, False)
-        opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
-    assert opened.identity["name"] == "demo-stage3"
+        opened_target = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
+    assert opened_target.identity["name"] == "demo-stage3"
 
 
 def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_path: Path) -> None:
@@ -45,23 +45,25 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
         return open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S))).identity
 
     with serving(standin):
-        own, same = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
-        forced = identity(FormatChoice("demo", forced=True))
+        models_format, same_format = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
+        forced_format = identity(FormatChoice("demo", forced=True))
         with pytest.raises(UserError, match="has its own format"):
             identity(FormatChoice("demo"))
-    assert [found["format"] for found in (own, same, forced)] == [FORMAT_FILE, "rstar2", "demo, forced"]
-    assert own["format_sha256"] == same["format_sha256"] != forced["format_sha256"]
+    identities = (models_format, same_format, forced_format)
+    assert [each["format"] for each in identities] == [FORMAT_FILE, "rstar2", "demo, forced"]
+    assert models_format["format_sha256"] == same_format["format_sha256"] != forced_format["format_sha256"]
 
 
 def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() -> None:
     with serving(ChatEndpoint(solves)) as endpoint:
         target = Target(url=f"{endpoint.url}/v1", api="chat")
-        opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
-    assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
-    assert "four bytes of text count as a token" in opened.identity["inexact"][0]
-    assert "and a top_k of 0 are not sent: the server's own defaults decide these" in opened.left_to_server
+        opened_target = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
+    assert (opened_target.identity["name"], opened_target.identity["api"]) == ("scripted", "chat")
+    assert "four bytes of text count as a token" in opened_target.identity["inexact"][0]
+    sentence = "and a top_k of 0 are not sent: the server's own defaults apply to them"
+    assert sentence in opened_target.left_to_server
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
-        with pytest.raises(UserError, match="--api chat measures the model of an endpoint"):
+        with pytest.raises(UserError, match="--api chat measures a model on a server"):
             Target(**{"url": "http://x", "api": "chat", **wrong})
 
 
@@ -73,23 +75,25 @@ def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
     standin.root, standin.key = str(tmp_path), "secret"
     with serving(standin):
         target = Target(url=standin.url, api_key="secret")
-        opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
-        with pytest.raises(UserError, match="HTTP 401") as refused:
+        opened_target = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
+        with pytest.raises(UserError, match="HTTP 401") as error:
             reach_server(Target(url=standin.url), RetryPolicy(TIMEOUT_S))
-    assert "--api-key" in refused.value.hint
-    assert opened.server is not None
-    assert opened.server.key == "secret"
+    assert "--api-key" in error.value.hint
+    assert opened_target.server is not None
+    assert opened_target.server.key == "secret"
 
 
 def test_what_a_chat_server_decides_is_said_unless_it_takes_every_value() -> None:
     server = ChatStandIn(lambda body: "fine")
     with serving(server):
-        for owned_by, said in (("openai", True), ("vllm", False)):
+        for owned_by, is_reported in (("openai", True), ("vllm", False)):
             server.owned_by = owned_by
             target = Target(url=server.url)
-            opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S), tokenizer=False))
-            assert bool(opened.left_to_server) == said
-            assert opened.identity == {"name": "scripted", "format": "the server's chat template"}
+            opened_target = open_target(
+                target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S), tokenizer=False)
+            )
+            assert bool(opened_target.left_to_server) == is_reported
+            assert opened_target.identity == {"name": "scripted", "format": "the server's chat template"}
 
 
 def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_anything_is_asked() -> None:

@@ -22,16 +22,16 @@ MAX_BODY_BYTES = 12 << 20
 
 @pytest.fixture
 def http(judge: JudgeHandle) -> Iterator[httpx.Client]:
-    # Reading the certificates for https would take longer than most tests.
+    # Plain HTTP: loading the certificates for HTTPS would take longer than most tests.
     with httpx.Client(base_url=judge.url, timeout=TIMEOUT_S, trust_env=False, verify=False) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def limited_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge with one worker that asks for TOKEN, queues MAX_QUEUED programs and receives MAX_BODY_BYTES at once.
+    """A judge that has one worker, requires TOKEN, queues MAX_QUEUED programs and receives MAX_BODY_BYTES at once.
 
-    It waits long for what a test is about to send.
+    Its read timeout is long enough for a slow test.
     """
     folder = str(tmp_path_factory.mktemp("limited"))
     limits = ServerLimits(max_queued=MAX_QUEUED, max_body_bytes=MAX_BODY_BYTES, read_s=TIMEOUT_S)

@@ -47,21 +47,21 @@ def run(fault: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "where"),
+    ("fault", "log_line"),
     [
         ("broken", "unexpected exception: this process ends"),
         ("in_thread", "unexpected exception in the thread helper: this process ends"),
         ("in_callback", "Exception in callback broken"),
     ],
 )
-def test_an_unexpected_exception_ends_the_process_with_a_traceback(fault: str, where: str) -> None:
-    ended = run(fault)
-    assert ended.returncode == 1
-    assert where in ended.stderr
-    assert "Traceback" in ended.stderr
-    assert ended.stderr.rstrip().endswith("ValueError: this is broken")
+def test_an_unexpected_exception_ends_the_process_with_a_traceback(fault: str, log_line: str) -> None:
+    process = run(fault)
+    assert process.returncode == 1
+    assert log_line in process.stderr
+    assert "Traceback" in process.stderr
+    assert process.stderr.rstrip().endswith("ValueError: this is broken")
 
 
 def test_an_error_that_explains_itself_ends_it_with_its_message() -> None:
-    ended = run("refused")
-    assert (ended.returncode, ended.stderr) == (2, "this is refused\ndo that\n")
+    process = run("refused")
+    assert (process.returncode, process.stderr) == (2, "this is refused\ndo that\n")

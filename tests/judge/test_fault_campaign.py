@@ -1,7 +1,7 @@
 """Each kind of fault, under a load of 2,000 programs: none is lost, and none is counted or answered twice.
 
-`test_faults.py` has the details of single faults; this is what to run after a change to the queue, the workers or the
-supervisor. It prints the control groups of the machine, since the sandbox stops programs in other ways without them.
+`test_faults.py` tests single faults in detail. Run this module after a change to the queue, the workers or the
+supervisor. It prints the machine's control groups, because the sandbox stops programs in other ways without them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rstar2.judge.service.start import start_service, stop_service
 
 pytestmark = pytest.mark.long
 
-PROGRAMS, AT_ONCE = 2000, 200
+PROGRAMS, CONCURRENCY = 2000, 200
 FROZEN_S = 7.0
 """Longer than `liveness.DEAD_AFTER_S`, after which a worker whose heartbeat stands still is dead."""
 
@@ -80,14 +80,14 @@ def all_gone(pids: Iterable[int]) -> bool:
 
 
 def returned_have_run(judge: JudgeHandle) -> bool:
-    """Returns whether all programs have run that a dead worker had. Returns False if the queue does not answer."""
+    """Returns whether all programs of dead workers have run again. Returns False if the queue does not answer."""
     with contextlib.suppress(redis.RedisError), redis.Redis.from_url(judge.redis_url) as client:
         unfinished = {entry for entry, _ in client.xrange(tasks.TASKS)}
         return unfinished.isdisjoint(client.hkeys(tasks.TRIES))
     return False
 
 
-def when_whole(judge: JudgeHandle) -> None:
+def wait_for_both_workers(judge: JudgeHandle) -> None:
     status_when(judge, lambda state: state["num_workers"] == 2 == len(state["workers"]))
 
 
@@ -98,9 +98,9 @@ def killed(which: Callable[[JudgeHandle], list[int]], times: int = 1) -> Callabl
             victims = which(judge)
             send(signal.SIGKILL, victims)
             wait_until(partial(all_gone, victims))
-            when_whole(judge)
+            wait_for_both_workers(judge)
             status_when(judge, lambda state: min(done_by(state)) > 0)
-            # A program is lost on purpose if three workers died while they had it.
+            # The judge gives up a program if three workers died while they had it.
             wait_until(partial(returned_have_run, judge))
 
     return fault
@@ -148,33 +148,35 @@ FAULTS: dict[str, Callable[[JudgeHandle], None]] = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_programs_survive(judge: JudgeHandle, kind: str) -> None:
-    when_whole(judge)
-    assert run_through(judge, lambda: FAULTS[kind](judge), PROGRAMS, AT_ONCE) >= PROGRAMS
+    wait_for_both_workers(judge)
+    assert run_through(judge, lambda: FAULTS[kind](judge), PROGRAMS, CONCURRENCY) >= PROGRAMS
 
 
 def test_programs_survive_that_the_queue_is_flushed(judge: JudgeHandle) -> None:
-    # The judge's counts are flushed too, so that only the answers can be checked.
-    when_whole(judge)
-    results = run_during(judge, lambda: in_queue(lambda client: client.flushall())(judge), PROGRAMS, AT_ONCE)
+    # The flush also clears the judge's counts, so the test can only check the answers.
+    wait_for_both_workers(judge)
+    results = run_during(
+        judge, lambda: in_queue(lambda client: client.flushall())(judge), PROGRAMS, CONCURRENCY
+    )
     assert len(results) >= PROGRAMS
 
 
 def test_programs_survive_that_the_supervisor_is_killed_and_started_again(tmp_path: Path) -> None:
     settings = ServiceSettings(folder=str(tmp_path / "first"), preload=False)
     process, handle = start_service(settings)
-    again: list[subprocess.Popen[bytes]] = []
+    restarted: list[subprocess.Popen[bytes]] = []
 
     def fault() -> None:
         send(signal.SIGKILL, [process.pid])
         process.wait()
         port = int(handle.url.rpartition(":")[2])
-        again.append(start_service(settings.model_copy(update={"port": port}))[0])
+        restarted.append(start_service(settings.model_copy(update={"port": port}))[0])
 
     try:
-        assert len(run_during(handle, fault, PROGRAMS, AT_ONCE)) >= PROGRAMS
+        assert len(run_during(handle, fault, PROGRAMS, CONCURRENCY)) >= PROGRAMS
     finally:
-        for started in again:
-            stop_service(started)
+        for restarted_process in restarted:
+            stop_service(restarted_process)
 
 
 @pytest.fixture
@@ -196,6 +198,6 @@ def test_programs_survive_that_the_disk_of_the_queue_is_full_for_ten_seconds(dis
         ballast.unlink()
 
     try:
-        assert run_through(handle, fault, PROGRAMS, AT_ONCE) >= PROGRAMS
+        assert run_through(handle, fault, PROGRAMS, CONCURRENCY) >= PROGRAMS
     finally:
         stop_service(process)

@@ -1,4 +1,4 @@
-"""Two machines, here two network namespaces, work for one queue."""
+"""Two machines, simulated by two network namespaces, work for one queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.service.start import running_judge
 from rstar2.processes import stop_group
 
-HERE, THERE = "10.231.77.1", "10.231.77.2"
+HOST_ADDRESS, NAMESPACE_ADDRESS = "10.231.77.1", "10.231.77.2"
 
 
 @dataclass
@@ -45,9 +45,9 @@ def net() -> Iterator[Net]:
         pytest.skip(f"no network namespaces here: {error}")
     try:
         sh("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-        sh("ip", "addr", "add", f"{HERE}/24", "dev", name)
+        sh("ip", "addr", "add", f"{HOST_ADDRESS}/24", "dev", name)
         sh("ip", "link", "set", name, "up")
-        sh("ip", "-n", name, "addr", "add", f"{THERE}/24", "dev", "eth0")
+        sh("ip", "-n", name, "addr", "add", f"{NAMESPACE_ADDRESS}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             sh("ip", "-n", name, "link", "set", device, "up")
         yield Net(name)
@@ -58,14 +58,14 @@ def net() -> Iterator[Net]:
 @pytest.fixture
 def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
     password = secrets.token_hex(8)
-    config = f"bind {HERE}\nport 7391\nrequirepass {password}\nsave ''\ndir {tmp_path}\n"
+    config = f"bind {HOST_ADDRESS}\nport 7391\nrequirepass {password}\nsave ''\ndir {tmp_path}\n"
     server = subprocess.Popen(
         [server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
     assert server.stdin is not None
     server.stdin.write(config.encode())
     server.stdin.close()
-    url = f"redis://:{password}@{HERE}:7391/0"
+    url = f"redis://:{password}@{HOST_ADDRESS}:7391/0"
 
     def answers() -> bool:
         with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(url) as probe:
@@ -85,15 +85,15 @@ def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None
     start = f"from rstar2.cli.judge import app\napp({words!r})"
     with running_judge(tmp_path / "here", workers=1, redis_url=queue_url, preload=False) as judge:
         command = ["ip", "netns", "exec", net.name, sys.executable, "-c", start]
-        there = subprocess.Popen(command, start_new_session=True)
+        remote_worker = subprocess.Popen(command, start_new_session=True)
         try:
-            status_when(judge, lambda found: len(found["workers"]) == 2)
+            status_when(judge, lambda state: len(state["workers"]) == 2)
 
-            def both_run() -> None:
-                status_when(judge, lambda found: min(done_by(found)) > 0)
+            def wait_for_both() -> None:
+                status_when(judge, lambda state: min(done_by(state)) > 0)
 
-            count = run_through(judge, both_run)
-            done = done_by(wait_heartbeats(judge))
-            assert (len(done), sum(done)) == (2, count)
+            count = run_through(judge, wait_for_both)
+            counts = done_by(wait_heartbeats(judge))
+            assert (len(counts), sum(counts)) == (2, count)
         finally:
-            stop_group(there, TIMEOUT_S)
+            stop_group(remote_worker, TIMEOUT_S)

@@ -25,7 +25,7 @@ from rstar2.processes import answers
 NEXT = f"{PROTOCOL.major + 1}.0"
 pytestmark = pytest.mark.slow
 
-# A user of the next version uses what is new in it.
+# A user of the next version also uses that version's new field.
 CLIENT = f"""
 import asyncio, json, sys
 from rstar2.judge.client import JudgeClient
@@ -72,7 +72,7 @@ async def main(url):
 asyncio.run(main(sys.argv[1]))
 """
 )
-REFUSED = (
+INCOMPATIBLE_CALLS = (
     CLIENT
     + """
 from rstar2.judge.client.http import IncompatibleJudge
@@ -108,10 +108,10 @@ def judge(server: EmbeddedRedis, tmp_path: Path) -> Iterator[Parts]:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    """Run a program that must succeed. Returns its output."""
-    printed, _ = process.communicate(timeout=TIMEOUT_S)
+    """Wait for a program that must succeed. Returns its output."""
+    output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
-    return printed
+    return output
 
 
 def test_every_combination_of_versions_answers_every_call(
@@ -122,20 +122,20 @@ def test_every_combination_of_versions_answers_every_call(
         listener, url = judge.listen()
         judge.serve(version, listener)
         urls.append(url)
-        # Each accepts what the other requires.
+        # The judges of both versions accept each other's requirements.
         finished(version.python(REQUIRE, judge.redis_url, version.name))
     for of_worker in versions:
         worker = judge.work(of_worker)
         for url in urls:
             wait_until(lambda url=url: answers(url))
         users = {(user.name, url): user.python(EACH_KIND, url) for url in urls for user in versions}
-        for who, process in users.items():
-            found: dict[str, Any] = json.loads(finished(process))
-            printed = [["ok", f"{number}\n"] for number in range(10)] + [["ok", "x" * 5000 + "\n"]]
-            expected = {"workers": 1, "printed": printed, "cells": [None, "42", "43"]}
-            assert found == expected, (who, of_worker)
+        for user_and_url, process in users.items():
+            report: dict[str, Any] = json.loads(finished(process))
+            outputs = [["ok", f"{number}\n"] for number in range(10)] + [["ok", "x" * 5000 + "\n"]]
+            expected = {"workers": 1, "printed": outputs, "cells": [None, "42", "43"]}
+            assert report == expected, (user_and_url, of_worker)
         for url in urls:
-            # A batch of a client that knows the next version's field.
+            # A batch from a client that knows the next version's field.
             runs = [{"code": f"print({number})", "added_later": "asked for"} for number in range(3)]
             headers = {HEADER: f"{PROTOCOL.major}.99"}
             answer = httpx.post(
@@ -148,7 +148,7 @@ def test_every_combination_of_versions_answers_every_call(
 
 @contextmanager
 def loaded(users: tuple[Version, ...], url: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Simulates users who run programs all the time. At the end of the block they finish their last programs."""
+    """Simulate users who run programs all the time. At the end of the block they finish their last programs."""
     processes = [user.python(LOAD, url) for user in users]
     try:
         yield processes
@@ -172,7 +172,7 @@ def test_an_upgrade_under_load_and_back_loses_no_call_and_runs_none_twice(
             for _ in range(3):
                 for user in users:
                     assert user.stdout is not None
-                    assert user.stdout.readline(), "it ended"
+                    assert user.stdout.readline(), "the simulated user ended"
 
         work_goes_on()
         for version in (new, old):
@@ -188,13 +188,13 @@ def test_an_upgrade_under_load_and_back_loses_no_call_and_runs_none_twice(
 
 
 def test_parts_of_the_next_major_version_are_refused_in_a_sentence(judge: Parts, tmp_path: Path) -> None:
-    this, other = this_version(), next_major_version(tmp_path / "other")
+    this, next_major = this_version(), next_major_version(tmp_path / "other")
     finished(this.python(REQUIRE, judge.redis_url, "this judge"))
     settings = WorkerSettings(
         name="other", redis_url=judge.redis_url, folder=str(tmp_path), isolation=None, preload=False
     )
     log = tmp_path / "other.log"
-    worker = other.start("rstar2.judge.worker.main", settings, log)
+    worker = next_major.start("rstar2.judge.worker.main", settings, log)
     judge.processes.append(worker)
     assert worker.wait(TIMEOUT_S) == UserError.exit_code
     refusal, hint = log.read_text().splitlines()[-2:]
@@ -205,9 +205,9 @@ def test_parts_of_the_next_major_version_are_refused_in_a_sentence(judge: Parts,
     assert hint.startswith("Update rstar2 for the judge's machine")
     listener, url = judge.listen()
     judge.serve(this, listener)
-    said = finished(other.python(REFUSED, url)).splitlines()
+    messages = finished(next_major.python(INCOMPATIBLE_CALLS, url)).splitlines()
     assert (
-        said
+        messages
         == [
             f"the judge at {url} speaks version {PROTOCOL} of the judge's protocol, and this client version {NEXT}"
         ]

@@ -1,4 +1,4 @@
-"""The scale benchmark in small: every program of a crowd is answered, once, rightly, and memory stays flat."""
+"""A small run of the scale benchmark: each program gets one right answer, and the judge's memory stays flat."""
 
 from __future__ import annotations
 

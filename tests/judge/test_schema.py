@@ -1,4 +1,4 @@
-"""What a result says of a program that met its time limit."""
+"""The report of a program that reached its time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent loop, on a scripted engine: budgets, masks, and what a bad call does."""
+"""Tests of the agent loop with a scripted engine: budgets, masks, and bad calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.written_calls import parse_calls
+from support.call_parsing import parse_calls
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.reading_rules import finished
@@ -33,7 +33,7 @@ def call_text(code: str, stdin: str = "") -> str:
 
 
 class Scripted:
-    """Says the given turns one after another, cut to each turn's budget."""
+    """Writes these turns one after the other. Each turn is cut to its budget."""
 
     def __init__(self, codec: ChatCodec, *turns: str, logprobs: bool = True) -> None:
         self._codec = codec
@@ -50,21 +50,21 @@ class Scripted:
     ) -> Generation:
         self.asked.append((list(prompt_ids), sampling))
         whole = self._codec.tokenizer.encode(self._turns[len(self.asked) - 1] + END_OF_TURN)
-        said = whole[: sampling.max_tokens]
+        completion = whole[: sampling.max_tokens]
         if on_tokens is not None:
-            on_tokens(said)
-        logprobs = [-0.5] * len(said) if self._logprobs else None
-        return Generation(said, logprobs, "stop" if said == whole else "length")
+            on_tokens(completion)
+        logprobs = [-0.5] * len(completion) if self._logprobs else None
+        return Generation(completion, logprobs, "stop" if completion == whole else "length")
 
     async def aclose(self) -> None:
         pass
 
 
 class Tools:
-    """Answers every call with `told`, after noting it."""
+    """Answers every call with `output`, and records it."""
 
-    def __init__(self, told: str = "4", status: CallStatus = "ok") -> None:
-        self.told = told
+    def __init__(self, output: str = "4", status: CallStatus = "ok") -> None:
+        self.told = output
         self.status = status
         self.ran: list[dict[str, Any]] = []
 
@@ -93,7 +93,7 @@ async def _run(
 
 
 def _check(trace: Trace) -> None:
-    """What every trace holds, whatever happened in it."""
+    """Checks properties that every trace has."""
     assert len(trace.response_mask) == len(trace.response_ids)
     assert trace.logprobs is None or len(trace.logprobs) == len(trace.response_ids)
     inside = [0] * len(trace.response_ids)
@@ -139,7 +139,7 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(codec: ChatCo
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "explanation"),
     [
         ("{not json}", "parse_error", "not valid JSON"),
         ("[1, 2]", "parse_error", '"name" and "arguments"'),
@@ -172,11 +172,11 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(codec: ChatCo
         ),
     ],
 )
-def test_a_call_that_cannot_be_run_is_told_why(body: str, status: str, told: str) -> None:
+def test_a_call_that_cannot_be_run_is_told_why(body: str, status: str, explanation: str) -> None:
     (call,) = parse_calls(f"so <tool_call>{body}</tool_call>", default_format())
     assert isinstance(call, ToolCall)
     assert call.status == status
-    assert told in call.output
+    assert explanation in call.output
     assert call.failed
 
 
@@ -184,9 +184,9 @@ UNREAD, FAILED = "Failed to decode tool call", "Error when executing tool"
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "explanation"),
     [
-        # What the released code answers: its words, then the text of the Python error that it runs into.
+        # The released code answers with its own words and then the text of the Python error.
         (
             "\n{oops}",
             f"{UNREAD}: Expecting property name enclosed in double quotes: line 2 column 2 (char 2)",
@@ -203,10 +203,10 @@ UNREAD, FAILED = "Failed to decode tool call", "Error when executing tool"
         ),
     ],
 )
-def test_a_refused_call_is_told_in_the_releases_words(body: str, told: str) -> None:
+def test_a_refused_call_is_told_in_the_releases_words(body: str, explanation: str) -> None:
     (call,) = parse_calls(f"so <tool_call>{body}</tool_call>", read_format("release"))
     assert isinstance(call, ToolCall)
-    assert call.output == told
+    assert call.output == explanation
     assert call.failed
 
 
@@ -246,7 +246,7 @@ MENTIONS = [
         ("<tool_call> \n", 0),
         ("so <tool_call>print(1)", 0),
         ("<tool_call><tool_call>", 0),
-        # Without an answer a pair of tags is a call, whatever it holds.
+        # Without an answer, a pair of tags is a call with any content.
         ("<tool_call></tool_call>", 1),
         ("between <tool_call> and </tool_call>", 1),
         # A call that the end of the turn cut off.
@@ -254,20 +254,20 @@ MENTIONS = [
         ("<tool_call>{", 0),
         ('<tool_call>{ "', 1),
         ("<tool_call>{}", 1),
-        # Braces are not yet an object.
+        # Text in braces is not necessarily an object.
         ("In JSON the call is <tool_call>{name} and the answer \\boxed{5}", 0),
         (f"In JSON it is <tool_call>{{name}}: {call_text('1')}", 1),
-        # Both tags are mentioned in a final turn, which has its answer.
+        # The final turn mentions both tags and has its answer.
         (f"I use <tool_call> and </tool_call> tags.</reason>{BOXED}", 0),
         (f"<tool_call>{{name}}</tool_call></reason>{BOXED} <tool_call></tool_call>", 0),
-        # The answer is of the thought, is not closed, or is in the call.
+        # The answer is in the thought, is not closed, or is in the call.
         (f"{BOXED} maybe.</reason><tool_call>print(1)</tool_call>", 1),
         ("</reason><answer>4 <tool_call>print(1)</tool_call>", 1),
         (f"<tool_call>print('{BOXED}')</tool_call>", 1),
-        # An object is a call, however the turn goes on.
+        # An object is a call, with any text after it.
         (f'<tool_call>{{"name"</tool_call></reason>{BOXED}', 1),
         (f"<tool_call>oops</tool_call> {call_text('1')}</reason>{BOXED}", 2),
-        # The tag is mentioned, and then there is a call.
+        # The text mentions the tag before the call.
         (f"the <tool_call> tag: {call_text('1')}", 1),
         (f"{call_text('1')} and that was a <tool_call>, done", 1),
         (call_text('print("<tool_call>")'), 1),
@@ -277,7 +277,7 @@ def test_tags_are_a_call_if_a_json_object_begins_in_them_or_no_answer_says_other
     text: str, calls: int
 ) -> None:
     assert len(parse_calls(text, default_format())) == calls
-    assert finished(text) is (calls == 0), "the reward reads calls as the loop does"
+    assert finished(text) is (calls == 0), "the reward and the loop read calls alike"
 
 
 @pytest.mark.parametrize("mention", MENTIONS)
@@ -302,8 +302,8 @@ def test_the_releases_rules_for_calls() -> None:
     release = read_format("release")
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1"}})
     call, run = f"<tool_call>{body}</tool_call>", (TOOL_NAME, {"code": "1"})
-    assert parse_calls(f"<tool_call>{body}", release) == [], "a call needs its end"
-    assert parse_calls(call + call, release) == [run], "one call a turn"
+    assert parse_calls(f"<tool_call>{body}", release) == [], "a call needs its closing tag"
+    assert parse_calls(call + call, release) == [run], "one call per turn"
     assert parse_calls(call + call, default_format()) == [run, run]
     (broken,) = parse_calls("<tool_call>{oops}</tool_call>", release)
     assert isinstance(broken, ToolCall)
@@ -331,7 +331,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 
 _ANY_TEXT = st.text(st.characters(categories=None), max_size=8)
-"""Lone surrogates and control characters too, which JSON can name by escapes."""
+"""The arguments include lone surrogates and control characters, which JSON can encode by escapes."""
 _ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _ANY_TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_ANY_TEXT, inner, max_size=3),
@@ -381,7 +381,7 @@ async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec
     trace = await _run(codec, Scripted(codec, ASK, ASK, ASK), tools, Limits(max_turns=2))
     assert trace.finish == "max_turns"
     assert len(trace.turns) == 2
-    assert len(tools.ran) == 1, "the last turn's call could not be answered, so it is not run"
+    assert len(tools.ran) == 1, "the last turn's call is not run, because the model could not read its output"
     assert [turn.calls_not_run for turn in trace.turns] == [0, 1]
     assert trace.response_mask[-1] == 1
     _check(trace)
@@ -411,7 +411,7 @@ async def test_failed_calls_in_a_row_end_a_rollout_at_their_limit(
     assert group.bad_calls_end == (finish == "bad_calls")
     assert text_to_grade(trace, "paper") == ""
     if finish == "bad_calls":
-        assert trace.response_mask[-1] == 1, "the model does not read what its last calls came to"
+        assert trace.response_mask[-1] == 1, "the model does not read the output of its last calls"
 
 
 def test_a_call_that_the_judge_lost_neither_counts_as_failed_nor_ends_a_row() -> None:
@@ -434,9 +434,9 @@ async def test_a_last_turn_is_not_void_where_its_call_parses_though_it_is_not_ru
     trace = await _run(codec, Scripted(codec, ASK, last), limits=Limits(max_turns=2))
     assert trace.finish == "max_turns"
     trace = Trace.model_validate_json(trace.model_copy(update={"reward": 0.0}).model_dump_json())
-    found = Rollout.from_trace(trace)
-    assert (found.void_turns, found.calls) == (void, 1)
-    assert void_turn.excludes(found) == bool(void)
+    finished_rollout = Rollout.from_trace(trace)
+    assert (finished_rollout.void_turns, finished_rollout.calls) == (void, 1)
+    assert void_turn.excludes(finished_rollout) == bool(void)
 
 
 async def test_a_turn_that_hits_the_budget_ends_the_rollout(codec: ChatCodec) -> None:
@@ -448,10 +448,12 @@ async def test_a_turn_that_hits_the_budget_ends_the_rollout(codec: ChatCodec) ->
 
 
 async def test_tool_output_counts_against_the_budget_and_is_never_cut(codec: ChatCodec) -> None:
-    said = len(codec.tokenizer.encode(ASK + END_OF_TURN))
-    trace = await _run(codec, Scripted(codec, ASK, ANSWER), Tools("4" * 500), Limits(max_tokens=said + 50))
+    token_count = len(codec.tokenizer.encode(ASK + END_OF_TURN))
+    trace = await _run(
+        codec, Scripted(codec, ASK, ANSWER), Tools("4" * 500), Limits(max_tokens=token_count + 50)
+    )
     assert trace.finish == "max_tokens"
-    assert trace.tokens == said
+    assert trace.tokens == token_count
     assert trace.turns[0].calls[0].status == "ok"
     _check(trace)
 
@@ -497,22 +499,22 @@ async def test_without_logprobs_from_the_engine_the_trace_has_none(codec: ChatCo
 
 
 async def test_a_watcher_sees_every_token_and_every_call_in_order(codec: ChatCodec) -> None:
-    seen: list[str] = []
+    events: list[str] = []
     await _run(
         codec,
         Scripted(codec, ASK, ANSWER),
         Tools("4"),
-        on_tokens=lambda ids: seen.append(codec.decode(ids)),
-        on_call=lambda call: seen.append(f"={call.output}"),
+        on_tokens=lambda ids: events.append(codec.decode(ids)),
+        on_call=lambda call: events.append(f"={call.output}"),
     )
-    assert seen == [ASK, "=4", ANSWER]
+    assert events == [ASK, "=4", ANSWER]
 
 
 @pytest.mark.parametrize("slower", ["second", "first"])
 async def test_a_watcher_sees_a_call_while_a_later_one_still_runs_and_never_before_an_earlier_one(
     codec: ChatCodec, slower: str
 ) -> None:
-    seen: list[str] = []
+    events: list[str] = []
     quick_is_over = asyncio.Event()
 
     class Uneven(Tools):
@@ -525,13 +527,13 @@ async def test_a_watcher_sees_a_call_while_a_later_one_still_runs_and_never_befo
             return ToolCall(name=name, arguments=arguments, status="ok", output=arguments["code"])
 
     def on_call(call: ToolCall) -> None:
-        seen.append(call.output)
-        # Where the second is the slower one, it ends only after the first was shown.
+        events.append(call.output)
+        # If the second call is slower, it ends only after the first one was reported.
         quick_is_over.set()
 
     both = call_text("first") + call_text("second")
     await _run(codec, Scripted(codec, both, ANSWER), Uneven(), on_call=on_call)
-    assert seen == ["first", "second"]
+    assert events == ["first", "second"]
 
 
 async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCodec) -> None:
@@ -543,10 +545,10 @@ async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCo
                 raise EngineError("gone")
             return await super().generate(prompt_ids, sampling, on_tokens)
 
-    with pytest.raises(RolloutError, match="gone") as caught:
+    with pytest.raises(RolloutError, match="gone") as excinfo:
         await _run(codec, Gone(codec, ASK), Tools("4"), problem_id="p")
-    assert isinstance(caught.value, EngineError)
-    trace = caught.value.trace
+    assert isinstance(excinfo.value, EngineError)
+    trace = excinfo.value.trace
     assert (trace.finish, trace.problem_id) == ("error", "p")
     assert [turn.text for turn in trace.turns] == [ASK]
     assert trace.turns[0].calls[0].output == "4"
@@ -557,28 +559,28 @@ async def test_a_rollout_goes_on_from_the_beginning_of_another_with_what_is_left
     codec: ChatCodec,
 ) -> None:
     whole = await _run(codec, Scripted(codec, ASK, ASK, ANSWER), Tools("NameError", "error"))
-    begun = whole.beginning(1)
-    begun_with = len(begun.response_ids)
+    beginning = whole.beginning(1)
+    start_length = len(beginning.response_ids)
     engine = Scripted(codec, ASK, ANSWER)
     limits = Limits(max_turns=3, max_tokens=whole.tokens + 50)
     trace = await continue_rollout(
-        begun, engine=engine, tools=Tools(), codec=codec, limits=limits, sampling=Sampling(seed=5)
+        beginning, engine=engine, tools=Tools(), codec=codec, limits=limits, sampling=Sampling(seed=5)
     )
     _check(
         trace.model_copy(
-            update={"response_mask": whole.response_mask[:begun_with] + trace.response_mask[begun_with:]}
+            update={"response_mask": whole.response_mask[:start_length] + trace.response_mask[start_length:]}
         )
     )
-    assert engine.asked[0][0] == whole.prompt_ids + whole.response_ids[:begun_with]
-    assert engine.asked[0][1].max_tokens == limits.max_tokens - begun_with
+    assert engine.asked[0][0] == whole.prompt_ids + whole.response_ids[:start_length]
+    assert engine.asked[0][1].max_tokens == limits.max_tokens - start_length
     assert [call.status for call in trace.calls] == ["error", "ok"]
-    assert trace.response_mask[:begun_with] == [0] * begun_with
+    assert trace.response_mask[:start_length] == [0] * start_length
     assert sum(trace.response_mask) == sum(turn.end - turn.start for turn in trace.turns[1:])
     assert trace.logprobs is not None
     assert len(trace.logprobs) == len(trace.response_ids)
     assert trace.finish == "answer"
-    # Turns that it began with count: of two turns one is left.
-    ended = await continue_rollout(
+    # The beginning's turns count: one of two turns is left.
+    finished_rollout = await continue_rollout(
         whole.beginning(1),
         engine=Scripted(codec, ASK),
         tools=Tools(),
@@ -586,7 +588,7 @@ async def test_a_rollout_goes_on_from_the_beginning_of_another_with_what_is_left
         limits=Limits(max_turns=2),
         sampling=Sampling(seed=5),
     )
-    assert (ended.finish, len(ended.turns)) == ("max_turns", 2)
+    assert (finished_rollout.finish, len(finished_rollout.turns)) == ("max_turns", 2)
 
 
 async def test_failed_calls_that_a_rollout_began_with_count_for_the_limit_in_a_row(codec: ChatCodec) -> None:

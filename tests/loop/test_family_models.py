@@ -1,4 +1,4 @@
-"""Tiny random models of several families through the commands: all of them show a model the same token ids."""
+"""Tests that all commands give tiny random models of several families the same token ids."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("renderers")
 
-from support.asked_ids import asked_by_verl, asked_in_chat, asked_in_eval
 from support.commands import rstar2
 from support.family_tokenizers import family_tokenizer
 from support.optional import needs
+from support.prompt_ids import chat_prompt_ids, eval_prompt_ids, verl_prompt_ids
 from support.tools import SharedTools
 
 from rstar2.data import builtin
@@ -42,9 +42,9 @@ CALL = {"type": "function", "function": {"name": NAME, "arguments": {"code": "pr
 
 
 def family_model(folder: Path, family: str) -> Path:
-    """A random model of which only the tokenizer and the format are the family's.
+    """Creates a random model. Only its tokenizer and its format are those of the family.
 
-    VERL takes a model of Qwen's architecture only with a tokenizer of Qwen's.
+    VERL accepts a model of Qwen's architecture only with a tokenizer of Qwen's.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -85,16 +85,16 @@ def conversation(codec: ChatCodec) -> list[dict[str, Any]]:
 
 @dataclass
 class Recorder:
-    """An engine that says what an SFT conversation has the model say, and keeps what it was given."""
+    """An engine that writes the model's turns of an SFT conversation, and records its prompts."""
 
     codec: ChatCodec
     name: str = "recorder"
-    asked: list[list[int]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
 
     def write(self, prompt: Sequence[int]) -> list[int]:
         sample = self.codec.training_sample(conversation(self.codec), None)
-        start, end = _runs(sample.loss_mask.tolist())[len(self.asked)]
-        self.asked.append(list(prompt))
+        start, end = _runs(sample.loss_mask.tolist())[len(self.prompts)]
+        self.prompts.append(list(prompt))
         return sample.input_ids.tolist()[start:end]
 
     async def generate(
@@ -122,12 +122,12 @@ async def test_eval_chat_verl_and_sft_have_the_same_ids(family: str, tmp_path: P
     codec = load_codec(model)
     assert codec.format.family == family
     assert codec.source == f"{FORMAT_FILE} (family {family}; thoughts of earlier turns {codec.thoughts})"
-    asked = await asked_in_eval(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
+    prompts = await eval_prompt_ids(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
     sample = codec.training_sample(conversation(codec), None)
     starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
-    assert asked == [sample.input_ids.tolist()[:start] for start in starts]
-    assert await asked_in_chat(Recorder(codec), codec, Tools(), PROBLEM) == asked
-    assert await asked_by_verl(Recorder, model, Tools(), PROBLEM, "boxed") == asked
+    assert prompts == [sample.input_ids.tolist()[:start] for start in starts]
+    assert await chat_prompt_ids(Recorder(codec), codec, Tools(), PROBLEM) == prompts
+    assert await verl_prompt_ids(Recorder, model, Tools(), PROBLEM, "boxed") == prompts
     [trace] = read_traces(tmp_path / "eval" / "traces.jsonl")
     assert (trace.verdict, [call.arguments for call in trace.calls]) == (
         "correct",
@@ -143,11 +143,11 @@ def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judg
     codec = load_codec(model)
     prompt = codec.prompt(codec.format.messages(PROBLEM.problem))
     limits = ("--max-tokens", 12, "--judge", judge.url)
-    ran = rstar2("eval", problems, "--model", model, "-n", 1, "--run", tmp_path / "eval", *limits)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("eval", problems, "--model", model, "-n", 1, "--run", tmp_path / "eval", *limits)
+    assert result.code == 0, result.stderr
     [trace] = read_traces(tmp_path / "eval" / "one" / "traces.jsonl")
     assert trace.prompt_ids == prompt
-    ran = rstar2(
+    result = rstar2(
         "chat",
         "--model",
         model,
@@ -158,11 +158,11 @@ def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judg
         tmp_path / "chat",
         *limits,
     )
-    assert ran.code == 0, ran.stderr
+    assert result.code == 0, result.stderr
     [trace] = read_traces(tmp_path / "chat" / "traces.jsonl")
     assert trace.prompt_ids == prompt
-    shown = rstar2("format", "show", model, "--problem", PROBLEM.problem, "--json")
-    assert json.loads(shown.stdout)["prompt_ids"] == prompt
+    result = rstar2("format", "show", model, "--problem", PROBLEM.problem, "--json")
+    assert json.loads(result.stdout)["prompt_ids"] == prompt
 
 
 def test_the_agents_endpoint_shows_the_model_the_same_and_its_client_thought_and_answer(model: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_agents_endpoint_shows_the_model_the_same_and_its_client_thought_and
         message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     sample = codec.training_sample(conversation(codec), None)
     starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
-    assert engine.asked == [sample.input_ids.tolist()[:start] for start in starts]
+    assert engine.prompts == [sample.input_ids.tolist()[:start] for start in starts]
     assert message["content"] == "\\boxed{4}"
     assert ("I ask." in message["reasoning_content"]) is (codec.format.family != "llama-3")
     assert [call["output"] for call in message["executed_tools"]] == [OUTPUT]
@@ -199,27 +199,27 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
     rows = [{"messages": conversation(codec)}] * 4
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets: Callable[..., list[str]] = lambda *keys: [word for key in keys for word in ("--set", key)]  # noqa: E731
-    ran = rstar2(
+    result = rstar2(
         "sft", "--model", model, "--data", data, "--run", tmp_path / "sft", "--profile", "laptop",
         *sets("batch=4", "epochs=1", "max_tokens=4096", f"format={family}"),
     )  # fmt: skip
-    assert ran.code == 0, ran.stderr
-    taught = load_codec(tmp_path / "sft" / "model")
-    assert taught.format.family == family
-    [first, *_] = [encode(row, taught) for row in read_conversations(data)]
+    assert result.code == 0, result.stderr
+    sft_codec = load_codec(tmp_path / "sft" / "model")
+    assert sft_codec.format.family == family
+    [first, *_] = [encode(row, sft_codec) for row in read_conversations(data)]
     assert first == codec.training_sample(conversation(codec), None)
     problems = tmp_path / "problems.parquet"
     write_parquet(problems, rl_rows(builtin.training(1, 4), 4, "builtin"))
-    ran = rstar2(
+    result = rstar2(
         "train", "--stage", 1, "--model", tmp_path / "sft" / "model", "--data", problems, "--run", tmp_path / "rl",
         "--profile", "laptop", "--judge", judge.url,
         *sets("steps=1", "rollout.prompts=2", "rollout.rollouts=4", "rollout.prompt_tokens=2048", "rollout.tokens=32",
               "rollout.max_turns=2", "groups.keep=2", "groups.drop_equal_rewards=false", "reward=constant"),
     )  # fmt: skip
-    assert ran.code == 0, ran.stderr
-    made = load_codec(tmp_path / "rl" / "stage1" / "model")
-    assert made.format == taught.format
+    assert result.code == 0, result.stderr
+    rl_codec = load_codec(tmp_path / "rl" / "stage1" / "model")
+    assert rl_codec.format == sft_codec.format
     traces = [trace for path in (tmp_path / "rl").rglob("traces/*.jsonl") for trace in read_traces(path)]
     assert traces
     for trace in traces:
-        assert trace.prompt_ids == made.prompt(made.format.messages(trace.problem))
+        assert trace.prompt_ids == rl_codec.prompt(rl_codec.format.messages(trace.problem))

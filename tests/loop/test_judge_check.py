@@ -1,4 +1,4 @@
-"""A judge is checked with real programs, the token that will be used, and the tools and limits of the format."""
+"""Tests of the check of a judge with real programs: the token, the tools and the limits of the format."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_wrong_token_is_found_though_health_answers(token_judge: JudgeHandle, 
 
     assert asyncio.run(health())["status"] == "ok"
     for fmt in (None, default_format()):
-        with pytest.raises(UserError, match="refused the token") as caught:
+        with pytest.raises(UserError, match="refused the token") as excinfo:
             check_judge(token_judge.url, token, fmt)
-        assert "judge.json" in caught.value.hint
+        assert "judge.json" in excinfo.value.hint
 
 
 def test_programs_run_with_every_tool_of_a_format(token_judge: JudgeHandle) -> None:
@@ -59,18 +59,18 @@ def test_programs_run_with_every_tool_of_a_format(token_judge: JudgeHandle) -> N
 def test_programs_run_under_the_formats_limits(
     token_judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[RunRequest] = []
+    requests: list[RunRequest] = []
     run = JudgeClient.run
 
-    async def noted(client: JudgeClient, request: RunRequest) -> RunResult:
-        asked.append(request)
+    async def record_request(client: JudgeClient, request: RunRequest) -> RunResult:
+        requests.append(request)
         return await run(client, request)
 
-    monkeypatch.setattr(JudgeClient, "run", noted)
+    monkeypatch.setattr(JudgeClient, "run", record_request)
     limits = ToolLimits(seconds=TIMEOUT_S, memory_mb=333)
     check_judge(token_judge.url, token_judge.token, with_limits(default_format(), limits), ("json",))
-    assert {(each.timeout_s, each.memory_mb) for each in asked} == {(TIMEOUT_S, 333)}
-    assert "import json" in {each.code for each in asked}
+    assert {(each.timeout_s, each.memory_mb) for each in requests} == {(TIMEOUT_S, 333)}
+    assert "import json" in {each.code for each in requests}
 
     async def too_slow(client: JudgeClient, request: RunRequest) -> RunResult:
         return (await run(client, request)).model_copy(update={"outcome": "timeout"})
@@ -83,10 +83,10 @@ def test_programs_run_under_the_formats_limits(
 def test_a_judge_that_answers_but_runs_nothing_is_named(
     judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(*_: Any) -> RunResult:
+    async def lost_result(*_: Any) -> RunResult:
         return RunResult(id="1", outcome="lost", stderr="no worker took the program")
 
-    monkeypatch.setattr(JudgeClient, "run", lost)
+    monkeypatch.setattr(JudgeClient, "run", lost_result)
     for fmt in (None, default_format()):
         with pytest.raises(UserError, match=r"answers, but a program .* ended as lost: .*no worker took"):
             check_judge(judge.url, None, fmt)
@@ -102,21 +102,21 @@ def test_training_takes_a_judge_that_does_not_answer_for_an_outage() -> None:
         lambda: try_judge("http://127.0.0.1:9", None),
         lambda: check_programs(stage_recipes([1], None, []), ("http://127.0.0.1:9", None), default_format()),
     ):
-        with pytest.raises(JudgeError, match=r"no judge answers at http://127\.0\.0\.1:9") as caught:
+        with pytest.raises(JudgeError, match=r"no judge answers at http://127\.0\.0\.1:9") as excinfo:
             check()
-        assert caught.value.exit_code == 1
+        assert excinfo.value.exit_code == 1
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 2), (404, 2), (403, 2), (429, 1), (503, 1)])
 def test_training_tells_another_server_from_a_judge_that_is_not_ready(status: int, code: int) -> None:
-    with answering(status) as url, pytest.raises(RStarError) as caught:
+    with answering(status) as url, pytest.raises(RStarError) as excinfo:
         try_judge(url, None)
-    assert caught.value.exit_code == code
+    assert excinfo.value.exit_code == code
 
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """A server that answers every request with a status, as a proxy in front of a judge may."""
+    """A server that answers every request with one status, as a proxy in front of a judge may."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -145,9 +145,9 @@ async def test_a_session_is_refused_as_a_program_is(token_judge: JudgeHandle, pr
         with pytest.raises(WrongToken, match=f"the judge at {token_judge.url} refused the token"):
             await JudgeSession(client).__aenter__()
     async with JudgeClient(proxy) as client:
-        for asked in (JudgeSession(client).__aenter__(), client.health()):
+        for request in (JudgeSession(client).__aenter__(), client.health()):
             with pytest.raises(AccessRefused, match="HTTP 403"):
-                await asked
+                await request
 
 
 def test_what_a_recipe_needs_is_required() -> None:
@@ -163,9 +163,9 @@ def test_training_requires_what_any_of_its_stages_needs(token_judge: JudgeHandle
     address, fmt = (token_judge.url, token_judge.token), with_limits(default_format(), AMPLE)
     check_programs(stage_recipes([1], None, []), address, fmt)
     recipes = stage_recipes([1, 2], None, ['stage2.judge.packages=["json", "no_such_package"]'])
-    with pytest.raises(UserError, match="cannot import no_such_package") as caught:
+    with pytest.raises(UserError, match="cannot import no_such_package") as excinfo:
         check_programs(recipes, address, fmt)
-    assert "judge.packages" in caught.value.hint
+    assert "judge.packages" in excinfo.value.hint
     with pytest.raises(UserError, match="refused the token"):
         check_programs(recipes, (token_judge.url, "another"), fmt)
 
@@ -173,9 +173,9 @@ def test_training_requires_what_any_of_its_stages_needs(token_judge: JudgeHandle
 @pytest.mark.parametrize("url", ["http://localhost:8088", "http://127.0.0.1:8088", "http://[::1]:8088"])
 def test_several_nodes_are_given_no_judge_that_each_takes_for_its_own(url: str) -> None:
     several = stage_recipes([1], "64xh100", [])
-    with pytest.raises(UserError, match=f"{url.replace('[', '.').replace(']', '.')} is that node itself"):
+    with pytest.raises(UserError, match=f"{url.replace('[', '.').replace(']', '.')} means the node itself"):
         check_judge_place(several, JudgeChoice(url))
-    with pytest.raises(UserError, match="a judge that all of them can reach"):
+    with pytest.raises(UserError, match="a judge that all nodes can reach"):
         check_judge_place(several, JudgeChoice())
     check_judge_place(several, JudgeChoice("http://10.0.0.7:8088"))
     check_judge_place(stage_recipes([1], "8xh100", []), JudgeChoice(url))

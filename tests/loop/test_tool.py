@@ -1,4 +1,4 @@
-"""Typed functions as tools: the schema, the check of a call's arguments, the call, and how a format names them."""
+"""Tests of typed functions as tools: the schema, the check of a call's arguments, the call, and names in a format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import pytest
 from pydantic import Field
-from support import own_tools
+from support import user_tools
 from typing_extensions import TypedDict
 
 from rstar2.errors import UserError
@@ -29,12 +29,12 @@ NEEDED = 'measure needs "count" (integer) and "unit" (string) in its arguments.'
 
 
 def text_of(schema: dict[str, Any]) -> str:
-    """As templates write it."""
+    """Returns a schema as templates write it."""
     return json.dumps(schema, ensure_ascii=False)
 
 
 def test_the_schemas_of_the_packages_tools_stay_byte_for_byte() -> None:
-    """Models were trained on these."""
+    """Models were trained on these schemas."""
     assert {name: text_of(each.schema) for name, each in shipped_tools().items()} == {
         "jupyter_code": '{"type": "function", "function": {"name": "jupyter_code", "description": "Run Python code as '
         'a cell of a notebook, which keeps its variables from call to call.", "parameters": {"type": "object", '
@@ -48,7 +48,7 @@ def test_the_schemas_of_the_packages_tools_stay_byte_for_byte() -> None:
 
 
 def test_a_function_becomes_a_schema() -> None:
-    function = own_tools.measure.schema["function"]
+    function = user_tools.measure.schema["function"]
     assert function["description"] == "Measure things.\n\nA second paragraph of what the model reads."
     parameters = function["parameters"]
     assert parameters["required"] == ["count", "unit"]
@@ -61,11 +61,11 @@ def test_a_function_becomes_a_schema() -> None:
         '{"enum": ["m", "ft"], "type": "string", "description": "The unit: metres or feet."}'
     )
     assert list(properties["at"]["properties"]) == ["x", "y"]
-    assert "$" not in text_of(own_tools.measure.schema)
-    assert own_tools.counts.schema["function"]["parameters"] == {
+    assert "$" not in text_of(user_tools.measure.schema)
+    assert user_tools.counts.schema["function"]["parameters"] == {
         "type": "object", "properties": {}, "required": [],
     }  # fmt: skip
-    assert own_tools.measure(2, own_tools.Unit.FOOT)["read"][:2] == ["int 2", "Unit Unit.FOOT"]
+    assert user_tools.measure(2, user_tools.Unit.FOOT)["read"][:2] == ["int 2", "Unit Unit.FOOT"]
 
 
 @pytest.mark.parametrize(
@@ -94,36 +94,36 @@ def test_a_function_becomes_a_schema() -> None:
 )
 def test_arguments_are_checked_by_the_types_of_the_function(arguments: Any, fitting: Any) -> None:
     if isinstance(fitting, dict):
-        assert own_tools.measure.fitting(arguments) == fitting
+        assert user_tools.measure.fitting(arguments) == fitting
     else:
-        with pytest.raises(ArgumentsError) as refused:
-            own_tools.measure.fitting(arguments)
-        assert str(refused.value) == fitting
+        with pytest.raises(ArgumentsError) as excinfo:
+            user_tools.measure.fitting(arguments)
+        assert str(excinfo.value) == fitting
 
 
-def named(*tools: str) -> Format:
+def format_with(*tools: str) -> Format:
     fmt = default_format()
     for each in tools:
-        other = default_format().with_tool(f"support.own_tools:{each}")
+        other = default_format().with_tool(f"support.user_tools:{each}")
         tools_of_both = (*fmt.tools, *other.tools)
         objects = {**fmt.tool_objects, **other.tool_objects}
         fmt = fmt.model_copy(update={"tools": tools_of_both, "tool_objects": objects})
     return fmt
 
 
-async def called(fmt: Format, *calls: tuple[str, dict[str, Any]]) -> list[ToolCall]:
+async def run_calls(fmt: Format, *calls: tuple[str, dict[str, Any]]) -> list[ToolCall]:
     async with JudgeClient("http://127.0.0.1:9", wait_s=0) as nobody, Toolbox(nobody, fmt).opened() as tools:
         return [await tools.run(*call) for call in calls]
 
 
 async def test_a_function_gets_its_arguments_with_its_types_and_the_model_its_json() -> None:
     arguments = {"count": 3, "unit": "m", "day": "2026-01-31", "at": {"x": 1, "y": 2.5}}
-    written = WrittenCall("", name="paint", arguments={**arguments, "most": None})
-    call = checked_call(written, named("measure"))
+    written_call = WrittenCall("", name="paint", arguments={**arguments, "most": None})
+    call = checked_call(written_call, format_with("measure"))
     assert call == ("paint", arguments)
-    [ran] = await called(named("measure"), call)
-    assert (ran.status, ran.name, ran.arguments) == ("ok", "paint", arguments)
-    assert json.loads(ran.output) == {
+    [call_result] = await run_calls(format_with("measure"), call)
+    assert (call_result.status, call_result.name, call_result.arguments) == ("ok", "paint", arguments)
+    assert json.loads(call_result.output) == {
         "read": [
             "int 3", "Unit Unit.METRE", "float 0.5", "bool False", "NoneType None", "str red", "date 2026-01-31",
             "Point Point(x=1.0, y=2.5)", "int 3",
@@ -132,7 +132,7 @@ async def test_a_function_gets_its_arguments_with_its_types_and_the_model_its_js
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "output"),
+    ("way", "status", "output"),
     [
         ("service", "lost", "The code could not be run: the database is away"),
         ("surrogate", "error", "ValueError: \\ud800"),
@@ -143,32 +143,32 @@ async def test_a_function_gets_its_arguments_with_its_types_and_the_model_its_js
     ],
 )
 async def test_a_failure_is_that_calls_error_and_a_service_that_is_away_loses_it(
-    how: str, status: str, output: str
+    way: str, status: str, output: str
 ) -> None:
-    [call] = await called(named("fails"), ("fails", {"how": how}))
+    [call] = await run_calls(format_with("fails"), ("fails", {"how": way}))
     assert call.status == status
     assert call.output.startswith(output)
     assert ToolCall.model_validate_json(call.model_dump_json()) == call
 
 
 async def test_a_function_that_exits_ends_its_call_alone() -> None:
-    [call] = await called(named("exits"), ("exits", {"status": 3}))
+    [call] = await run_calls(format_with("exits"), ("exits", {"status": 3}))
     assert (call.status, call.output) == ("error", "RuntimeError: the function raised SystemExit")
 
 
 async def test_a_function_that_is_not_async_runs_in_a_thread() -> None:
-    [call] = await called(named("thread_name"), ("thread_name", {}))
+    [call] = await run_calls(format_with("thread_name"), ("thread_name", {}))
     assert call.output == "thread_name"
 
 
 @pytest.mark.parametrize("name", ["hangs", "waits"])
 async def test_a_call_ends_at_the_time_limit_of_the_format(name: str) -> None:
-    fmt = named(name)
+    fmt = format_with(name)
     fmt = fmt.model_copy(update={"limits": fmt.limits.model_copy(update={"seconds": 0.05})})
     try:
-        [call] = await called(fmt, (name, {"seconds": 30 if name == "waits" else 0}))
+        [call] = await run_calls(fmt, (name, {"seconds": 30 if name == "waits" else 0}))
     finally:
-        own_tools.HANG.set()
+        user_tools.HANG.set()
     assert (call.status, call.output) == ("timeout", "Error: the code did not end within 0.05 seconds")
 
 
@@ -180,16 +180,16 @@ def test_a_function_that_hangs_keeps_no_process_from_ending() -> None:
         "async def run():\n    async with asyncio.timeout(0.05): await _in_thread(hang, {})\n"
         "try: asyncio.run(run())\nexcept TimeoutError: print('out of time')\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.stdout == "out of time\n", ran.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert result.stdout == "out of time\n", result.stderr
 
 
 async def test_what_a_tool_keeps_is_one_rollouts_and_is_closed_however_that_fails() -> None:
-    closed = own_tools.Counter.closed
+    closed = user_tools.Counter.closed
     for _ in range(2):
-        calls = await called(named("counts"), ("counts", {}), ("counts", {}))
+        calls = await run_calls(format_with("counts"), ("counts", {}), ("counts", {}))
         assert [call.output for call in calls] == ["1", "2"]
-    assert own_tools.Counter.closed == closed + 2
+    assert user_tools.Counter.closed == closed + 2
 
 
 def undescribed(number: int) -> int:
@@ -252,7 +252,7 @@ def no_end(tree: Tree) -> int:
 
 
 class Plain:
-    """A class of which pydantic knows nothing."""
+    """A class that pydantic does not know."""
 
 
 def plain_class(number: Plain) -> int:
@@ -274,7 +274,10 @@ def only_alone(number: int) -> int:
 
 
 only_alone.__annotations__["number"] = Final[int]
-"""As of a module whose annotations are no texts; `typing` itself refuses it in a text."""
+"""An annotation that is an object, as in a module without `from __future__ import annotations`.
+
+`typing` rejects it as a text.
+"""
 
 
 def wrong_field(number: Annotated[int, Field(gt="a")]) -> int:
@@ -317,15 +320,15 @@ def no_schema(number: Callable[[], int]) -> int:
 def test_a_function_that_can_be_no_tool_is_refused_with_the_reason(
     function: Callable[..., Any], reason: str
 ) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         tool(function)
-    assert refused.value.message.startswith(f"the tool {function.__name__} in {__name__}: {reason}")
+    assert excinfo.value.message.startswith(f"the tool {function.__name__} in {__name__}: {reason}")
 
 
 def test_names_may_be_chosen() -> None:
-    made = tool(name="other", aliases=("third",))(own_tools.measure.function)
-    assert made.schema["function"]["name"] == made.name == "other"
-    assert made.aliases == ("third",)
+    new_tool = tool(name="other", aliases=("third",))(user_tools.measure.function)
+    assert new_tool.schema["function"]["name"] == new_tool.name == "other"
+    assert new_tool.aliases == ("third",)
 
 
 def write_format(folder: Path, tools: str) -> str:
@@ -336,7 +339,7 @@ def write_format(folder: Path, tools: str) -> str:
     return str(file)
 
 
-OWN = '''
+USER_MODULE = '''
 from rstar2 import tool
 
 @tool
@@ -351,60 +354,60 @@ def double(number: int) -> int:
 
 
 async def test_a_format_names_a_tool_of_a_module_beside_it_and_keeps_the_name(tmp_path: Path) -> None:
-    (tmp_path / "users_double.py").write_text(OWN)
+    (tmp_path / "users_double.py").write_text(USER_MODULE)
     fmt = read_format(
         write_format(tmp_path, '["python_code_with_standard_io", "users_double:double"]'),
     )
     assert fmt.tool_names == ("python_code_with_standard_io", "double")
     assert fmt.tool_objects == {"double": "users_double:double"}
     save_format(fmt, tmp_path)
-    saved = read_format(str(tmp_path / "rstar2_format.json"))
-    assert saved == fmt
-    [call] = await called(saved, ("double", {"number": 4}))
+    saved_format = read_format(str(tmp_path / "rstar2_format.json"))
+    assert saved_format == fmt
+    [call] = await run_calls(saved_format, ("double", {"number": 4}))
     assert (call.status, call.output) == ("ok", "8")
 
 
 def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
-    """Keys that it does not use do not count: a run that an earlier version began can be resumed."""
+    """Unused keys do not count, so a run that an earlier version began can be resumed."""
     values = default_format().model_dump(exclude={"examples", "tool_objects", "family", "family_options"})
     earlier = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
     assert default_format().digest == hashlib.sha256(earlier.encode()).hexdigest()
-    assert named("counts").digest != default_format().digest
+    assert format_with("counts").digest != default_format().digest
 
 
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        ('["support.own_tools:absent"]', "the tool support.own_tools:absent: "),
+        ('["support.user_tools:absent"]', "the tool support.user_tools:absent: "),
         (
-            '["support.own_tools:not_a_tool"]',
-            "support.own_tools:not_a_tool is not a tool, but function",
+            '["support.user_tools:not_a_tool"]',
+            "support.user_tools:not_a_tool is not a tool, but function",
         ),
         (
-            '["support.own_tools:python_code_with_standard_io"]',
+            '["support.user_tools:python_code_with_standard_io"]',
             "has the name python_code_with_standard_io, which a tool of rstar2 already has",
         ),
-        ('["support.own_tools:counts", "support.own_tools:counts"]', "two tools with the name counts"),
+        ('["support.user_tools:counts", "support.user_tools:counts"]', "two tools with the name counts"),
         ('["absent"]', 'tools has "absent", which is not a tool of rstar2'),
     ],
 )
 def test_a_tool_that_a_format_cannot_have_is_named(tmp_path: Path, tools: str, message: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         read_format(write_format(tmp_path, tools))
-    assert message in refused.value.message
+    assert message in excinfo.value.message
 
 
 def test_a_tool_that_got_another_name_is_refused() -> None:
-    fmt = default_format().with_tool("support.own_tools:counts")
+    fmt = default_format().with_tool("support.user_tools:counts")
     schema = {"type": "function", "function": {**fmt.tools[0]["function"], "name": "count"}}
     renamed = fmt.model_copy(
-        update={"tools": (schema,), "tool_objects": {"count": "support.own_tools:counts"}}
+        update={"tools": (schema,), "tool_objects": {"count": "support.user_tools:counts"}}
     )
     with pytest.raises(
-        UserError, match=r"has a tool count, but the tool support.own_tools:counts has the name counts"
+        UserError, match=r"has a tool count, but the tool support.user_tools:counts has the name counts"
     ):
         renamed.load_tools()
 
 
 def test_a_tool_is_loaded_by_its_reference() -> None:
-    assert load_tool("support.own_tools:counts") is own_tools.counts
+    assert load_tool("support.user_tools:counts") is user_tools.counts

@@ -1,4 +1,4 @@
-"""Trace files survive a torn last line, and only that."""
+"""Tests that trace files survive a truncated last line, but no other damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _trace(sample: int) -> Trace:
     )
 
 
-def _written(path: Path, count: int) -> list[Trace]:
+def _write_traces(path: Path, count: int) -> list[Trace]:
     traces = [_trace(sample) for sample in range(count)]
     with TraceWriter(path) as writer:
         for trace in traces:
@@ -41,24 +41,24 @@ def _written(path: Path, count: int) -> list[Trace]:
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "traces.jsonl"
-    assert _written(path, 3) == list(read_traces(path))
+    assert _write_traces(path, 3) == list(read_traces(path))
 
 
-@given(cut=st.integers(min_value=0))
+@given(cut_bytes=st.integers(min_value=0))
 def test_wherever_a_kill_tears_the_last_line_the_others_are_read(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
+    tmp_path_factory: pytest.TempPathFactory, cut_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "traces.jsonl"
-    traces = _written(path, 3)
+    traces = _write_traces(path, 3)
     lines = path.read_bytes().splitlines(keepends=True)
-    torn = lines[2][: cut % len(lines[2])]
+    torn = lines[2][: cut_bytes % len(lines[2])]
     path.write_bytes(b"".join(lines[:2]) + torn)
     assert list(read_traces(path)) == traces[:2]
 
 
 def test_a_writer_removes_a_torn_line_before_it_appends(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
-    _written(path, 2)
+    _write_traces(path, 2)
     with path.open("ab") as file:
         file.write(b'{"problem_id": "half')
     with TraceWriter(path) as writer:
@@ -68,14 +68,14 @@ def test_a_writer_removes_a_torn_line_before_it_appends(tmp_path: Path) -> None:
 
 def test_a_wrong_line_in_the_middle_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
-    _written(path, 1)
+    _write_traces(path, 1)
     with path.open("ab") as file:
         file.write(b'{"problem_id": "p"}\n')
     with pytest.raises(
         UserError, match=r"traces\.jsonl, line 2: not a trace \(prompt_ids: Field required\)"
-    ) as told:
+    ) as excinfo:
         list(read_traces(path))
-    assert "rstar2 grade" in told.value.hint
+    assert "rstar2 grade" in excinfo.value.hint
 
 
 def test_a_missing_file_is_one_message(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_failed_call_is_told_by_its_status_never_by_its_words(status: CallStat
 
 
 def _turns(*statuses: tuple[CallStatus, ...]) -> Trace:
-    """A trace with the calls of each turn."""
+    """Returns a trace with the calls of each turn."""
     turns = [
         Turn(text="", start=0, end=0, calls=[ToolCall(status=status, output="") for status in each])
         for each in statuses
@@ -141,6 +141,6 @@ def test_a_folder_in_place_of_a_file_names_the_files_in_it(tmp_path: Path) -> No
         list(read_traces(tmp_path))
     file = tmp_path / "aime24" / "traces.jsonl"
     file.parent.mkdir()
-    _written(file, 1)
+    _write_traces(file, 1)
     with pytest.raises(UserError, match=f"{tmp_path} is a folder\\nGive a file: {file}\\."):
         list(read_traces(tmp_path))

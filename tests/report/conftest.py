@@ -10,5 +10,5 @@ from support.report.browser import Browser, open_browser
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
+    with open_browser() as new_browser:
+        yield new_browser

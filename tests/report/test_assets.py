@@ -1,4 +1,4 @@
-"""The source of the report page: what a formatter does not hold."""
+"""Tests of the report page's source code, for rules that a formatter does not enforce."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FUNCTION = re.compile(
 )
 
 
-OURS = sorted(path for path in ASSETS.rglob("*.*") if path.parent.name != "vendor")
+OUR_FILES = sorted(path for path in ASSETS.rglob("*.*") if path.parent.name != "vendor")
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OUR_FILES, ids=lambda path: path.name)
 def test_lines_and_functions_of_the_page_fit_a_screen(path: Path) -> None:
     text = path.read_text()
     assert [line for line in text.splitlines() if len(line) > 120] == []

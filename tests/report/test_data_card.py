@@ -24,7 +24,7 @@ PROBLEMS = [
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+def prepared_set(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     root = tmp_path_factory.mktemp("data")
     rows = [json.dumps({"problem": text, "answer": answer}) for text, answer in PROBLEMS]
     (root / "mine.jsonl").write_text("\n".join([*rows, '{"problem": null, "answer": "1"}', ""]))
@@ -32,15 +32,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     tokenizer.save_pretrained(root / "model")
     (root / "model" / "config.json").write_text("{}")
     words = ("--against", root / "contest.jsonl", "--tokenizer", root / "model", "--output", root / "rl")
-    ran = rstar2("data", "prepare", root / "mine.jsonl", *words)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("data", "prepare", root / "mine.jsonl", *words)
+    assert result.code == 0, result.stderr
     return root / "rl"
 
 
 def test_the_page_shows_counts_reasons_examples_licences_and_lengths(
-    browser: Browser, prepared: Path
+    browser: Browser, prepared_set: Path
 ) -> None:
-    open_report(browser, prepared)
+    open_report(browser, prepared_set)
     assert texts(browser, "h1") == ["rl: mine"]
     assert texts(browser, ".card b")[:4] == ["1", "6", "1", "4"]
     (source,) = texts(browser, ".panel.data:nth-of-type(1) tbody tr")
@@ -49,7 +49,7 @@ def test_the_page_shows_counts_reasons_examples_licences_and_lengths(
     dropped = {name: count for name, count, _ in steps if count != "0"}
     assert dropped == {"contradicted": "2", "integer": "1", "grams": "1"}
     notes = "\n".join(texts(browser, ".data li"))
-    assert json.loads((prepared / "card.json").read_text())["sha256"] in notes
+    assert json.loads((prepared_set / "card.json").read_text())["sha256"] in notes
     browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
     examples = "\n".join(texts(browser, ".dropped"))
     assert "answers: 1 and 2" in examples
@@ -60,15 +60,15 @@ def test_the_page_shows_counts_reasons_examples_licences_and_lengths(
     assert browser.errors() == []
 
 
-def test_the_page_fits_a_telephone(browser: Browser, prepared: Path) -> None:
+def test_the_page_fits_a_telephone(browser: Browser, prepared_set: Path) -> None:
     browser.resize(390, 844)
-    open_report(browser, prepared)
+    open_report(browser, prepared_set)
     browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
     assert browser.run("return document.documentElement.scrollWidth") <= 390
     browser.devtools("Emulation.clearDeviceMetricsOverride")
 
 
-def test_a_damaged_card_is_named(prepared: Path, tmp_path: Path) -> None:
+def test_a_damaged_card_is_named(prepared_set: Path, tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text("{")
-    ran = rstar2("report", tmp_path)
-    assert (ran.code, f"no prepared data at {tmp_path}" in ran.stderr) == (2, True)
+    result = rstar2("report", tmp_path)
+    assert (result.code, f"no prepared data at {tmp_path}" in result.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""LaTeX in problems and traces is shown as formulas; what cannot be shown stays text."""
+"""Tests that the page shows the LaTeX of problems and traces as formulas. LaTeX that cannot be shown stays text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.report.browser import Browser
 from support.report.report_page import open_report, texts
 
@@ -49,14 +49,14 @@ def test_hostile_text_is_read_once(piece: str) -> None:
 
 @pytest.fixture
 def page(browser: Browser, tmp_path: Path) -> Browser:
-    """The browser with any page open, whose functions the test calls."""
-    open_report(browser, made_run(tmp_path, problems=1, samples=1))
+    """A browser with an open page, whose functions the tests call."""
+    open_report(browser, write_run(tmp_path, problems=1, samples=1))
     return browser
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "shown", "rows"),
+    ("source", "expected_text", "rows"),
     [
         (r"$\frac{a}{2} \le 3$", "a2≤3", 0),
         (r"\(\sqrt[3]{x}\)", "x3", 0),
@@ -67,14 +67,14 @@ def page(browser: Browser, tmp_path: Path) -> Browser:
         (r"$n \equiv 3 \pmod{7}$", "n≡3(mod7)", 0),
     ],
 )
-def test_the_page_turns_latex_into_mathml(page: Browser, source: str, shown: str, rows: int) -> None:
-    text, found = page.run(
+def test_the_page_turns_latex_into_mathml(page: Browser, source: str, expected_text: str, rows: int) -> None:
+    text, row_count = page.run(
         "const node = formulaNode(arguments[0]); "
         "return [node.textContent, node.querySelectorAll('mtr').length]",
         source,
     )
-    assert re.sub(r"[\s\u2000-\u200b\u2061-\u2064]", "", text) == shown
-    assert found == rows
+    assert re.sub(r"[\s\u2000-\u200b\u2061-\u2064]", "", text) == expected_text
+    assert row_count == rows
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_formula_carries_no_link_colour_or_size_that_covers_the_page(page: Bro
 
 @pytest.mark.slow
 def test_only_the_formulas_of_the_open_trace_are_drawn(browser: Browser, tmp_path: Path) -> None:
-    run = made_run(tmp_path, problems=1, samples=3)
+    run = write_run(tmp_path, problems=1, samples=3)
     path = run / "aime24" / "traces.jsonl"
     first, *others = read_traces(path)
     path.unlink()
@@ -157,7 +157,7 @@ def test_only_the_formulas_of_the_open_trace_are_drawn(browser: Browser, tmp_pat
 def test_formulas_are_drawn_in_problems_thoughts_and_answers_and_not_in_code_or_output(
     browser: Browser, tmp_path: Path
 ) -> None:
-    run = made_run(tmp_path, problems=1, samples=1)
+    run = write_run(tmp_path, problems=1, samples=1)
     path = run / "aime24" / "traces.jsonl"
     (trace,) = read_traces(path)
     call = ToolCall(name="python", arguments={"code": "print('$x^2$')"}, status="ok", output="$x^2$")
@@ -173,18 +173,18 @@ def test_formulas_are_drawn_in_problems_thoughts_and_answers_and_not_in_code_or_
         writer.write(trace.model_copy(update={"problem": r"Find \[x_1^2\] for $n$.", "turns": turns}))
     open_report(browser, run)
     browser.wait("document.querySelector('.trace .answer')")
-    drawn = browser.run(
+    formulas = browser.run(
         "const all = (part) => [...document.querySelectorAll(`.trace ${part} math`)]; "
         "return ['.problem', '.thought', '.answer', '.code', '.result'].map((part) => "
         "all(part).map((math) => [math.getAttribute('alttext'), math.parentNode.title, "
         "math.namespaceURI.endsWith('MathML') && math.getBoundingClientRect().width > 3]))"
     )
-    found = [[source for source, _, _ in part] for part in drawn]
-    assert found[0] == [r"\[x_1^2\]", "$n$"]
-    assert found[1][:2] == [r"$\frac{1}{2}$", r"\(a<b\)"]
-    assert found[2] == [r"\boxed{\frac{3}{4}}"]
-    assert found[3:] == [[], []]
-    assert all(source == title and visible for part in drawn for source, title, visible in part)
+    sources_by_part = [[source for source, _, _ in part] for part in formulas]
+    assert sources_by_part[0] == [r"\[x_1^2\]", "$n$"]
+    assert sources_by_part[1][:2] == [r"$\frac{1}{2}$", r"\(a<b\)"]
+    assert sources_by_part[2] == [r"\boxed{\frac{3}{4}}"]
+    assert sources_by_part[3:] == [[], []]
+    assert all(source == title and visible for part in formulas for source, title, visible in part)
     assert r"$\unheardof$" in texts(browser, ".trace .thought")[0]
     assert browser.run("return document.querySelectorAll('main img, .trace b').length") == 0
     box = browser.run(

@@ -1,4 +1,4 @@
-"""The report page on a telephone: 390 pixels wide, it is never wider than its window."""
+"""Tests of the report page on a telephone. At a width of 390 pixels, no page is wider than its window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import BFCL_V3, made_run, staged_run, unfinished_run
+from support.eval.example_runs import BFCL_V3, write_run, write_staged_run, write_unfinished_run
 from support.report.browser import Browser
 from support.report.report_page import await_drawing, open_report, texts
 
@@ -16,7 +16,7 @@ from rstar2.loop.trace import TraceWriter, read_traces
 pytestmark = pytest.mark.slow
 
 WIDTH = 390
-CUT = """
+FIND_CUT = """
   const scrolls = (node) => node && (getComputedStyle(node).overflowX === "auto" || scrolls(node.parentElement));
   return [...document.querySelectorAll(".trace math, table")].filter((node) =>
     node.getBoundingClientRect().right > innerWidth && !scrolls(node.parentElement)).map((node) => node.tagName);
@@ -32,16 +32,16 @@ def narrow(browser: Browser) -> Iterator[Browser]:
 
 
 def wide_run(folder: Path) -> Path:
-    """A run whose names, problems, code and formulas are long and have no spaces."""
-    made_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
-    made_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
-    made_run(folder, "bfcl-v3", problems=17, samples=1, categories=BFCL_V3)
+    """Creates a run whose names, problems, code and formulas are long and have no spaces."""
+    write_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
+    write_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
+    write_run(folder, "bfcl-v3", problems=17, samples=1, categories=BFCL_V3)
     traces = next(folder.glob("a_*/traces.jsonl"))
-    read = list(read_traces(traces))
+    trace_list = list(read_traces(traces))
     traces.unlink()
     long = "m" * 200
     with TraceWriter(traces) as writer:
-        for trace in read:
+        for trace in trace_list:
             for turn in trace.turns:
                 turn.text = f"$${'x+' * 200}1$$ $\\frac{{{'y+' * 90}1}}{{2}}$ {long} {turn.text}"
                 for call in turn.calls:
@@ -57,14 +57,14 @@ def wide_run(folder: Path) -> Path:
 def test_in_a_wide_window_formulas_of_a_line_wrap_and_displayed_ones_scroll(
     browser: Browser, tmp_path: Path
 ) -> None:
-    made_run(tmp_path / "night", "aime", problems=1, samples=1)
+    write_run(tmp_path / "night", "aime", problems=1, samples=1)
     traces = next((tmp_path / "night").glob("*/traces.jsonl"))
-    [read] = read_traces(traces)
+    [trace] = read_traces(traces)
     traces.unlink()
     long = "+".join(f"x_{{{number}}}" for number in range(120))
-    read.turns[0].text = f"$${long}$$ ${long}$ \\({long}=0\\) \\[{long}=y\\] {read.turns[0].text}"
+    trace.turns[0].text = f"$${long}$$ ${long}$ \\({long}=0\\) \\[{long}=y\\] {trace.turns[0].text}"
     with TraceWriter(traces) as writer:
-        writer.write(read)
+        writer.write(trace)
     browser.resize(1400, 900)
     open_report(browser, tmp_path / "night")
     browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
@@ -78,12 +78,12 @@ def test_in_a_wide_window_formulas_of_a_line_wrap_and_displayed_ones_scroll(
 
 
 def train_run(folder: Path) -> Path:
-    staged_run(folder)
+    write_staged_run(folder)
     write_json(folder / "config.json", {"kind": "train", "config": {"model": "/models/" + "m" * 200}})
     return folder
 
 
-@pytest.mark.parametrize("make", [made_run, staged_run, train_run, unfinished_run, wide_run])
+@pytest.mark.parametrize("make", [write_run, write_staged_run, train_run, write_unfinished_run, wide_run])
 def test_no_page_scrolls_sideways_on_a_telephone(
     narrow: Browser, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
@@ -93,7 +93,7 @@ def test_no_page_scrolls_sideways_on_a_telephone(
         narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
         await_drawing(narrow)
         if texts(narrow, ".row"):
-            narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # a chip for its problem
+            narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # the link to its problem
             await_drawing(narrow)
         wide = narrow.run(
             "return [...document.querySelectorAll('body *')].filter((node) => "
@@ -101,7 +101,7 @@ def test_no_page_scrolls_sideways_on_a_telephone(
             ".map((node) => `${node.tagName}.${node.getAttribute('class')}`).slice(0, 12)"
         )
         assert narrow.run("return document.documentElement.scrollWidth") <= WIDTH, wide
-        assert narrow.run(CUT) == []
+        assert narrow.run(FIND_CUT) == []
     assert narrow.errors() == []
 
 

@@ -1,4 +1,4 @@
-"""The scores of a benchmark in the report page, and the paper's numbers beside a run's."""
+"""Tests of a benchmark's scores on the report page, and of the paper's numbers beside a run's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import BFCL_V3, made_run
+from support.eval.example_runs import BFCL_V3, write_run
 from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def cells(browser: Browser, heading: str) -> list[list[str]]:
-    """The texts of a panel's table, by row, its head first."""
+    """Returns the texts of a panel's table by row. The head is the first row."""
     script = (
         "const panel = [...document.querySelectorAll('.scores')].find((node) => "
         "node.querySelector('h2').innerText === arguments[0]); "
@@ -31,9 +31,9 @@ def cells(browser: Browser, heading: str) -> list[list[str]]:
 def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
     browser: Browser, tmp_path: Path
 ) -> None:
-    run = made_run(tmp_path / "night", problems=8, samples=4)
-    made_run(run, "bfcl-v3", problems=85, samples=1, seed=2, categories=BFCL_V3)
-    made_run(run, "arena-hard", problems=6, samples=1, categories=("draws",))
+    run = write_run(tmp_path / "night", problems=8, samples=4)
+    write_run(run, "bfcl-v3", problems=85, samples=1, seed=2, categories=BFCL_V3)
+    write_run(run, "arena-hard", problems=6, samples=1, categories=("draws",))
     summaries = {part.name: part.results["summary"] for part in measurements(run)}
     open_report(browser, run)
 
@@ -42,15 +42,15 @@ def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
     assert [row[:2] for row in rows] == [
         ["aime24", "80.6 %"],
         ["bfcl-v3, overall", "60.8 %"],
-        # It has no win rate, so nothing stands beside the paper's.
+        # This run has no win rate, so nothing stands beside the paper's.
         ["arena-hard", "86.6 %"],
     ]
     overall = summaries["bfcl-v3"]["scores"]["overall"]
-    shown = f"{100 * overall['value']:.1f} %"
-    assert rows[1][2] == shown
+    percentage = f"{100 * overall['value']:.1f} %"
+    assert rows[1][2] == percentage
     assert float(rows[1][4].replace("−", "-")) == pytest.approx(100 * overall["value"] - 60.8, abs=0.051)
     assert rows[2][2:] == ["–"] * 4
-    assert any(shown in text for text in texts(browser, ".tabs button"))
+    assert any(percentage in text for text in texts(browser, ".tabs button"))
 
     click(browser, ".tabs button", "bfcl-v3")
     browser.wait("document.querySelectorAll('.scores').length === 2")
@@ -59,14 +59,14 @@ def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
     assert [(row[0], row[1], row[4]) for row in rows] == [
         (name, f"{100 * score['value']:.1f} %", str(score["problems"])) for name, score in scores.items()
     ]
-    assert texts(browser, ".card.main b") == [shown]
+    assert texts(browser, ".card.main b") == [percentage]
     assert browser.errors() == []
 
 
 def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tmp_path: Path) -> None:
-    run = made_run(tmp_path / "night", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    run = write_run(tmp_path / "night", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
     open_report(browser, run)
-    saved = dict(
+    saved_scores = dict(
         browser.run(
             "return [...document.querySelectorAll('a[download]')].map((node) => "
             "[node.download, decodeURIComponent(node.href).split(',').slice(1).join(',')])"
@@ -74,11 +74,11 @@ def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tm
     )
     plots = texts(browser, ".plots h2")
     assert len(plots) == 3
-    assert {f"{title}.csv" for title in [*plots, *texts(browser, ".scores h2")]} <= set(saved)
+    assert {f"{title}.csv" for title in [*plots, *texts(browser, ".scores h2")]} <= set(saved_scores)
     traces = measurements(run)[0].results["summary"]["samples"]
-    lengths = list(csv.DictReader(io.StringIO(saved["Length in tokens.csv"])))
+    lengths = list(csv.DictReader(io.StringIO(saved_scores["Length in tokens.csv"])))
     assert sum(int(row[kind]) for row in lengths for kind in ("correct", "wrong", "other")) == traces
-    problems = list(csv.DictReader(io.StringIO(saved["Accuracy by problem.csv"])))
+    problems = list(csv.DictReader(io.StringIO(saved_scores["Accuracy by problem.csv"])))
     assert [row["id"] for row in problems] == [f"set-{number:03}" for number in range(34)]
 
 
@@ -86,7 +86,7 @@ def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tm
 def test_the_number_of_problems_that_were_left_out_is_a_card(
     browser: Browser, tmp_path: Path, complete: bool
 ) -> None:
-    run = made_run(tmp_path / "run", "own", problems=3, samples=1)
+    run = write_run(tmp_path / "run", "own", problems=3, samples=1)
     results = json.loads((run / "own" / "results.json").read_text())
     results["summary"]["left_out"] = 2
     write_json(run / "own" / "results.json", {**results, "complete": complete})

@@ -1,4 +1,4 @@
-"""The search box of the list of traces: it finds words in the packed text of every trace."""
+"""Tests of the search box of the list of traces, which finds words in the packed text of every trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import made_run
+from support.eval.example_runs import write_run
 from support.report.browser import Browser
 from support.report.report_page import open_page, open_report, search_for, texts
 
@@ -43,19 +43,19 @@ WATCH = """
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[Browser]:
-    """The browser, whose next pages count what they unpack."""
+    """A browser whose next pages count the traces that they unpack."""
     script = browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     yield browser
     browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
 
 
-def found(browser: Browser) -> int:
+def match_count(browser: Browser) -> int:
     browser.wait("!document.querySelector('.count').innerText.includes('searched')")
     return int(texts(browser, ".count")[0].split()[0].replace(",", ""))
 
 
 def test_words_in_thoughts_code_input_output_and_answers_are_found(browser: Browser, tmp_path: Path) -> None:
-    run = made_run(tmp_path, problems=10, samples=4)
+    run = write_run(tmp_path, problems=10, samples=4)
     open_report(browser, run)
     traces = list(read_traces(run / "aime24" / "traces.jsonl"))
 
@@ -70,22 +70,22 @@ def test_words_in_thoughts_code_input_output_and_answers_are_found(browser: Brow
 
     for words in ("sympy.sovle", "nameerror: name", "check 4", "perfect squares", "3 4", "\\equiv 1$"):
         search_for(browser, words.upper())
-        assert found(browser) == having(words) > 0, words
+        assert match_count(browser) == having(words) > 0, words
         browser.wait("document.querySelector('.trace .part')")
     search_for(browser, "set-003")
-    assert found(browser) == 4
+    assert match_count(browser) == 4
     search_for(browser, "words that nobody wrote")
-    assert found(browser) == 0
+    assert match_count(browser) == 0
     assert texts(browser, ".trace") == ["No trace fits the filter."]
     search_for(browser, "")
-    assert found(browser) == 40
+    assert match_count(browser) == 40
     assert browser.errors() == []
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of 10,000 traces, the last of which alone has the word "needle"."""
-    run = made_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
+    """A page of 10,000 traces. Only the last one has the word "needle"."""
+    run = write_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
     trace = next(read_traces(run / "math500" / "traces.jsonl"))
     write_json(run / "many" / "results.json", read_json(run / "math500" / "results.json"))
     turn = Turn(text="Some words of a thought. " * 60, start=0, end=1)
@@ -107,12 +107,12 @@ def test_a_search_of_ten_thousand_traces_unpacks_one_chunk_at_a_time_and_lets_th
     before = watched.run("return unpackings.length")
     watched.run("window.mostOpen = 0")
     search_for(watched, "needle")
-    assert found(watched) == 1
+    assert match_count(watched) == 1
     unpackings = watched.run("return unpackings")[before:]
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     assert chunks > 20
-    assert chunks - 1 <= len(unpackings) <= chunks + 2, "each once, and the trace found"
-    assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace that is shown"
+    assert chunks - 1 <= len(unpackings) <= chunks + 2, "each chunk once, and the opened trace again"
+    assert watched.run("return mostOpen") <= 2, "one for the search, one for the trace on the page"
     turns = [turn for turn, _ in unpackings]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns)), turns
     progress = [int(text.split("searched ")[1].split()[0].replace(",", "")) for _, text in unpackings[:-2]]
@@ -124,7 +124,7 @@ def test_other_words_end_a_search_that_is_under_way(watched: Browser, large: Pat
     open_page(watched, f"{large.as_uri()}#1")
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     before = watched.run("return unpackings.length")
-    # Each search but the last has begun and has not ended when the next words come.
+    # Each search except the last one is still running when the next words come.
     watched.run("""
       const input = document.querySelector(".filters input");
       const waiting = ["n", "ne", "nee", "need", "needle"];
@@ -137,6 +137,6 @@ def test_other_words_end_a_search_that_is_under_way(watched: Browser, large: Pat
       onUnpacking();
     """)
     watched.wait("document.querySelector('.filters input').value === 'needle'")
-    assert found(watched) == 1
+    assert match_count(watched) == 1
     assert watched.run("return unpackings.length") - before < 2 * chunks
     assert watched.errors() == []

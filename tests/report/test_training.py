@@ -1,4 +1,4 @@
-"""Training runs on the report page: their curves, their model and the rollouts that were kept."""
+"""Tests of training runs on the report page: their curves, their model and their stored rollouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import rstar2
-from support.eval.made_runs import keep_rollouts, made_run, staged_run
+from support.eval.example_runs import write_rollouts, write_run, write_staged_run
 from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return staged_run(tmp_path_factory.mktemp("staged") / "run")
+    return write_staged_run(tmp_path_factory.mktemp("staged") / "run")
 
 
 def test_every_plot_names_both_axes(browser: Browser, run: Path) -> None:
@@ -38,8 +38,8 @@ def test_every_plot_names_both_axes(browser: Browser, run: Path) -> None:
 
 
 def test_curves_mark_where_each_stage_begins_and_count_whole_steps(browser: Browser, tmp_path: Path) -> None:
-    run = staged_run(tmp_path)
-    for steps in (30, 4, 1):  # so few that a plot has room for fractions
+    run = write_staged_run(tmp_path)
+    for steps in (30, 4, 1):  # with few steps, a plot has room for fractions
         if steps < 30:
             (run / "stage2" / "metrics-1.jsonl").unlink(missing_ok=True)
             for arm in (run, run / "plain"):
@@ -66,7 +66,7 @@ def test_curves_mark_where_each_stage_begins_and_count_whole_steps(browser: Brow
 def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_stand_before(
     browser: Browser, tmp_path: Path
 ) -> None:
-    run = staged_run(tmp_path / "run")
+    run = write_staged_run(tmp_path / "run")
     alarm = {"step": 3, "sign": "truncation", "text": "31% of the rollouts end by the token budget"}
     (run / "stage2" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     decision = Decision(10, "stop", "the pass rate has not risen", last_step=11)
@@ -89,14 +89,14 @@ def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_s
     rows = list(csv.DictReader(io.StringIO(steps)))
     assert [row["stage_step"] for row in rows] == [str(n) for n in [*range(1, 21), *range(1, 11)]]
     assert float(rows[29]["failed_calls"]) == pytest.approx(0.03)
-    assert rows[0]["entropy"] == "", "what was not measured is empty"
+    assert rows[0]["entropy"] == "", "a value that was not measured is empty"
     assert browser.errors() == []
 
 
 def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_stays_whole(
     tmp_path: Path,
 ) -> None:
-    run = staged_run(tmp_path / "run")
+    run = write_staged_run(tmp_path / "run")
     data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": None, "rstar2/tokens": 80.0}
     with (run / "stage2" / "metrics-1.jsonl").open("a") as file:
         file.write(json.dumps({"step": 11, "data": {**data, "actor/entropy": None}}) + "\n")
@@ -106,24 +106,24 @@ def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_
     row = dict(zip(page.training["columns"], page.training["rows"][-1], strict=True))
     assert (row["pass_rate"], row["entropy"], row["grad_norm"]) == (0.5, "nan", None)
     assert "Entropy in kept rollouts" not in [chart["title"] for chart in page.training["charts"]], (
-        "no point in it"
+        "the curve has no point"
     )
     failed = {line["name"]: dict(line["points"]) for line in page.charts[0]["series"]}
     assert failed["GRPO-RoC"][31] == pytest.approx((0.3 / 7 + 0.3 / 8 + 0.3 / 9 + 0.3 / 10) / 4), (
-        "of what was measured"
+        "the mean is over the measured values"
     )
 
 
 def test_a_curve_without_any_measurement_is_left_out(tmp_path: Path) -> None:
-    run = staged_run(tmp_path / "run")
+    run = write_staged_run(tmp_path / "run")
     for file in run.glob("**/metrics-1.jsonl"):
         rows = [json.loads(row) for row in file.read_text().splitlines()]
         for row in rows:
             row["data"]["rstar2/failed_call_ratio_correct"] = None
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [chart["y"] for chart in collect(run).charts] == ["pass rate", "tokens"]
-    shown = rstar2("runs", "show", run)
-    assert (shown.code, "pass rate" in shown.stdout) == (0, True), shown.stderr
+    result = rstar2("runs", "show", run)
+    assert (result.code, "pass rate" in result.stdout) == (0, True), result.stderr
 
 
 def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: 
         write_json(tmp_path / kind / "config.json", {"kind": kind, "config": {"model": "/models/base-14b"}})
         open_report(browser, tmp_path / kind)
         assert texts(browser, "#top .model") == ["trained from /models/base-14b"]
-    open_report(browser, made_run(tmp_path / "eval", problems=2, samples=1))
+    open_report(browser, write_run(tmp_path / "eval", problems=2, samples=1))
     assert texts(browser, "#top .model") == ["made-up-14b"]
 
 
@@ -169,11 +169,11 @@ def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
 ) -> None:
     monkeypatch.setattr("rstar2.report.collect._MOST_OF_STEPS", 30)
     monkeypatch.setattr("rstar2.report.collect._MOST_FAILED", 3)
-    keep_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
+    write_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
     (stage,) = stage_traces(tmp_path)
     assert [trace.step for trace, _ in stage.selected() if trace.finish != "error"] == list(range(1, 36, 2))
     assert sum(trace.finish == "error" for trace, _ in stage.selected()) == 3
-    keep_rollouts(tmp_path / "few" / "stage1", steps=5, per_step=8, failed=0)
+    write_rollouts(tmp_path / "few" / "stage1", steps=5, per_step=8, failed=0)
     (stage,) = stage_traces(tmp_path / "few")
     assert [trace.step for trace, _ in stage.selected()] == [step for step in range(1, 6) for _ in range(6)]
 
@@ -181,7 +181,7 @@ def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
 def test_tabs_stand_in_the_order_in_which_benchmarks_were_asked_for(browser: Browser, tmp_path: Path) -> None:
     names = ("math500", "aime25", "hmmt25", "aime24")
     for name in names:
-        made_run(tmp_path, name, problems=2, samples=1)
+        write_run(tmp_path, name, problems=2, samples=1)
     open_report(browser, tmp_path)
     tabs = texts(browser, ".tabs button")
     assert len(tabs) == len(names)

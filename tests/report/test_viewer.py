@@ -1,4 +1,4 @@
-"""The report page of a run, opened by a real browser without a network."""
+"""Tests of a run's report page in a real browser without a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.eval.made_runs import made_run, staged_run, unfinished_run
+from support.eval.example_runs import write_run, write_staged_run, write_unfinished_run
 from support.report.browser import Browser
 from support.report.report_page import all_tooltips, await_drawing, click, open_page, texts
 
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two benchmarks with its report.html; its tests only read it."""
-    folder = made_run(tmp_path_factory.mktemp("run") / "night")
-    made_run(folder, "math500", problems=100, samples=2, seed=1)
+    """A run of two benchmarks with its report.html. Tests only read it."""
+    folder = write_run(tmp_path_factory.mktemp("run") / "night")
+    write_run(folder, "math500", problems=100, samples=2, seed=1)
     write_report(folder)
     return folder
 
 
 @pytest.fixture
 def page(browser: Browser, run: Path) -> Browser:
-    """The browser with the run's page just opened."""
+    """A browser that has just opened the run's page."""
     open_page(browser, (run / "report.html").as_uri())
     return browser
 
@@ -58,12 +58,12 @@ def test_the_numbers_on_the_page_are_those_of_the_traces(page: Browser, run: Pat
 
 
 def test_thought_code_result_and_answer_look_different(page: Browser, run: Path) -> None:
-    wanted = next(
+    first_sample = next(
         trace
         for trace in read_traces(run / "aime24" / "traces.jsonl")
         if trace.failed_calls and trace.correct and len(trace.calls) > trace.failed_calls
     )
-    page.open(f"{(run / 'report.html').as_uri()}#0/{wanted.problem_id}/{wanted.sample}")
+    page.open(f"{(run / 'report.html').as_uri()}#0/{first_sample.problem_id}/{first_sample.sample}")
     page.wait("document.body.dataset.ready && document.querySelector('.trace .answer')")
     looks = page.run(
         "return ['thought', 'code', 'result', 'answer'].map((kind) => {"
@@ -75,15 +75,18 @@ def test_thought_code_result_and_answer_look_different(page: Browser, run: Path)
     assert {"thought", "python", "result", "answer"} <= labels
     assert "correct" in texts(page, ".trace .verdict strong")[0].lower()
     statuses = page.run("return [...document.querySelectorAll('.result')].map((n) => n.dataset.status)")
-    assert statuses == [call.status for call in wanted.calls]
-    assert page.run("return document.querySelectorAll('.trace .result.failed').length") == wanted.failed_calls
+    assert statuses == [call.status for call in first_sample.calls]
+    assert (
+        page.run("return document.querySelectorAll('.trace .result.failed').length")
+        == first_sample.failed_calls
+    )
     assert [text.strip() for text in texts(page, ".trace .code pre:first-of-type")] == [
-        (call.arguments or {})["code"].strip() for call in wanted.calls
+        (call.arguments or {})["code"].strip() for call in first_sample.calls
     ]
 
 
 def test_a_trace_that_the_format_ended_says_why(browser: Browser, tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "run", problems=1, samples=2)
+    folder = write_run(tmp_path / "run", problems=1, samples=2)
     first, second = read_traces(folder / "aime24" / "traces.jsonl")
     with TraceWriter(folder / "aime24" / "new.jsonl") as writer:
         writer.write(first.model_copy(update={"finish": "format", "cause": "no role tool"}))
@@ -150,14 +153,14 @@ def test_right_and_wrong_differ_by_a_sign_and_stripes_too(page: Browser) -> None
         "return [...document.querySelectorAll('.plots svg')].map((plot) => plot.querySelectorAll"
         "('[fill=\"url(#stripes)\"]').length === plot.querySelectorAll('[fill=\"var(--series-2)\"]').length)"
     )
-    assert striped == [False, True, True]  # in the first, wrong is the rest of each bar
+    assert striped == [False, True, True]  # in the first chart, the rest of each bar is wrong answers
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: str) -> None:
     page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     open_page(page, (run / "report.html").as_uri())
-    # WCAG's contrast of text against the nearest painted background, over everything in the viewer and cards.
+    # Checks WCAG's contrast between every text and its nearest painted background, in the viewer and the cards.
     lowest = page.run("""
       const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
       const light = (color) => { const [r, g, b] = rgb(color).map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
@@ -208,7 +211,7 @@ def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_sample_that_was_asked_otherwise_shows_what_it_was_asked(browser: Browser, tmp_path: Path) -> None:
-    made_run(tmp_path, problems=1, samples=1)
+    write_run(tmp_path, problems=1, samples=1)
     (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
     second = {"sample": 1, "problem": "(A) tin $x^2$ (B) iron", "gold": "B"}
     with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
@@ -228,35 +231,37 @@ def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
     browser: Browser, tmp_path: Path
 ) -> None:
     gold = "Their answer. " * 200
-    texts_said = (
+    answers = (
         "<think>Let me see.</think>\n\nRoses. " + "And so on. " * 100,
         "Plain words.",
         "Hm.</think>So.",
     )
     write_json(tmp_path / "config.json", {"kind": "eval", "config": {}})
     with TraceWriter(tmp_path / "arena-hard" / "traces.jsonl") as writer:
-        for sample, said in enumerate(texts_said):
-            written = read_turn(said)
-            reply = Reply({"role": "assistant", "content": said}, "stop", 5, 700, written=written)
+        for sample, completion in enumerate(answers):
+            turn = read_turn(completion)
+            reply = Reply({"role": "assistant", "content": completion}, "stop", 5, 700, written=turn)
             trace = trace_of(Problem("q", "Write a poem.", gold), sample, [reply], 3.0)
             writer.write(
                 trace.model_copy(
-                    update={"extracted": answer_text(said), "verdict": "invalid", "rule": "none"}
+                    update={"extracted": answer_text(completion), "verdict": "invalid", "rule": "none"}
                 )
             )
     page = write_report(tmp_path).as_uri()
     kinds = [["thought", "text"], ["text"], ["thought", "text"]]
     for sample, labels in enumerate(kinds):
         open_page(browser, f"{page}#0/q/{sample}")
-        shown = browser.run("return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)")
-        assert shown == labels
-        assert texts(browser, ".trace .turn") == ["turn 1"], "no server told its tokens"
+        result = browser.run(
+            "return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)"
+        )
+        assert result == labels
+        assert texts(browser, ".trace .turn") == ["turn 1"], "no server reported its tokens"
         assert "700 tokens" in texts(browser, ".trace .facts")[0]
     open_page(browser, page)
     answer, right = texts(browser, ".trace .verdict code")
     assert all(len(text) < 110 and text.endswith("…") for text in (answer, right))
     whole = browser.run("return [...document.querySelectorAll('.trace .verdict code')].map((n) => n.title)")
-    assert whole == [answer_text(texts_said[0]), gold]
+    assert whole == [answer_text(answers[0]), gold]
     assert texts(browser, ".trace .verdict strong")[0].lower() == "could not verify (gold answer or scorer)"
     assert "<think>" not in texts(browser, ".trace")[0]
     assert browser.errors() == []
@@ -272,7 +277,7 @@ def test_a_malformed_address_shows_the_page_and_another_is_followed(page: Browse
 
 
 def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser, tmp_path: Path) -> None:
-    made_run(tmp_path, problems=1, samples=1)
+    write_run(tmp_path, problems=1, samples=1)
     (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
     with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
         for sample, (verdict, rule) in enumerate(
@@ -294,15 +299,15 @@ def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser,
 
 
 def test_plots_take_any_number_of_traces(page: Browser) -> None:
-    drawn = page.run(
+    formulas = page.run(
         "const rows = Array.from({length: 300000}, (_, n) => ({value: n % 7, verdict: 'wrong'})); "
         "return [lengthPlot(rows), toolCallPlot(rows)].map((node) => node.querySelector('h2').textContent)"
     )
-    assert drawn == ["Length in tokens", "Tool calls per trace"]
+    assert formulas == ["Length in tokens", "Tool calls per trace"]
 
 
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
-    staged_run(tmp_path)
+    write_staged_run(tmp_path)
     open_page(browser, write_report(tmp_path).as_uri())
     assert [text.split("\t")[0].strip() for text in texts(browser, ".phases tbody tr")] == [
         "sft",
@@ -316,14 +321,14 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
 
 
 def test_a_measurement_that_no_phase_has_is_no_plot(browser: Browser, tmp_path: Path) -> None:
-    staged_run(tmp_path)
+    write_staged_run(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     for phase in summary["phases"]:
         phase["failed_call_ratio_correct"] = None
     write_json(tmp_path / "summary.json", summary)
     open_page(browser, write_report(tmp_path).as_uri())
     titles = texts(browser, ".plots h2")
-    assert titles.count("Failed calls inside correct traces") == 1, "that of the steps"
+    assert titles.count("Failed calls inside correct traces") == 1, "the plot over steps"
     assert titles.count("Mean tokens") == 1
     assert browser.errors() == []
 
@@ -337,9 +342,9 @@ def test_a_run_without_traces_still_opens(browser: Browser, tmp_path: Path) -> N
 def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
     browser: Browser, tmp_path: Path
 ) -> None:
-    made_run(tmp_path, "math500", problems=100, samples=20)
+    write_run(tmp_path, "math500", problems=100, samples=20)
     page = write_report(tmp_path)
-    # Counts what the page unpacks, from its first script on.
+    # Counts the parts that the page unpacks, from its first script on.
     count = (
         "const original = DecompressionStream; window.unpacked = 0; "
         "window.DecompressionStream = function (kind) { window.unpacked += 1; return new original(kind); }"
@@ -350,7 +355,7 @@ def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
     assert "2,000 of 2,000 traces" in texts(browser, ".count")[0]
     chunks = browser.run("return document.querySelectorAll('[id^=chunk-]').length")
     assert chunks > 6
-    assert browser.run("return unpacked") == 3, "head, index and the first trace's chunk"
+    assert browser.run("return unpacked") == 3, "the head, the index and the chunk of the first trace"
     assert browser.run("return document.querySelectorAll('.row').length") < 100
     browser.run("document.querySelector('.list').scrollTop = 1e9")
     browser.wait("[...document.querySelectorAll('.row')].at(-1).offsetTop === 1999 * 46")
@@ -361,21 +366,21 @@ def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
     browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
 
 
-@pytest.mark.parametrize("make", [made_run, staged_run, unfinished_run])
+@pytest.mark.parametrize("make", [write_run, write_staged_run, write_unfinished_run])
 def test_every_fold_tab_trace_and_tooltip_shows_values(
     browser: Browser, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     folder = make(tmp_path / "run")
-    made_run(folder, "math500", problems=4, samples=2, seed=1)
+    write_run(folder, "math500", problems=4, samples=2, seed=1)
     open_page(browser, write_report(folder).as_uri())
-    shown = []
+    visible_texts = []
     facts = ""
     for tab in range(len(texts(browser, ".tabs button"))):
         browser.run("document.querySelectorAll('.tabs button')[arguments[0]].click()", tab)
         browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
         await_drawing(browser)
         facts += "\n".join(texts(browser, "dl"))
-        shown += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
+        visible_texts += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
         assert all(tooltips)
         for row in range(browser.run("return Math.min(8, document.querySelectorAll('.row').length)")):
             browser.run(
@@ -384,9 +389,9 @@ def test_every_fold_tab_trace_and_tooltip_shows_values(
                 row,
             )
             browser.wait("document.querySelector('.trace .problem')")
-            shown += texts(browser, ".trace")
+            visible_texts += texts(browser, ".trace")
     assert "settings.temperature\n0.6" in facts
-    assert "Configuration of the run" in shown[0]
-    for text in shown:
+    assert "Configuration of the run" in visible_texts[0]
+    for text in visible_texts:
         assert not re.search(r"\[object|undefined|NaN|\bnull, |Infinity", text), text
     assert browser.errors() == []

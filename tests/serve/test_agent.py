@@ -1,4 +1,4 @@
-"""The agent over HTTP, asked by the public `openai` client: a scripted engine writes, a real judge runs the code."""
+"""The agent over HTTP with the public `openai` client. A scripted engine writes code and a real judge runs it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.optional import needs
 from support.servers import openai_client as openai
-from support.servers.scripted_agent import QUESTION, make_model, scripted, served_agent
-from support.servers.serving import served
+from support.servers.scripted_agent import QUESTION, make_model, scripted, serve_agent
+from support.servers.serving import serve_app
 from support.servers.vllm_standin import StandIn, serving
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -57,7 +57,7 @@ def standin(folder: Path, codec: ChatCodec) -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
-    with served_agent(standin.url, folder, judge) as url:
+    with serve_agent(standin.url, folder, judge) as url:
         yield url
 
 
@@ -68,11 +68,11 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
-ASKED: dict[str, Any] = {"model": "scripted", "messages": MESSAGES}
+REQUEST: dict[str, Any] = {"model": "scripted", "messages": MESSAGES}
 
 
 def test_the_answer_is_content_and_how_it_was_found_is_reasoning(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**ASKED)
+    answer = client.chat.completions.create(**REQUEST)
     choice = answer.choices[0]
     message = choice.message.model_extra or {}
     assert (choice.message.content, choice.finish_reason) == ("\\boxed{42}", "stop")
@@ -89,16 +89,16 @@ def test_the_answer_is_content_and_how_it_was_found_is_reasoning(client: openai.
 
 
 def test_a_stream_gives_the_same_as_it_is_found(client: openai.OpenAI, standin: StandIn) -> None:
-    whole = client.chat.completions.create(**ASKED).choices[0].message
+    message = client.chat.completions.create(**REQUEST).choices[0].message
     chunks = list(
-        client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+        client.chat.completions.create(**REQUEST, stream=True, stream_options={"include_usage": True})
     )
     assert chunks[-1].usage is not None
     choices = [chunk.choices[0] for chunk in chunks[:-1]]
     deltas = [choice.delta.model_extra or {} for choice in choices]
-    assert "".join(choice.delta.content or "" for choice in choices).strip() == whole.content
+    assert "".join(choice.delta.content or "" for choice in choices).strip() == message.content
     streamed = "".join(delta.get("reasoning_content", "") for delta in deltas)
-    assert streamed.strip() == (whole.model_extra or {})["reasoning_content"]
+    assert streamed.strip() == (message.model_extra or {})["reasoning_content"]
     assert sum("executed_tools" in delta for delta in deltas) == 1
     assert choices[-1].finish_reason == "stop"
     assert len(choices) > 5
@@ -113,19 +113,19 @@ def test_earlier_answers_and_a_system_text_are_shown_to_the_model(
         {"role": "assistant", "content": "2"},
         {"role": "user", "content": "And 6 * 7?"},
     ]
-    standin.asked.clear()
+    standin.requests.clear()
     client.chat.completions.create(model="scripted", messages=messages)
-    shown = codec.tokenizer.decode(standin.asked[0]["prompt"])
-    assert "And 6 * 7?" in shown
-    assert "Be brief." in shown
+    prompt_text = codec.tokenizer.decode(standin.requests[0]["prompt"])
+    assert "And 6 * 7?" in prompt_text
+    assert "Be brief." in prompt_text
     # The demo's format says `one_question`.
     assert codec.format.one_question
-    assert "1 + 1" not in shown
+    assert "1 + 1" not in prompt_text
 
 
 def test_a_greeting_of_the_chat_program_is_not_the_first_question(codec: ChatCodec) -> None:
-    asked = codec.format.model_copy(update={"one_question": False, "user": "Solve: {problem}"})
-    agent = Agent(None, codec_for(codec.tokenizer, asked), None, Limits(), "x")  # type: ignore[arg-type]
+    chat_format = codec.format.model_copy(update={"one_question": False, "user": "Solve: {problem}"})
+    agent = Agent(None, codec_for(codec.tokenizer, chat_format), None, Limits(), "x")  # type: ignore[arg-type]
     messages = [{"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "1 + 1?"}]
     assert conversation(agent, messages) == [{"role": "user", "content": "Solve: 1 + 1?"}]
 
@@ -141,11 +141,11 @@ def test_a_client_that_sends_token_ids_is_told_what_this_server_is(url: str) -> 
 
 
 def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
-    assert client.chat.completions.create(**ASKED, max_tokens=3).choices[0].finish_reason == "length"
+    assert client.chat.completions.create(**REQUEST, max_tokens=3).choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "runs its own tools"),
         ({"n": 2}, "n 2 is not supported by the agent"),
@@ -186,12 +186,12 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "1 + " * 400_000}]}, "maximum context length"),
     ],
 )
-def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(openai.APIStatusError, match=said) as refused:
-        client.chat.completions.create(**{**ASKED, **more})
-    assert isinstance(refused.value.body, dict)
-    assert set(refused.value.body) == {"message", "type", "param", "code"}
-    assert refused.value.body["type"] == "invalid_request_error"
+def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.APIStatusError, match=message) as error:
+        client.chat.completions.create(**{**REQUEST, **more})
+    assert isinstance(error.value.body, dict)
+    assert set(error.value.body) == {"message", "type", "param", "code"}
+    assert error.value.body["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -199,7 +199,7 @@ def test_an_answer_that_the_format_ended_is_cut_off(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(TemplateCodec, "bridge", lambda *_: None)
-    answer: Any = client.chat.completions.create(**ASKED, stream=stream)
+    answer: Any = client.chat.completions.create(**REQUEST, stream=stream)
     *_, last = answer if stream else [answer]
     assert last.choices[0].finish_reason == "length"
 
@@ -207,9 +207,9 @@ def test_an_answer_that_the_format_ended_is_cut_off(
 def test_a_refused_field_is_named_and_values_that_change_nothing_are_not_refused(
     client: openai.OpenAI,
 ) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**ASKED, n=2)
-    assert refused.value.param == "n"
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**REQUEST, n=2)
+    assert error.value.param == "n"
     neutral: dict[str, Any] = {
         "n": 1,
         "stop": [],
@@ -230,7 +230,7 @@ def test_a_refused_field_is_named_and_values_that_change_nothing_are_not_refused
         "options": {"num_ctx": 4096, "temperature": None},
         "chat_template_kwargs": {},
     }
-    answer = client.chat.completions.create(**ASKED, **neutral, extra_body=more)
+    answer = client.chat.completions.create(**REQUEST, **neutral, extra_body=more)
     assert answer.choices[0].finish_reason == "stop"
 
 
@@ -240,33 +240,33 @@ def test_a_refused_field_is_named_and_values_that_change_nothing_are_not_refused
     [
         ("{42}", "\\boxed"),
         (["nowhere", "xed"], "\\bo"),
-        # Thought, program and result hold these, the answer does not.
+        # The thought, the program and the result contain these texts, but the answer does not.
         (["multiply", "print", "It is"], "\\boxed{42}"),
-        # The answer ends with what could begin it.
+        # The answer ends with the beginning of the stop text.
         ("}!", "\\boxed{42}"),
     ],
 )
 def test_the_answer_ends_before_a_stop_text_that_thoughts_and_programs_may_hold(
     client: openai.OpenAI, stop: Any, content: str, stream: bool
 ) -> None:
-    asked: dict[str, Any] = {**ASKED, "stop": stop}
+    request: dict[str, Any] = {**REQUEST, "stop": stop}
     if stream:
-        chunks = list(client.chat.completions.create(**asked, stream=True))
-        written = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        chunks = list(client.chat.completions.create(**request, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         finish = chunks[-1].choices[0].finish_reason
     else:
-        [choice] = client.chat.completions.create(**asked).choices
-        written, finish = choice.message.content, choice.finish_reason
-    assert (written, finish) == (content, "stop")
+        [choice] = client.chat.completions.create(**request).choices
+        text, finish = choice.message.content, choice.finish_reason
+    assert (text, finish) == (content, "stop")
 
 
 async def test_a_stop_text_ends_the_rollout_of_a_model_that_would_go_on(
     codec: ChatCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine writes the turn token by token, and is cancelled once the answer has come to the text."""
+    """The engine writes the turn token by token. It is cancelled as soon as the answer contains the stop text."""
     turn = codec.turn("So.</reason>\n<answer>one two three four</answer>")
-    written: list[int] = []
-    ended = asyncio.Event()
+    streamed_ids: list[int] = []
+    generation_ended = asyncio.Event()
 
     class Endless:
         name = "endless"
@@ -274,12 +274,12 @@ async def test_a_stop_text_ends_the_rollout_of_a_model_that_would_go_on(
         async def generate(self, prompt: list[int], sampling: Any, on_tokens: Any = None) -> Any:
             try:
                 for token in turn:
-                    written.append(token)
+                    streamed_ids.append(token)
                     on_tokens([token])
                     await asyncio.sleep(0)
                 await asyncio.Event().wait()
             finally:
-                ended.set()
+                generation_ended.set()
 
     class NoTools:
         @asynccontextmanager
@@ -288,26 +288,28 @@ async def test_a_stop_text_ends_the_rollout_of_a_model_that_would_go_on(
 
     agent = Agent(Endless(), codec, NoTools(), Limits(), "x")  # type: ignore[arg-type]
     body = ChatRequest(messages=MESSAGES, stop=["three"])
-    shown: list[Any] = []
-    result = await agent_module._answer(agent, body, [1, 2], shown.append)
-    assert ended.is_set()
-    assert "".join(part.content for part in shown) == "one two "
-    assert (result.finish, result.usage) == ("stop", Usage(2, len(written)))
-    assert len(written) < len(turn)
+    parts: list[Any] = []
+    result = await agent_module._answer(agent, body, [1, 2], parts.append)
+    assert generation_ended.is_set()
+    assert "".join(part.content for part in parts) == "one two "
+    assert (result.finish, result.usage) == ("stop", Usage(2, len(streamed_ids)))
+    assert len(streamed_ids) < len(turn)
 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), st.data())
 def test_stop_texts_are_met_however_the_text_is_cut(text: str, stops: list[str], data: Any) -> None:
-    reader, shown, rest = StopTexts(stops), "", text
-    while rest:
-        size = data.draw(st.integers(1, len(rest)))
-        shown, rest = shown + reader.add(rest[:size]), rest[size:]
-        # What is withheld is shorter than a stop text.
-        assert reader.reached or len(text) - len(rest) - len(shown) < max(map(len, stops), default=1)
-    shown += reader.end()
+    reader, passed_text, remaining = StopTexts(stops), "", text
+    while remaining:
+        size = data.draw(st.integers(1, len(remaining)))
+        passed_text, remaining = passed_text + reader.add(remaining[:size]), remaining[size:]
+        # The withheld text is shorter than the longest stop text.
+        assert reader.reached or len(text) - len(remaining) - len(passed_text) < max(
+            map(len, stops), default=1
+        )
+    passed_text += reader.end()
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     assert reader.reached == bool(ends)
-    assert shown == (text[: min(ends)[1]] if ends else text)
+    assert passed_text == (text[: min(ends)[1]] if ends else text)
 
 
 KEY = {"Authorization": "Bearer secret"}
@@ -315,7 +317,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
-    ("content", "headers", "said"),
+    ("content", "headers", "message"),
     [
         (rb'{"messages": [{"role": "user", "content": "\ud800"}], "stream": true}', JSON, "surrogate"),
         (rb'{"messages": [{"role": "user", "content": "a"}], "model": "\ud800"}', JSON, "surrogate"),
@@ -331,7 +333,7 @@ JSON = {"Content-Type": "application/json"}
     ],
 )
 def test_a_body_that_is_no_json_or_no_unicode_gets_openais_error_shape(
-    url: str, content: bytes, headers: dict[str, str], said: str
+    url: str, content: bytes, headers: dict[str, str], message: str
 ) -> None:
     answer = httpx.post(
         f"{url}/v1/chat/completions",
@@ -342,7 +344,7 @@ def test_a_body_that_is_no_json_or_no_unicode_gets_openais_error_shape(
     )
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", None)
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 def test_an_unknown_path_gets_openais_error_shape(url: str) -> None:
@@ -357,7 +359,7 @@ def test_a_defect_of_the_server_is_an_error_in_openais_shape(
     monkeypatch.setattr("rstar2.serve.openai.agent.rollout", None)
     answer = httpx.post(
         f"{url}/v1/chat/completions",
-        json={**ASKED, "stream": stream},
+        json={**REQUEST, "stream": stream},
         headers=KEY,
         trust_env=False,
         timeout=TIMEOUT_S,
@@ -373,25 +375,25 @@ def test_a_defect_of_the_server_is_an_error_in_openais_shape(
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
+    ("authorization", "status"),
     [("Bearer secret", 200), ("bearer secret", 200), ("secret", 401), ("Basic secret", 401)],
 )
-def test_the_keys_scheme_is_read_in_any_case(url: str, sent: str, status: int) -> None:
-    headers = {"Authorization": sent}
+def test_the_keys_scheme_is_read_in_any_case(url: str, authorization: str, status: int) -> None:
+    headers = {"Authorization": authorization}
     answer = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False, timeout=TIMEOUT_S)
     assert answer.status_code == status
 
 
 @pytest.fixture(scope="module")
 def local(folder: Path, judge: JudgeHandle) -> Iterator[tuple[str, Any]]:
-    """The URL of an agent that runs its model in its own process, and that model's engine."""
+    """The URL of an agent that runs its model in its own process, and the engine of this model."""
     from rstar2.serve.openai.agent_server import create_app, open_model
 
     settings = AgentServerSettings(
         engine_url=None, model=str(folder), max_model_len=400, host="127.0.0.1", port=1
     )
     model = open_model(settings)
-    with served(create_app(settings, model, (judge.url, judge.token))) as url:
+    with serve_app(create_app(settings, model, (judge.url, judge.token))) as url:
         yield url, model.engine
 
 
@@ -401,20 +403,20 @@ def test_a_model_in_the_same_process_answers_within_its_limits(local: tuple[str,
         [card] = client.models.list().data
         more = card.model_extra or {}
         assert (card.id, more["root"], more["max_model_len"]) == (str(folder), str(folder), 400)
-        asked: dict[str, Any] = {**ASKED, "model": card.id, "temperature": 0, "max_tokens": 12}
-        answer = client.chat.completions.create(**asked)
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        request: dict[str, Any] = {**REQUEST, "model": card.id, "temperature": 0, "max_tokens": 12}
+        answer = client.chat.completions.create(**request)
+        chunks = list(client.chat.completions.create(**request, stream=True))
         with pytest.raises(openai.BadRequestError, match="maximum context length is 400 tokens"):
             client.chat.completions.create(
-                **{**asked, "messages": [{"role": "user", "content": "1 + " * 400}]}
+                **{**request, "messages": [{"role": "user", "content": "1 + " * 400}]}
             )
     assert answer.usage is not None
     # Random weights do not end an answer this soon.
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 12)
     fields = ("reasoning_content", "content")
-    whole = "".join(str((answer.choices[0].message.model_dump())[name] or "") for name in fields)
+    text = "".join(str((answer.choices[0].message.model_dump())[name] or "") for name in fields)
     deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks]
-    assert "".join(delta.get(name) or "" for name in fields for delta in deltas).strip() == whole.strip()
+    assert "".join(delta.get(name) or "" for name in fields for delta in deltas).strip() == text.strip()
     assert httpx.get(f"{url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
     assert not engine._rows
 
@@ -426,19 +428,19 @@ async def test_a_client_that_disconnects_frees_its_place(
     url, engine = local
     stepped, go, step = threading.Event(), threading.Event(), engine._step
 
-    def held_step() -> None:
+    def paused_step() -> None:
         stepped.set()
         assert go.wait(TIMEOUT_S)
         step()
 
-    monkeypatch.setattr(engine, "_step", held_step)
-    body = {"messages": ASKED["messages"], "stream": stream}
+    monkeypatch.setattr(engine, "_step", paused_step)
+    body = {"messages": REQUEST["messages"], "stream": stream}
     async with httpx.AsyncClient(trust_env=False, timeout=None) as http:
-        asking = asyncio.create_task(http.post(f"{url}/v1/chat/completions", json=body))
+        pending_request = asyncio.create_task(http.post(f"{url}/v1/chat/completions", json=body))
         assert await asyncio.to_thread(stepped.wait, TIMEOUT_S)
         [row] = engine._rows
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        pending_request.cancel()
+        await asyncio.gather(pending_request, return_exceptions=True)
     await asyncio.to_thread(wait_until, row.future.cancelled)
     go.set()
     await asyncio.to_thread(wait_until, lambda: not engine._rows)
@@ -449,40 +451,40 @@ def test_while_a_long_text_is_encoded_others_are_answered(
     local: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = local
-    begun, go, encode = threading.Event(), threading.Event(), agent_module._prompt
+    encoding, go, encode = threading.Event(), threading.Event(), agent_module._prompt
 
-    def held(*arguments: Any) -> list[int]:
-        begun.set()
+    def paused_encode(*arguments: Any) -> list[int]:
+        encoding.set()
         assert go.wait(TIMEOUT_S)
         return encode(*arguments)
 
-    monkeypatch.setattr(agent_module, "_prompt", held)
+    monkeypatch.setattr(agent_module, "_prompt", paused_encode)
     answers: list[httpx.Response] = []
 
     def ask() -> None:
-        body = {"messages": ASKED["messages"], "max_tokens": 1}
+        body = {"messages": REQUEST["messages"], "max_tokens": 1}
         path = f"{url}/v1/chat/completions"
         answers.append(httpx.post(path, json=body, trust_env=False, timeout=TIMEOUT_S))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    request_thread = threading.Thread(target=ask)
+    request_thread.start()
     try:
-        assert begun.wait(TIMEOUT_S)
+        assert encoding.wait(TIMEOUT_S)
         assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=TIMEOUT_S).status_code == 200
     finally:
         go.set()
-        asking.join(TIMEOUT_S)
+        request_thread.join(TIMEOUT_S)
     assert answers[0].status_code == 200
 
 
 def test_without_the_key_nothing_is_run(url: str, standin: StandIn) -> None:
-    standin.asked.clear()
+    standin.requests.clear()
     for key in ({}, {"Authorization": "Bearer wrong"}):
         answer = httpx.post(
-            f"{url}/v1/chat/completions", json=ASKED, headers=key, trust_env=False, timeout=TIMEOUT_S
+            f"{url}/v1/chat/completions", json=REQUEST, headers=key, trust_env=False, timeout=TIMEOUT_S
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert standin.asked == []
+    assert standin.requests == []
 
 
 def test_an_engine_that_is_away_is_said_so_and_so_is_one_that_does_not_answer(
@@ -490,9 +492,9 @@ def test_an_engine_that_is_away_is_said_so_and_so_is_one_that_does_not_answer(
 ) -> None:
     standin.busy_answers, standin.healthy = 1, False
     try:
-        with pytest.raises(openai.InternalServerError) as refused:
-            client.chat.completions.create(**ASKED)
-        assert refused.value.status_code == 503
+        with pytest.raises(openai.InternalServerError) as error:
+            client.chat.completions.create(**REQUEST)
+        assert error.value.status_code == 503
         assert httpx.get(f"{url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 503
     finally:
         standin.busy_answers, standin.healthy = 0, True
@@ -509,7 +511,7 @@ def test_one_model_is_named_by_its_id_and_another_is_not_there(client: openai.Op
 def test_a_named_model_is_asked_for_by_that_name_and_one_in_a_folder_by_its_path(
     folder: Path, judge: JudgeHandle, local: tuple[str, Any]
 ) -> None:
-    with served_agent(None, folder, judge, key=None, name="demo", max_model_len=400) as url:
+    with serve_agent(None, folder, judge, key=None, name="demo", max_model_len=400) as url:
         for base, name in ((url, "demo"), (local[0], str(folder))):
             with openai.OpenAI(
                 base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=TIMEOUT_S
@@ -526,41 +528,41 @@ ORIGIN = "http://localhost:3000"
 def test_web_pages_may_ask_if_their_origin_is_named(
     standin: StandIn, folder: Path, judge: JudgeHandle
 ) -> None:
-    with served_agent(standin.url, folder, judge, origins=[ORIGIN]) as url:
+    with serve_agent(standin.url, folder, judge, origins=[ORIGIN]) as url:
         path = f"{url}/v1/chat/completions"
         with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as http:
 
-            def allowed(origin: str, **more: Any) -> str | None:
+            def allowed_origin(origin: str, **more: Any) -> str | None:
                 headers = {"Origin": origin, **more.pop("headers", {})}
                 return http.request(url=path, headers=headers, **more).headers.get(
                     "access-control-allow-origin"
                 )
 
-            # A browser asks this before it sends a key or JSON.
-            before = {
+            # A browser sends this preflight request before it sends a key or JSON.
+            preflight_headers = {
                 "Access-Control-Request-Method": "POST",
                 "Access-Control-Request-Headers": "authorization,content-type",
             }
-            assert allowed(ORIGIN, method="OPTIONS", headers=before) == ORIGIN
-            assert allowed("http://elsewhere", method="OPTIONS", headers=before) is None
-            assert allowed(ORIGIN, method="POST", headers=KEY, json=ASKED) == ORIGIN
-            # A page can read why it was refused.
-            assert allowed(ORIGIN, method="POST", json=ASKED) == ORIGIN
+            assert allowed_origin(ORIGIN, method="OPTIONS", headers=preflight_headers) == ORIGIN
+            assert allowed_origin("http://elsewhere", method="OPTIONS", headers=preflight_headers) is None
+            assert allowed_origin(ORIGIN, method="POST", headers=KEY, json=REQUEST) == ORIGIN
+            # A page can also read the reason for a refusal.
+            assert allowed_origin(ORIGIN, method="POST", json=REQUEST) == ORIGIN
 
 
 def test_without_an_origin_no_web_page_may_ask(url: str) -> None:
     headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     path = f"{url}/v1/chat/completions"
-    before = httpx.options(path, headers=headers, trust_env=False, timeout=TIMEOUT_S)
-    assert before.status_code >= 400
-    after = httpx.post(
-        path, json=ASKED, headers={**KEY, "Origin": ORIGIN}, trust_env=False, timeout=TIMEOUT_S
+    preflight = httpx.options(path, headers=headers, trust_env=False, timeout=TIMEOUT_S)
+    assert preflight.status_code >= 400
+    response = httpx.post(
+        path, json=REQUEST, headers={**KEY, "Origin": ORIGIN}, trust_env=False, timeout=TIMEOUT_S
     )
-    assert "access-control-allow-origin" not in {**before.headers, **after.headers}
-    # Nor may it send a body that a browser lets it send without asking.
+    assert "access-control-allow-origin" not in {**preflight.headers, **response.headers}
+    # A browser sends a plain text body without a preflight request. The server refuses it.
     plain = httpx.post(
         path,
-        content=json.dumps(ASKED),
+        content=json.dumps(REQUEST),
         headers={**KEY, "Content-Type": "text/plain"},
         trust_env=False,
         timeout=TIMEOUT_S,
@@ -577,7 +579,7 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_in_it(client: openai.OpenA
     standin.cut_after = 2
     try:
         with pytest.raises(openai.APIError, match="broke"):
-            list(client.chat.completions.create(**ASKED, stream=True))
+            list(client.chat.completions.create(**REQUEST, stream=True))
     finally:
         standin.cut_after = None
 
@@ -587,6 +589,6 @@ def test_the_python_of_the_page_runs(url: str, capsys: pytest.CaptureFixture[str
     [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     code = code.replace("http://127.0.0.1:8000", url).replace('api_key="none"', 'api_key="secret"')
     exec(compile(code, "serve.md", "exec"), {})
-    shown = capsys.readouterr().out
-    assert "print(6 * 7)" in shown
-    assert shown.endswith("\\boxed{42}")
+    output = capsys.readouterr().out
+    assert "print(6 * 7)" in output
+    assert output.endswith("\\boxed{42}")

@@ -1,4 +1,4 @@
-"""The objects of OpenAI's API, byte for byte, and as the `openai` client reads them."""
+"""The objects of OpenAI's API: their exact bytes, and their fields as the `openai` client reads them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def test_a_whole_answer() -> None:
         '"message": {"role": "assistant", "content": "42"}, "logprobs": null, "finish_reason": "stop"}], '
         '"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}'
     )
-    read = ChatCompletion.model_validate(answer)
-    assert (read.choices[0].message.content, read.usage and read.usage.total_tokens) == ("42", 7)
+    completion = ChatCompletion.model_validate(answer)
+    assert (completion.choices[0].message.content, completion.usage and completion.usage.total_tokens) == (
+        "42",
+        7,
+    )
 
 
 def test_the_chunks_of_a_stream() -> None:

@@ -1,4 +1,4 @@
-"""Client libraries of others ask the agent: each in the versions of the table in docs/results/serving.md."""
+"""Third-party client libraries use the agent, each in the version that docs/results/serving.md names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.optional import needs
 from support.servers import clients
-from support.servers.scripted_agent import KEY, QUESTION, make_model, scripted, served_agent
+from support.servers.scripted_agent import KEY, QUESTION, make_model, scripted, serve_agent
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
@@ -33,9 +33,9 @@ PACKAGES = {
     "inspect_ai": "inspect-ai==0.3.285",
     "lm_eval": "lm-eval[api]==0.4.13",
 }
-OTHERS = ("openai==3.57.0",)
+OTHER_PACKAGES = ("openai==3.57.0",)
 """What they share; inspect-ai does not bring it."""
-SHOWN = {
+REPORTED_FIELDS = {
     "litellm": {"whole", "streamed", "reasoning"},
     "langchain": {"whole", "streamed", "structured"},
     "pydantic_ai": {"whole", "streamed", "reasoning"},
@@ -53,17 +53,20 @@ def url(tmp_path_factory: pytest.TempPathFactory, judge: JudgeHandle) -> Iterato
     make_model(folder)
     with (
         serving(scripted(folder, load_codec(folder), "demo")) as engine,
-        served_agent(engine.url, folder, judge, origins=["http://localhost:3000"]) as url,
+        serve_agent(engine.url, folder, judge, origins=["http://localhost:3000"]) as url,
     ):
         yield url
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The interpreter of an environment with all of them, made here or kept in the folder RSTAR2_HARNESSES names."""
+    """The interpreter of an environment with all libraries.
+
+    The environment is in the folder RSTAR2_HARNESSES, or in a temporary folder if it is not set.
+    """
     folder = os.environ.get("RSTAR2_HARNESSES") or str(tmp_path_factory.mktemp("harnesses"))
     modules = ("langchain_openai", *(name for name in PACKAGES if name != "langchain"))
-    harness = Harness("clients", ("clients",), (*PACKAGES.values(), *OTHERS), modules)
+    harness = Harness("clients", ("clients",), (*PACKAGES.values(), *OTHER_PACKAGES), modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", folder)
         set_up(harness)
@@ -78,25 +81,27 @@ def test_a_library_shows_the_answer_and_the_thought(
     assert clients.QUESTION == QUESTION
     words = [str(python), clients.__file__, library, f"{url}/v1", KEY, "demo", str(tmp_path)]
     env = {**os.environ, "NO_PROXY": "*", "PYTHONPATH": "", "HOME": str(tmp_path)}
-    ran = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=2 * TIMEOUT_S)
-    assert ran.returncode == 0, ran.stderr
-    came: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    assert came.keys() == SHOWN[library]
-    structured = came.pop("structured", None)
+    process = subprocess.run(
+        words, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=2 * TIMEOUT_S
+    )
+    assert process.returncode == 0, process.stderr
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    assert report.keys() == REPORTED_FIELDS[library]
+    structured = report.pop("structured", None)
     expected = {"whole": "\\boxed{42}", "streamed": "\\boxed{42}", "reasoning": THOUGHT, "right": True}
-    assert came == {name: expected[name] for name in came}
+    assert report == {name: expected[name] for name in report}
     if library == "langchain":
         assert "without --with-tools, which is vLLM, gives structured output" in structured
 
 
 def test_the_page_names_the_versions_that_are_tried() -> None:
     page = (ROOT / "docs" / "results" / "serving.md").read_text(encoding="utf-8")
-    for package in (*PACKAGES.values(), *OTHERS):
+    for package in (*PACKAGES.values(), *OTHER_PACKAGES):
         name, _, version = re.sub(r"\[.*\]", "", package).partition("==")
         assert f"| {name} {version} |" in page
 
 
-# What Open WebUI sends, from its routers/openai.py, utils/payload.py and routers/tasks.py.
+# Requests of Open WebUI, from its routers/openai.py, utils/payload.py and routers/tasks.py.
 CHAT = {
     "stream": True,
     "model": "demo",
@@ -152,7 +157,7 @@ def test_open_webuis_title_and_list_of_models_are_answered(url: str) -> None:
 
 
 def test_a_browser_lets_open_webui_ask_directly(url: str) -> None:
-    """Its direct connections ask from the page, whose browser asks first what it may send."""
+    """In Open WebUI's direct connections, the page sends the requests, so the browser sends a preflight first."""
     headers = {
         "Origin": "http://localhost:3000",
         "Access-Control-Request-Method": "POST",

@@ -1,4 +1,4 @@
-"""How a model is laid out on GPUs: what fits, and what is said where it does not."""
+"""A model's layout on GPUs, and the messages if the model does not fit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_memory_that_others_hold_is_not_asked_for() -> None:
     [
         (ModelSize(0.3, 46080, 8192, 9), None, 64.0, (4, None)),
         (ModelSize(0.3, 46080, 8192, 9), None, 4.0, (1, None)),
-        # Qwen3-0.6B, one conversation of which needs more than the 4 GiB that others get.
+        # Qwen3-0.6B: one conversation needs more than the 4 GiB that other models get.
         (ModelSize(1.4, 114_688, 40960, 16), None, 64.0, (5, None)),
         (ModelSize(1.4, 114_688, 40960, 16), None, 6.0, (2, 18432)),
         (QWEN3_14B, 4096, 31.0, (1, 4096)),
@@ -64,8 +64,8 @@ def test_memory_that_others_hold_is_not_asked_for() -> None:
 def test_without_a_gpu_the_cache_holds_one_conversation_or_the_context_shrinks(
     size: ModelSize, length: int | None, free_gib: float, cache: tuple[int, int | None]
 ) -> None:
-    *chosen, notes = choose_cache(size, length, free_gib)
-    assert tuple(chosen) == cache
+    *chosen_cache, notes = choose_cache(size, length, free_gib)
+    assert tuple(chosen_cache) == cache
     assert bool(notes) == (cache[1] is not None and length is None)
 
 

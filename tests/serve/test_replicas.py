@@ -1,4 +1,4 @@
-"""Several copies of a model behind the real router: stand-ins take the place of vLLM and of the GPUs."""
+"""Several copies of a model behind the real router. Stand-ins replace vLLM and the GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.commands import rstar2
 from support.optional import needs
-from support.servers.serving import answering
+from support.servers.serving import wait_for_server
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -37,12 +37,12 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
     }
     port = free_port()
 
-    def asked() -> dict[str, Any] | None:
-        """Who answered a request; None where nobody did."""
+    def answering_copy() -> dict[str, Any] | None:
+        """Send a request. Returns the answer with the copy's process id and GPUs, or None if no copy answered."""
         with suppress(httpx.TransportError):
             body = {"model": "x", "prompt": [1, 2, 3], "max_tokens": 1}
             url = f"http://127.0.0.1:{port}/v1/completions"
-            # Loading CA certificates would be most of the work, many times a second.
+            # Without verification: loading the CA certificates for each request would take most of the time.
             answer = httpx.post(url, json=body, trust_env=False, timeout=TIMEOUT_S, verify=False)
             return dict(answer.json()) if answer.status_code == 200 else None
         return None
@@ -59,17 +59,23 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
             "--detach",
         )
         command = [sys.executable, "-m", "rstar2", "serve", *words]
-        started = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=env)
-        assert started.returncode == 0, started.stderr
-        assert "2 copies x 2 of 4 GPUs (NVIDIA H100)" in started.stderr
-        seen: dict[int, str] = {}
-        wait_until(lambda: ((who := asked()) and seen.update({who["pid"]: who["gpus"]})) or len(seen) == 2)
-        assert sorted(seen.values()) == ["0,1", "2,3"]
-        killed, other = seen
+        process = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=env)
+        assert process.returncode == 0, process.stderr
+        assert "2 copies x 2 of 4 GPUs (NVIDIA H100)" in process.stderr
+        gpus_by_pid: dict[int, str] = {}
+
+        def both_answered() -> bool:
+            if copy := answering_copy():
+                gpus_by_pid[copy["pid"]] = copy["gpus"]
+            return len(gpus_by_pid) == 2
+
+        wait_until(both_answered)
+        assert sorted(gpus_by_pid.values()) == ["0,1", "2,3"]
+        killed, survivor = gpus_by_pid
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: (who := asked()) is not None and who["pid"] == other)
-        wait_until(lambda: (who := asked()) is not None and who["pid"] not in seen)
-        assert answering(env)["restarts"] == 1
+        wait_until(lambda: (copy := answering_copy()) is not None and copy["pid"] == survivor)
+        wait_until(lambda: (copy := answering_copy()) is not None and copy["pid"] not in gpus_by_pid)
+        assert wait_for_server(env)["restarts"] == 1
     finally:
         down = rstar2("serve", "down", env=env)
     assert down.code == 0, down.stderr

@@ -1,4 +1,4 @@
-"""`rstar2 serve --engine transformers --with-tools`, as a user starts it: judge and agent in processes."""
+"""`rstar2 serve --engine transformers --with-tools` as a user starts it, with judge and agent in processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from support.commands import rstar2
 from support.optional import needs
 from support.servers import openai_client as openai
-from support.servers.serving import answering
+from support.servers.serving import wait_for_server
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -29,13 +29,13 @@ pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(autouse=True)
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the servers of a test say that they run."""
+    """Give each test its own folder for the state files of its servers."""
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
 
 
 @pytest.fixture
 def temporary_files() -> Iterator[Path]:
-    """A folder with a short path, since the judge's sockets have paths in it."""
+    """A folder with a short path, because the paths of the judge's sockets have a maximum length."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -51,10 +51,10 @@ def test_the_agent_answers_and_nothing_is_left_behind(
     words = ("--engine", "transformers", "--with-tools", "--api-key", "secret", "--port", port, "--detach")
     command = [sys.executable, "-m", "rstar2", "serve", str(folder), *words]
     try:
-        started = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
-        assert started.returncode == 0, started.stderr
-        assert f"http://127.0.0.1:{port}/v1" in started.stdout
-        server = answering()
+        start = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+        assert start.returncode == 0, start.stderr
+        assert f"http://127.0.0.1:{port}/v1" in start.stdout
+        server = wait_for_server()
         assert server["with_tools"] is True
         with openai.OpenAI(
             base_url=f"{server['url']}/v1", api_key="secret", max_retries=0, timeout=TIMEOUT_S
@@ -65,13 +65,13 @@ def test_the_agent_answers_and_nothing_is_left_behind(
                 max_tokens=12,
                 temperature=0,
             )
-        # Its weights are drawn by lot, and greedy it does not come to an end so soon.
+        # With random weights, greedy generation does not end this soon.
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 12
     finally:
-        ended = rstar2("serve", "down")
-    assert ended.code == 0, ended.stderr
+        stop = rstar2("serve", "down")
+    assert stop.code == 0, stop.stderr
     with (
         pytest.raises(openai.APIConnectionError),
         openai.OpenAI(base_url=server["url"], api_key="x", timeout=TIMEOUT_S) as client,
@@ -95,7 +95,7 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     model = tmp_path / lines[0].split()[1]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(model, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
-    # The published weights carry a template that lists tools; the rest of the format is the page's.
+    # The published weights have a template that lists tools. The page's options give the rest of the format.
     (model / FORMAT_FILE).unlink()
     (model / "chat_template.jinja").write_text(default_format().template)
     monkeypatch.chdir(tmp_path)
@@ -104,9 +104,9 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     words = [word for word in shlex.split(lines[with_tools]) if word != "--detach"] + more
     words += ["--judge", judge.url] if with_tools else []
     try:
-        started = rstar2(*words, "--detach")
-        assert started.code == 0, started.stderr
-        assert answering()["with_tools"] is with_tools
+        start = rstar2(*words, "--detach")
+        assert start.code == 0, start.stderr
+        assert wait_for_server()["with_tools"] is with_tools
     finally:
-        ended = rstar2("serve", "down", "--port", port)
-    assert ended.code == 0, ended.stderr
+        stop = rstar2("serve", "down", "--port", port)
+    assert stop.code == 0, stop.stderr

@@ -1,4 +1,4 @@
-"""Logs are put aside while they are written, and followed."""
+"""Logs are rotated and followed while they are written."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def test_lines_that_are_written_after_the_last_ones_were_shown_follow(tmp_path: 
 
 
 def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path) -> None:
-    logs, found = tmp_path / "logs", Queue[tuple[str, str]]()
+    logs, lines = tmp_path / "logs", Queue[tuple[str, str]]()
 
-    def read() -> None:
+    def follow_logs() -> None:
         for line in follow(logs):
-            found.put(line)
+            lines.put(line)
 
     with private_log(logs, "api").open("ab", buffering=0) as log:
-        threading.Thread(target=read, daemon=True).start()
-        # It reads from the end on, once it has begun.
-        while found.empty():
+        threading.Thread(target=follow_logs, daemon=True).start()
+        # The thread follows the log from its end, so write until the thread has started.
+        while lines.empty():
             log.write(b"before\n")
             time.sleep(0.05)
         rotate(logs, 5)
         log.write(b"2\n")
-        while (line := found.get(timeout=600)) != ("api", "2"):
+        while (line := lines.get(timeout=600)) != ("api", "2"):
             assert line == ("api", "before")
     assert (logs / "api.log").read_text() == "2\n"
     assert (logs / "api.log.1").read_text().startswith("before\n")

@@ -1,4 +1,4 @@
-"""What dies is started again, after its pause, until its owner has had enough."""
+"""A part that dies is restarted after a pause, until its owner gives up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_S = 1.0
 
 
 class _Owner:
-    """Counts the starts of a process, of which the second fails, and how often it died, which may be once."""
+    """Counts the starts and deaths of a process. The second start fails, and more than one death is an error."""
 
     def __init__(self) -> None:
         self.starts = self.died = 0

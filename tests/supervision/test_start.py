@@ -18,7 +18,7 @@ STOP_S = 0.1
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules can be started."""
+    """A folder whose Python modules can be started as supervisors."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -57,22 +57,22 @@ def test_a_service_that_failed_raises_what_its_supervisor_says(
     event = f'{{"kind": "failed", "text": "no port", "hint": "take another", "user_error": {user_error}}}'
     failing = _module(modules, "failing", "import time", f"print({event!r}, flush=True)", "time.sleep(3600)")
     with (
-        pytest.raises(kind, match="no port") as told,
+        pytest.raises(kind, match="no port") as error,
         started_supervisor(failing, _settings(modules / "state"), "it", STOP_S) as (process, events),
     ):
         events.next(TIMEOUT_S)
-    assert told.value.hint == "take another"
+    assert error.value.hint == "take another"
     assert process.returncode is not None
 
 
 def test_a_supervisor_that_says_nothing_is_ended(modules: Path) -> None:
     silent = _module(modules, "silent", "import time", "print('{', end='', flush=True)", "time.sleep(3600)")
     with (
-        pytest.raises(Failure, match=r"the sleeper reported nothing for 0\.1 s") as told,
+        pytest.raises(Failure, match=r"the sleeper reported nothing for 0\.1 s") as error,
         started_supervisor(silent, _settings(modules / "state"), "the sleeper", STOP_S) as (process, events),
     ):
         events.next(0.1)
-    assert str(modules / "state" / "logs") in told.value.hint
+    assert str(modules / "state" / "logs") in error.value.hint
     assert process.returncode is not None
 
 
@@ -90,15 +90,15 @@ def test_a_server_whose_supervisor_never_reports_is_a_failure_that_names_its_log
         "port": 1,
     }
     settings = SupervisorSettings(**about, folder=str(modules / "state"), waves=[], ready_s=1.0)
-    with pytest.raises(Failure, match=r"reported nothing for 0\.1 s") as told:
+    with pytest.raises(Failure, match=r"reported nothing for 0\.1 s") as error:
         list(serve.supervised(settings, start_s=0.1))
-    assert str(modules / "state" / "logs") in told.value.hint
+    assert str(modules / "state" / "logs") in error.value.hint
 
 
 def test_a_folder_that_cannot_be_written_to_is_the_callers_mistake(modules: Path) -> None:
     (modules / "file").touch()
     settings = _settings(modules / "file" / "state")
     supervisor = started_supervisor("absent", settings, "the service", STOP_S)
-    with pytest.raises(UserError, match=r"cannot write to .*/file/state") as told, supervisor:
+    with pytest.raises(UserError, match=r"cannot write to .*/file/state") as error, supervisor:
         pass
-    assert "RSTAR2_STATE" in told.value.hint
+    assert "RSTAR2_STATE" in error.value.hint

@@ -1,4 +1,4 @@
-"""State files, and the end of what they name."""
+"""State files, and ending the processes that they name."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_a_state_file_is_private_and_cleared_only_by_the_one_it_names(tmp_path: 
     file.clear(1)
     assert file.read() is None
     file.path.write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"1\.json") as told:
+    with pytest.raises(UserError, match=r"1\.json") as error:
         file.read()
-    assert told.value.hint == "remove it"
+    assert error.value.hint == "remove it"
 
 
 def test_a_process_that_ends_when_asked_is_ended_and_one_that_does_not_is_told(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     for name in ("HOME", "RSTAR2_STATE", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", no_such_user)
-    with pytest.raises(UserError, match="has no home directory") as told:
+    with pytest.raises(UserError, match="has no home directory") as error:
         state_folder()
-    assert "HOME" in told.value.hint
+    assert "HOME" in error.value.hint
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path))
     assert state_folder() == tmp_path

@@ -1,4 +1,4 @@
-"""A supervisor restarts what dies, and stops everything when it is told to or its starter is gone."""
+"""A supervisor restarts parts that die. It stops all parts on a signal, or when its starter is gone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Service(Supervisor):
 if __name__ == "__main__":
     Service(begin_module(SupervisionSettings), silent=False).run()
 '''
-Started = tuple[subprocess.Popen[bytes], Events, list[int]]
+RunningSupervisor = tuple[subprocess.Popen[bytes], Events, list[int]]
 """A supervisor, its events, and its parts' process numbers."""
 
 
@@ -96,7 +96,7 @@ def _settings(folder: Path, detached: bool = False) -> SupervisionSettings:
 
 
 @contextmanager
-def _started(folder: Path, detached: bool = False) -> Iterator[Started]:
+def _run_supervisor(folder: Path, detached: bool = False) -> Iterator[RunningSupervisor]:
     for name in PARTS:
         (folder / name).unlink(missing_ok=True)
     settings = _settings(folder, detached)
@@ -112,7 +112,7 @@ def _started(folder: Path, detached: bool = False) -> Iterator[Started]:
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_it_stops_its_parts_when_it_is_asked_to_the_last_ones_first(detached: bool, folder: Path) -> None:
-    with _started(folder, detached) as (process, _, parts):
+    with _run_supervisor(folder, detached) as (process, _, parts):
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
         assert not running(parts)
@@ -121,17 +121,17 @@ def test_it_stops_its_parts_when_it_is_asked_to_the_last_ones_first(detached: bo
 
 
 def test_it_stops_when_its_starter_is_gone_unless_it_is_detached(folder: Path) -> None:
-    with _started(folder) as (process, _, parts):
+    with _run_supervisor(folder) as (process, _, parts):
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(TIMEOUT_S) == 0
         assert not running(parts)
-    with _started(folder, detached=True) as (process, _, parts):
+    with _run_supervisor(folder, detached=True) as (process, _, parts):
         assert process.stdin is not None
         process.stdin.close()
         (folder / "left").unlink()
         subprocess.run(["kill", "-KILL", str(parts[1])], check=True)
-        # It restarts what dies, so it has looked after its parts since then.
+        # The supervisor has restarted the part, so it still runs.
         wait_until((folder / "left").exists)
         assert process.poll() is None
 
@@ -149,22 +149,22 @@ def test_it_stops_when_its_starter_is_gone_before_its_parts_are_ready(folder: Pa
 
 
 def test_a_part_that_dies_is_started_again_and_an_error_of_it_ends_the_service(folder: Path) -> None:
-    with _started(folder) as (process, events, parts):
+    with _run_supervisor(folder) as (process, events, parts):
         (folder / "engine").unlink()
         subprocess.run(["kill", "-KILL", str(parts[0])], check=True)
         wait_until((folder / "engine").exists)
-        again = int((folder / "engine").read_text())
-        assert again != parts[0]
+        restarted = int((folder / "engine").read_text())
+        assert restarted != parts[0]
         (folder / "give up").touch()
-        subprocess.run(["kill", "-KILL", str(again)], check=True)
+        subprocess.run(["kill", "-KILL", str(restarted)], check=True)
         with pytest.raises(Failure, match="engine died"):
             events.next(TIMEOUT_S)
         assert process.wait(TIMEOUT_S) == 0
-        assert not running([*parts, again])
+        assert not running([*parts, restarted])
 
 
 def test_a_machine_that_has_no_room_for_a_part_is_an_error_of_that_part(folder: Path) -> None:
-    with _started(folder) as (process, events, parts):
+    with _run_supervisor(folder) as (process, events, parts):
         (folder / "no memory").touch()
         subprocess.run(["kill", "-KILL", str(parts[0])], check=True)
         with pytest.raises(Failure, match="a part that ended cannot be restarted: Cannot allocate"):
@@ -173,10 +173,10 @@ def test_a_machine_that_has_no_room_for_a_part_is_an_error_of_that_part(folder: 
 
 
 def test_a_second_one_is_refused_and_leaves_the_first_alone(folder: Path) -> None:
-    with _started(folder) as (first, _, parts):
-        with pytest.raises(UserError, match="taken"), _started(folder):
+    with _run_supervisor(folder) as (first, _, parts):
+        with pytest.raises(UserError, match="taken"), _run_supervisor(folder):
             pass
         assert first.poll() is None
         assert running(parts) == parts
-    with _started(folder):
+    with _run_supervisor(folder):
         pass

@@ -180,7 +180,7 @@ class StandIns:
         wait_until((self.folder / "running").exists)
 
     def called(self, name: str) -> list[str]:
-        """Return the recorded calls whose line begins with `name`."""
+        """Return the recorded calls that begin with `name`."""
         return [line for line in self._calls.read_text().splitlines() if line.startswith(name)]
 
     def words(self, path: str) -> list[str]:
@@ -188,7 +188,7 @@ class StandIns:
         return (self.folder / path).read_text().splitlines()
 
 
-def ended(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+def wait_for_exit(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     """Return a script's exit code and standard error. Asserts that it left no process."""
     _, stderr = process.communicate(timeout=timeout_s)
     wait_until(lambda: not session(process.pid))

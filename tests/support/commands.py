@@ -14,7 +14,7 @@ from rstar2.errors import RStarError
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """The exit code and the output of a command."""
 
     code: int
@@ -22,20 +22,20 @@ class Ran:
     stderr: str
 
 
-def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None) -> Ran:
+def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None) -> CommandResult:
     """Run `rstar2 WORDS`. If it fails, `stderr` has the message and hint as a user would see them.
 
     Raises:
         BaseException: The command raised an exception that a user would see as a traceback.
     """
-    ran = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, [*map(str, words)], input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
     )
-    if isinstance(ran.exception, RStarError):
-        return Ran(ran.exception.exit_code, ran.stdout, f"{ran.stderr}{ran.exception}")
-    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
-        raise ran.exception
-    return Ran(ran.exit_code, ran.stdout, ran.stderr)
+    if isinstance(result.exception, RStarError):
+        return CommandResult(result.exception.exit_code, result.stdout, f"{result.stderr}{result.exception}")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return CommandResult(result.exit_code, result.stdout, result.stderr)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
-    # They share four sandboxes, one per tier and kind of user.
+    # These tests share four sandboxes, one per tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # They share a judge with one worker that requires a token, and the judge that most folders use. judge/service/
-    # starts the former a second time, since this would be the longest unit with it.
+    # These tests share a judge with one worker that requires a token, and the judge that most folders use.
+    # judge/service/ starts the former a second time, because it would otherwise be the longest unit.
     **dict.fromkeys(("judge/server/", "judge/client/", "judge/test_scale.py"), "judges"),
     # They share the import of transformers, which takes four seconds, and some share the judge.
     **dict.fromkeys(
@@ -77,7 +77,7 @@ SHARED = {
 """The unit of files, by the beginning of their paths. A file that is not listed is its own unit."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    # It waits nearly all of the time, and therefore takes no CPU time from the others.
+    # This unit waits most of the time, so it takes no CPU time from other processes.
     "serve/test_replicas.py",
     "demo/test_short_demo.py",
     "libraries",

@@ -77,16 +77,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self._answer(body=True, posted=text)
+        self._answer(body=True, request_body=text)
 
-    def _answer(self, body: bool, posted: bytes = b"") -> None:
+    def _answer(self, body: bool, request_body: bytes = b"") -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {self.path}")
         match = _API.match(path) or _RESOLVE.match(path)
         if match is None or not (folder := self.hub.root / match["id"]).is_dir():
             self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, body)
         elif path.startswith("/api") and match["what"] != "auth-check":
-            self._send(200, json.dumps(self._facts(match, folder, posted)).encode(), {}, body)
+            self._send(200, json.dumps(self._facts(match, folder, request_body)).encode(), {}, body)
         elif match["id"] in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send(
                 401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}, body
@@ -98,14 +98,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send_file(f"{match['id']}/{match['path']}", file.read_bytes(), body)
 
-    def _facts(self, match: re.Match[str], folder: Path, posted: bytes) -> Any:
+    def _facts(self, match: re.Match[str], folder: Path, request_body: bytes) -> Any:
         entries = [_entry(folder, each) for each in sorted(folder.rglob("*"))]
         files = [each for each in entries if each["type"] == "file"]
         below = (match["path"] or "").strip("/")
         what = (match["what"] or "").partition("/")[0]
         if what == "paths-info":
             requested_paths = (
-                json.loads(posted)["paths"] if posted.startswith(b"{") else parse_qs(posted.decode())["paths"]
+                json.loads(request_body)["paths"]
+                if request_body.startswith(b"{")
+                else parse_qs(request_body.decode())["paths"]
             )
             return [each for each in entries if each["path"] in requested_paths]
         if what == "tree":

@@ -24,8 +24,11 @@ class Group:
 
     name: str
     rollouts: str
-    """One character each: 1 right, 0 wrong, e wrong after a call that failed, x right but with a call that the judge
-    lost, f one whose engine fails."""
+    """One character per rollout:
+
+    1 right, 0 wrong, e wrong after a failed call, x right with a call that the judge lost, f a rollout whose engine
+    fails.
+    """
     output: str = "7"
     """The judge's answer to every call."""
     says: dict[str, str] | None = None

@@ -22,7 +22,7 @@ TOOLACE_SYSTEM = (
 
 
 def glaive_chat(*turns: tuple[str, str]) -> str:
-    return "\n\n\n".join(f"{who}: {text}" for who, text in turns)
+    return "\n\n\n".join(f"{speaker}: {text}" for speaker, text in turns)
 
 
 ROWS: dict[str, dict[str, Any]] = {

@@ -57,8 +57,8 @@ class Terminal:
     def __init__(
         self, words: tuple[str, ...], env: Mapping[str, str], columns: int, lines: int, stdout: Path | None
     ) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self._master, terminal_end = pty.openpty()
+        fcntl.ioctl(terminal_end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._screen = _Screen(columns, lines, lambda data: self.press(data))
         self._stream = pyte.Stream(self._screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
@@ -66,10 +66,12 @@ class Terminal:
         """Everything that the command wrote, with control sequences."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        self._process = context.Process(target=_run, args=(os.ttyname(theirs), words, dict(env), stdout))
+        self._process = context.Process(
+            target=_run, args=(os.ttyname(terminal_end), words, dict(env), stdout)
+        )
         self._process.start()
         # Open until the command has ended. Otherwise we would read an end before the command has opened the terminal.
-        self._theirs: int | None = theirs
+        self._terminal_end: int | None = terminal_end
 
     @property
     def pid(self) -> int:
@@ -79,10 +81,10 @@ class Terminal:
     @property
     def text(self) -> str:
         """Return all lines of the screen, including those that scrolled off it."""
-        rolled = [
+        scrolled_rows = [
             "".join(row[x].data for x in range(self._screen.columns)) for row in self._screen.history.top
         ]
-        return "\n".join(line.rstrip() for line in [*rolled, *self._screen.display]).rstrip()
+        return "\n".join(line.rstrip() for line in [*scrolled_rows, *self._screen.display]).rstrip()
 
     def styled_rows(self) -> list[Text]:
         """Return the rows of the screen with their colours."""
@@ -108,14 +110,14 @@ class Terminal:
 
     def read(self, wait_s: float = 0.1) -> bool:
         """Read what the command has written. Returns False if it has ended and everything was read."""
-        if self._theirs is not None and not self._process.is_alive():
-            os.close(self._theirs)
-            self._theirs = None
-        if not select.select([self._ours], [], [], wait_s)[0]:
+        if self._terminal_end is not None and not self._process.is_alive():
+            os.close(self._terminal_end)
+            self._terminal_end = None
+        if not select.select([self._master], [], [], wait_s)[0]:
             return True
         try:
-            data = os.read(self._ours, 65536)
-        except OSError:  # how a terminal ends that nothing writes to any more
+            data = os.read(self._master, 65536)
+        except OSError:  # reading a terminal raises OSError after the last process has closed it
             return False
         text = self._decoder.decode(data)
         self.written += text
@@ -137,7 +139,7 @@ class Terminal:
         self.comes_to(lambda: self.line == "›" and not self._echoes(), "a prompt")
 
     def press(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
+        os.write(self._master, keys)
 
     def types(self, line: str) -> None:
         """Type a line at the prompt, and send it."""
@@ -159,13 +161,13 @@ class Terminal:
         if self._process.is_alive():
             self._process.kill()
         self._process.join(TIMEOUT_S)
-        if self._theirs is not None:
-            os.close(self._theirs)
-        os.close(self._ours)
+        if self._terminal_end is not None:
+            os.close(self._terminal_end)
+        os.close(self._master)
 
     def _echoes(self) -> bool:
         """Whether the terminal echoes typed text. It must not do so at a prompt or during an answer."""
-        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
+        return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
 
 @contextmanager
@@ -180,11 +182,13 @@ def terminal(
     environment = {
         name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
     }
-    opened = Terminal(words, {**environment, "TERM": "xterm-256color", **(env or {})}, columns, lines, stdout)
+    new_terminal = Terminal(
+        words, {**environment, "TERM": "xterm-256color", **(env or {})}, columns, lines, stdout
+    )
     try:
-        yield opened
+        yield new_terminal
     finally:
-        opened.close()
+        new_terminal.close()
 
 
 def _run(path: str, words: tuple[str, ...], env: dict[str, str], stdout: Path | None) -> None:

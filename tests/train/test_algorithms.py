@@ -1,4 +1,4 @@
-"""Objectives by name: VERL keys that VERL itself accepts and computes with."""
+"""Tests of objectives by name: VERL accepts their keys, and computes with them."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def test_the_default_is_the_papers() -> None:
     assert (recipe.algorithm.objective, recipe.select.name) == ("grpo", "roc")
     assert recipe.clip == (0.2, 0.28)
     others = {"release": "release", "7b-8xh100": "release"}
-    chosen = {name: stage_recipe(1, None, [], name).select.name for name in shipped_recipes("stage")}
-    assert chosen == {name: others.get(name, "roc") for name in chosen}
+    selections = {name: stage_recipe(1, None, [], name).select.name for name in shipped_recipes("stage")}
+    assert selections == {name: others.get(name, "roc") for name in selections}
     assert {stage_recipe(1, name, []).select.name for name in shipped_recipes("profile")} == {"roc"}
     assert {each.select.name for each in demo_plan("demo", None, []).stages.values()} == {"roc"}
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "dr-grpo"), ("reinforce", "reinforce++")])
-def test_an_unknown_objective_is_refused_with_the_nearest_name(typed: str, nearest: str) -> None:
-    with pytest.raises(UserError) as refused:
-        recipe_of(typed)
-    message = refused.value.message
+@pytest.mark.parametrize(("name_typed", "nearest"), [("dr_grpo", "dr-grpo"), ("reinforce", "reinforce++")])
+def test_an_unknown_objective_is_refused_with_the_nearest_name(name_typed: str, nearest: str) -> None:
+    with pytest.raises(UserError) as excinfo:
+        recipe_of(name_typed)
+    message = excinfo.value.message
     assert "algorithm.objective must be one of 'grpo', 'dr-grpo', 'maxrl'" in message
-    assert message.endswith(f"not {typed!r}; did you mean {nearest}?")
+    assert message.endswith(f"not {name_typed!r}; did you mean {nearest}?")
 
 
 def test_a_clip_range_that_the_recipe_names_is_kept_and_the_algorithms_own_is_the_default() -> None:
     assert recipe_of("gspo").clip == (3e-4, 4e-4)
     assert recipe_of("gspo", "optim.clip_high=0.001").clip == (3e-4, 0.001)
-    assert recipe_of("cispo").clip[0] > 1, "no lower bound on a ratio"
+    assert recipe_of("cispo").clip[0] > 1, "a ratio has no lower bound"
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
     from rstar2.train.verl import objectives  # noqa: F401  (registers its own, as in VERL's processes)
 
     verls = {*core_algos.ADV_ESTIMATOR_REGISTRY, *core_algos.POLICY_LOSS_REGISTRY}
-    used = {
+    used_keys = {
         key
         for name in NAMES
         for keys in [verl_keys(AlgorithmSettings(objective=name), 8192)]
@@ -106,11 +106,11 @@ def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
             keys["actor_rollout_ref.actor.policy_loss.loss_mode"],
         )
     }
-    assert used <= verls
-    assert verls == used | {REGISTERED.get(name, name) for name in used} - {""} | {EQUAL_PROBLEMS} | set(
-        NOT_OFFERED
-    )
-    assert not NOT_OFFERED.keys() & used
+    assert used_keys <= verls
+    assert verls == used_keys | {REGISTERED.get(name, name) for name in used_keys} - {""} | {
+        EQUAL_PROBLEMS
+    } | set(NOT_OFFERED)
+    assert not NOT_OFFERED.keys() & used_keys
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
 def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_likely(
     name: str, moved: float, tmp_path: Path
 ) -> None:
-    """VERL's own loss, before any update and after one in the wrong direction, which no clip keeps."""
+    """VERL's own loss, before any update and after an update in the wrong direction, which no clip limits."""
     import torch
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
@@ -153,11 +153,11 @@ def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_
     )
     loss.backward()
     assert log_prob.grad is not None
-    pushed = -log_prob.grad * advantages.sign()
-    assert pushed.isfinite().all()
-    assert (pushed >= 0).all()
-    assert (pushed[mask == 0] == 0).all()
-    assert (pushed > 0).sum() > 0.9 * mask.sum(), "only few tokens are left out"
+    gradient = -log_prob.grad * advantages.sign()
+    assert gradient.isfinite().all()
+    assert (gradient >= 0).all()
+    assert (gradient[mask == 0] == 0).all()
+    assert (gradient > 0).sum() > 0.9 * mask.sum(), "only few tokens are left out"
 
 
 @pytest.mark.slow
@@ -176,21 +176,21 @@ def test_a_correction_does_to_ratios_what_its_name_says(name: CorrectionName, tm
     )
     config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
     keys = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
-    asked = {key: config.algorithm.rollout_correction[key] for key in keys}
+    options = {key: config.algorithm.rollout_correction[key] for key in keys}
     ratios = torch.tensor(
         [
             [1.0, 1.0, 1.0, 1.0],
             [8.0, 1.0, 0.25, 1.0],  # product 2, mean 1.19
             [2.0, 2.0, 2.0, 2.0],  # product 16, mean 2
-            [0.5, 1.0, 1.0, 1.0],  # product 0.5, mean 0.84: the inverse of the bounds would leave it out
+            [0.5, 1.0, 1.0, 1.0],  # product 0.5, mean 0.84; the inverse bounds would reject this rollout
             [0.2, 0.2, 0.2, 0.2],  # product 0.0016, mean 0.2
         ]
     )
     trainer, mask = torch.full((5, 4), -1.0), torch.ones(5, 4)
-    given, left, _ = compute_rollout_correction_and_rejection_mask(
-        trainer, trainer - ratios.log(), mask, **asked
+    importance, response_mask, _ = compute_rollout_correction_and_rejection_mask(
+        trainer, trainer - ratios.log(), mask, **options
     )
-    weights = None if given is None else given.batch["rollout_is_weights"]
+    weights = None if importance is None else importance.batch["rollout_is_weights"]
     capped = ratios.clamp(max=3)
     products = ratios.prod(-1, keepdim=True).expand(5, 4)
     expected = {
@@ -201,7 +201,7 @@ def test_a_correction_does_to_ratios_what_its_name_says(name: CorrectionName, tm
         "sequence-rejection": (products.clamp(max=3), [1, 1, 0, 1, 0]),
         "geometric-rejection": (None, [1, 1, 1, 1, 0]),
     }[name]
-    assert left[:, 0].tolist() == expected[1]
+    assert response_mask[:, 0].tolist() == expected[1]
     assert (weights is None) == (expected[0] is None)
     if weights is not None:
         assert weights.allclose(expected[0])
@@ -216,17 +216,17 @@ def test_a_corrections_bounds_are_its_own_unless_they_are_named() -> None:
     assert bounds == {name: (each.lower, each.limit) for name, each in CORRECTIONS.items()}
     assert bounds["icepop"] == (0.5, 5.0)
     assert bounds["geometric-rejection"] == (0.999, 1.001)
-    named = recipe_of("grpo", "algorithm.correction=icepop", "algorithm.correction_limit=4").algorithm
-    assert (named.correction_lower, named.correction_limit) == (0.5, 4.0)
+    algorithm = recipe_of("grpo", "algorithm.correction=icepop", "algorithm.correction_limit=4").algorithm
+    assert (algorithm.correction_lower, algorithm.correction_limit) == (0.5, 4.0)
     for wrong in ("correction_limit=0.5", "correction_lower=1.5", "correction=ice-pop"):
         with pytest.raises(UserError, match=wrong.partition("=")[0]):
             recipe_of("grpo", f"algorithm.{wrong}")
 
 
 def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list[float]:
-    """What VERL makes of rewards 1, 0, 0, 0 and 1, 1, 1, 0 of two groups under a recipe, one number a rollout.
+    """Returns VERL's advantage of each rollout of two groups with rewards 1, 0, 0, 0 and 1, 1, 1, 0.
 
-    Rollouts have three tokens, those of the second group `shorter` fewer.
+    Rollouts have three tokens. Those of the second group have `shorter` tokens fewer.
     """
     import torch
     from verl import DataProto
@@ -256,22 +256,23 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # By hand: (r - mean) / std over the group, its standard deviation that of a sample.
+        # Computed by hand: (r - mean) / std over the group, with the standard deviation of a sample.
         ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
-        # The mean of the group's others is taken off.
+        # The mean of the group's other rollouts is subtracted.
         ("rloo", [1.0, -0.333, -0.333, -0.333, 0.333, 0.333, 0.333, -1.0]),
         # Over the batch: mean 0.5, and the standard deviation of 24 tokens.
         ("reinforce++", [0.979, -0.979, -0.979, -0.979, 0.979, 0.979, 0.979, -0.979]),
-        # The group's mean is taken off; then over the batch: mean 0, and the standard deviation of 24 tokens.
+        # First the group's mean is subtracted. Then, over the batch: mean 0, and the standard deviation of 24 tokens.
         ("reinforce++-baseline", [1.696, -0.565, -0.565, -0.565, 0.565, 0.565, 0.565, -1.696]),
-        # The group's mean, which weighs rollouts by their tokens, is taken off; here all have three.
+        # The group's mean, weighted by the rollouts' tokens, is subtracted. Here all rollouts have three tokens.
         ("opo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
-        # Divided by the group's mean: the right one of four weighs nine times those of three.
+        # The group's mean is subtracted, and the result is divided by it. One right rollout of four weighs nine times
+        # one of three.
         ("maxrl", [3.0, -1.0, -1.0, -1.0, 1 / 3, 1 / 3, 1 / 3, -1.0]),
-        # How far the best is ahead of the second, divided by the standard deviation, for the best alone.
+        # Only the best rollout counts: its lead over the second best, divided by the standard deviation.
         ("pass-k", [2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
-        # The group's mean is taken off, times all rollouts / those with a reward.
+        # The group's mean is subtracted. The result is multiplied by all rollouts / rollouts with a reward.
         ("gpg", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
     ],
 )
@@ -284,7 +285,7 @@ def test_verl_computes_the_advantages_that_the_name_says(
 @pytest.mark.slow
 @needs("verl")
 def test_maxrl_has_no_advantage_if_no_rollout_of_the_group_is_right() -> None:
-    """And none if the mean reward is negative, by which the better rollouts would get the negative advantages."""
+    """A negative mean reward gives no advantage either, because better rollouts would then get negative advantages."""
     import torch
 
     from rstar2.train.verl.objectives import maxrl
@@ -300,7 +301,7 @@ def test_maxrl_has_no_advantage_if_no_rollout_of_the_group_is_right() -> None:
 @needs("verl")
 @pytest.mark.parametrize("name", ["gpg", "pass-k"])
 def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
-    """VERL fills a batch up with them: GPG's scale counts them, and pass@k refuses a single one."""
+    """VERL fills a batch up with empty rollouts. GPG's scale counts them, and pass@k refuses a single rollout."""
     import torch
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
@@ -324,12 +325,14 @@ def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs("verl")
 def test_a_problem_weighs_what_another_does_however_long_its_rollouts_are(tmp_path: Path) -> None:
-    """By hand: 12 and 4 tokens, 8 on average, so the advantages of the longer group count 8 / 12, the others 8 / 4."""
+    """By hand: 12 and 4 tokens, 8 on average. Advantages of the longer group count 8 / 12, those of the other 8 / 4."""
     alike = advantages_of(recipe_of("grpo"), tmp_path, shorter=2)
-    weighed = advantages_of(recipe_of("grpo", "algorithm.loss_weights=problems"), tmp_path, shorter=2)
+    advantages_by_problem = advantages_of(
+        recipe_of("grpo", "algorithm.loss_weights=problems"), tmp_path, shorter=2
+    )
     weights = [2 / 3] * 4 + [2] * 4
     expected = [advantage * weight for advantage, weight in zip(alike, weights, strict=True)]
-    assert weighed == pytest.approx(expected, abs=2e-3)
+    assert advantages_by_problem == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Problems that no output can be graded correct against are left out of training, and named."""
+"""Tests that training leaves out, and names, problems for which no output can be graded correct."""
 
 from __future__ import annotations
 

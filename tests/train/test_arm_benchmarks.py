@@ -1,4 +1,4 @@
-"""The benchmarks that train arms of the demo: what is kept of an arm, and how arms are compared."""
+"""Tests of the benchmarks that train variants (arms) of the demo: the files of an arm, and the comparison of arms."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def test_arms_are_compared_at_half_of_the_tokens_that_the_baseline_wrote_with_th
     for seed, tokens, shift in ((1, 100.0, 0.0), (2, 200.0, 0.02)):
         folder = tmp_path / f"seed{seed}"
         folder.mkdir()
-        written = {
+        files = {
             "grpo-roc": points((0, 0.0, 0.5, 0.3), (10, tokens, 0.8, 0.1)),
             "grpo-g": points((0, 0.0, 0.5, 0.3), (20, 2 * tokens, 1.0, 0.2)),
             "rounds": points((0, 0.0, 0.5, 0.3), (10, tokens, 0.9 + 2 * shift, 0.1 + 2 * shift)),
         }
         if seed == 2:
             # Trained for less than half of the tokens: its last point counts.
-            written["roc-m8"] = points((0, 0.0, 0.5, 0.3), (6, 0.4 * tokens, 0.7, 0.2))
-        for name, each in written.items():
+            files["roc-m8"] = points((0, 0.0, 0.5, 0.3), (6, 0.4 * tokens, 0.7, 0.2))
+        for name, each in files.items():
             (folder / f"{name}.json").write_text(json.dumps(each))
     lines = benchmark.at_half(benchmark.finished_points(tmp_path, benchmark.ARMS)).splitlines()
     rows = {cells[0]: cells[1:6] for line in lines[2:] if (cells := line.strip("| ").split(" | "))}
@@ -81,15 +81,15 @@ def test_arms_are_compared_at_half_of_the_tokens_that_the_baseline_wrote_with_th
 
 @pytest.fixture
 def trained(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs of arms train nothing; their names are collected here."""
+    """Replaces the training of arms, and collects their names."""
     demo_arms, names = modules["demo_arms"], list[str]()
 
     @contextmanager
-    def opened(folder: Path, *settings: Any) -> Iterator[None]:
+    def no_run(folder: Path, *settings: Any) -> Iterator[None]:
         names.append(f"{folder.parent.name}/{folder.name}")
         yield
 
-    monkeypatch.setattr(demo_arms, "_opened", opened)
+    monkeypatch.setattr(demo_arms, "_opened", no_run)
     monkeypatch.setattr(demo_arms, "fine_tuned", lambda plan, pipeline: Path("sft"))
     monkeypatch.setattr(demo_arms, "evaluated", lambda *settings: {})
     return names
@@ -160,10 +160,11 @@ def test_a_language_models_arms_are_compared_at_equal_rollout_tokens(
         for number in arms[name].measured:
             write_summary(study.evaluation(name, number), 0.2 + number / 10)
     study.show()
-    printed = capsys.readouterr().out
-    assert "| GRPO, G, step 2 | 120 | 40.0 | 10.0 – 90.0 | 10.0 | 1.00 | 100.0 | – |" in printed
-    # GRPO-RoC ends first, after 4 steps of 100 tokens. Plain GRPO has written as much after 6 2/3 of its 8 steps.
-    assert "| GRPO-RoC, 2G → G | 400 | 60.0 |" in printed
-    assert "| GRPO, G | 400 | 86.7 |" in printed
-    assert "before SFT" not in printed
+    output = capsys.readouterr().out
+    assert "| GRPO, G, step 2 | 120 | 40.0 | 10.0 – 90.0 | 10.0 | 1.00 | 100.0 | – |" in output
+    # GRPO-RoC ends first, after 4 steps of 100 tokens. Plain GRPO has the same number of tokens after 6 2/3 of its 8
+    # steps.
+    assert "| GRPO-RoC, 2G → G | 400 | 60.0 |" in output
+    assert "| GRPO, G | 400 | 86.7 |" in output
+    assert "before SFT" not in output
     assert (tmp_path / "language-model.svg").exists()

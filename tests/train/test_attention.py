@@ -1,4 +1,4 @@
-"""How the trainer computes attention: what VERL is told, what it loads, and what must be installed."""
+"""Tests of the trainer's attention: the settings for VERL, the modules that VERL loads, and the packages it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.errors import UserError
 from rstar2.train import attention
@@ -22,13 +22,13 @@ SIZE = {
 }  # fmt: skip
 
 
-def told_to_verl(profile: str, *changes: str) -> list[Any]:
-    """VERL's model config of RL and of SFT."""
+def verl_settings(profile: str, *changes: str) -> list[Any]:
+    """Returns VERL's model configs of RL and of SFT."""
     here = Path("folder")
     stage = stage_command(stage_recipe(1, profile, list(changes)), here, here).argv
     sft = sft_command(sft_recipe(profile, list(changes)), here, here, here).argv
     configs = [
-        composed(name, [word for word in argv if "=" in word and not word.startswith("--")])
+        compose_config(name, [word for word in argv if "=" in word and not word.startswith("--")])
         for name, argv in (("ppo_trainer", stage), ("sft_trainer_engine", sft))
     ]
     return [configs[0].actor_rollout_ref.model, configs[1].model]
@@ -47,10 +47,12 @@ def told_to_verl(profile: str, *changes: str) -> list[Any]:
 def test_verl_is_told_which_attention_to_use(
     profile: str, changes: list[str], implementation: str, packed: bool
 ) -> None:
-    for model in told_to_verl(profile, *changes):
+    for model in verl_settings(profile, *changes):
         assert model.override_config == {"attn_implementation": implementation, "model_config": {}}
         assert model.use_remove_padding is packed
-        assert not model.use_fused_kernels, "fails with FSDP2 on models whose embeddings are not tied"
+        assert not model.use_fused_kernels, (
+            "fused kernels fail with FSDP2 on models whose embeddings are not tied"
+        )
 
 
 @pytest.mark.parametrize(
@@ -63,8 +65,8 @@ def test_only_the_default_loads_kernels_of_ours_into_every_process(profile: str,
         stage_command(stage_recipe(1, profile, changes), here, here),
         sft_command(sft_recipe(profile, changes), here, here, here),
     ):
-        own, *kernels = command.env["VERL_USE_EXTERNAL_MODULES"].split(",")
-        assert own == f"rstar2.train.verl.{'plugin' if profile == 'laptop' else 'worker_setup'}"
+        own_module, *kernels = command.env["VERL_USE_EXTERNAL_MODULES"].split(",")
+        assert own_module == f"rstar2.train.verl.{'plugin' if profile == 'laptop' else 'worker_setup'}"
         assert kernels == (["rstar2.train.verl.torch_kernels"] if attention == "torch" else [])
 
 
@@ -79,8 +81,8 @@ def test_a_saved_model_does_not_ask_for_an_attention_that_only_the_trainer_has(
     from verl.workers.config import HFModelConfig
 
     Qwen3Config(**SIZE, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path / "model")
-    for told in told_to_verl(profile):
-        override = OmegaConf.to_container(told.override_config)
+    for verl_setting in verl_settings(profile):
+        override = OmegaConf.to_container(verl_setting.override_config)
         config = HFModelConfig(path=str(tmp_path / "model"), override_config=override, load_tokenizer=False)
         assert config.hf_config._attn_implementation == override["attn_implementation"]
         config.hf_config.save_pretrained(tmp_path / "saved")
@@ -88,8 +90,8 @@ def test_a_saved_model_does_not_ask_for_an_attention_that_only_the_trainer_has(
 
 
 def test_a_key_of_the_models_config_that_verl_would_not_read_is_refused() -> None:
-    read = "+actor_rollout_ref.model.override_config.model_config.rope_theta"
-    assert stage_recipe(1, "8xh100", [f"verl.{read}=5.0"]).verl
+    rope_setting = "+actor_rollout_ref.model.override_config.model_config.rope_theta"
+    assert stage_recipe(1, "8xh100", [f"verl.{rope_setting}=5.0"]).verl
     with pytest.raises(UserError, match="write it as verl"):
         stage_recipe(1, "8xh100", ["verl.+actor_rollout_ref.model.override_config.rope_theta=5.0"])
     with pytest.raises(UserError, match="write it as verl"):
@@ -97,7 +99,10 @@ def test_a_key_of_the_models_config_that_verl_would_not_read_is_refused() -> Non
 
 
 def test_padded_rows_on_a_gpu_are_refused() -> None:
-    """VERL mixes long and short rows there, and counts tokens without padding: `update_tokens` would bound nothing."""
+    """VERL mixes long and short rows there, and counts tokens without padding.
+
+    `update_tokens` would not bound memory.
+    """
     with pytest.raises(UserError, match='"padded" is for a CPU'):
         stage_recipe(1, "8xh100", ["hardware.attention=padded"])
     assert stage_recipe(1, "laptop", []).hardware.attention == "padded"
@@ -105,7 +110,7 @@ def test_padded_rows_on_a_gpu_are_refused() -> None:
 
 def test_sequence_parallelism_needs_flash_attn() -> None:
     split = "hardware.sequence_parallel=2"
-    with pytest.raises(UserError, match=r'set it to "flash_attn"'):
+    with pytest.raises(UserError, match=r'set hardware.attention to "flash_attn"'):
         stage_recipe(1, "8xh100", [split])
     assert stage_recipe(1, "8xh100", [split, "hardware.attention=flash_attn"])
 
@@ -121,7 +126,7 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
     package = tmp_path / "packages" / "flash_attn.py"
     package.parent.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    for source, said in (
+    for source, message in (
         (
             "import no_such_module",
             "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
@@ -134,14 +139,14 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
     ):
         package.write_text(source)
         attention._import_error.cache_clear()
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(UserError, match=message) as excinfo:
             check_attention("flash_attn", tmp_path)
-        assert "hardware.attention=torch" in (refused.value.hint or "")
+        assert "hardware.attention=torch" in (excinfo.value.hint or "")
     package.write_text("")
     attention._import_error.cache_clear()
     check_attention("flash_attn", tmp_path)
     attention._import_error.cache_clear()
-    # As Qwen2.5 writes it, and as Mistral does.
+    # The first config is in the form of Qwen2.5, the second one in that of Mistral.
     config(sliding_window=32768, use_sliding_window=False)
     check_attention("torch", tmp_path)
     config(sliding_window=4096)

@@ -1,4 +1,4 @@
-"""A run is continued under other settings of how it runs, and refused under others of what is learned."""
+"""Tests that a run continues if settings of its speed change, and is refused if settings of its learning change."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Plan = TrainPlan | SftPlan | DemoPlan
 
 
 def keys(model: type[BaseModel], table: str = "") -> set[str]:
-    """All dotted keys of a recipe's model, its tables too."""
-    found = set()
+    """Returns all dotted keys of a recipe's model, including those of its tables."""
+    key_names = set()
     for name, field in model.model_fields.items():
-        found.add(f"{table}{name}")
+        key_names.add(f"{table}{name}")
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= keys(field.annotation, f"{table}{name}.")
-    return found
+            key_names |= keys(field.annotation, f"{table}{name}.")
+    return key_names
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def planned(kind: str, data: Path, *changes: str) -> Plan:
+def plan_of(kind: str, data: Path, *changes: str) -> Plan:
     if kind == "demo":
         return demo_plan("demo", None, [*changes])
     if kind == "sft":
@@ -86,21 +86,21 @@ def started(run: Path, kind: str, plan: Plan) -> dict[str, Any]:
     ],
 )
 def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: Path, tmp_path: Path) -> None:
-    plan = planned(kind, data)
+    plan = plan_of(kind, data)
     before = started(tmp_path / "run", kind, plan)
-    changed = planned(kind, data, change)
+    changed = plan_of(kind, data, change)
     assert changed.config() != plan.config(), "the change reaches no recipe"
     after = started(tmp_path / "run", kind, changed)
-    assert after != before, "the run's folder tells the settings of its last start"
-    assert started(tmp_path / "run", kind, plan) == before, "and it may be taken back"
+    assert after != before, "the run's folder records the settings of its last start"
+    assert started(tmp_path / "run", kind, plan) == before, "the change can be taken back"
 
 
 @pytest.mark.parametrize("kind", ["train", "sft", "demo"])
 def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Path, tmp_path: Path) -> None:
-    plan = planned(kind, data)
+    plan = plan_of(kind, data)
     started(tmp_path / "run", kind, plan)
     record = tmp_path / "run" / "config.json"
-    kept = json.loads(record.read_text())
+    record_data = json.loads(record.read_text())
     young = ("validation",) if kind == "sft" else ("penalty", "rules", "correction_lower", "max_bad_calls")
 
     def older(values: Any) -> Any:
@@ -108,17 +108,17 @@ def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Pa
             return values
         return {name: older(value) for name, value in values.items() if name not in young}
 
-    record.write_text(json.dumps(older(kept)))
-    assert older(kept) != kept
-    assert started(tmp_path / "run", kind, plan) == plan.config(), "from now on the folder tells the new keys"
+    record.write_text(json.dumps(older(record_data)))
+    assert older(record_data) != record_data
+    assert started(tmp_path / "run", kind, plan) == plan.config(), "the folder now records the new keys too"
     if kind == "train":
-        record.write_text(json.dumps(older(kept)))
+        record.write_text(json.dumps(older(record_data)))
         with pytest.raises(UserError, match=r"other settings: recipes\.1\.rules\.flat_steps"):
-            started(tmp_path / "run", kind, planned(kind, data, "stage1.rules.flat_steps=9"))
+            started(tmp_path / "run", kind, plan_of(kind, data, "stage1.rules.flat_steps=9"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("kind", "change", "message"),
     [
         ("train", "hardware.nodes=2", "recipes.1.hardware.nodes, recipes.2.hardware.nodes"),
         ("train", "stage2.hardware.update_tokens=99999", "recipes.2.hardware.update_tokens"),
@@ -133,12 +133,12 @@ def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Pa
     ],
 )
 def test_what_decides_what_is_learned_may_not(
-    kind: str, change: str, said: str, data: Path, tmp_path: Path
+    kind: str, change: str, message: str, data: Path, tmp_path: Path
 ) -> None:
-    before = started(tmp_path / "run", kind, planned(kind, data))
-    with pytest.raises(UserError) as refused:
-        started(tmp_path / "run", kind, planned(kind, data, change))
-    assert refused.value.message.endswith(f"other settings: {said}")
+    before = started(tmp_path / "run", kind, plan_of(kind, data))
+    with pytest.raises(UserError) as excinfo:
+        started(tmp_path / "run", kind, plan_of(kind, data, change))
+    assert excinfo.value.message.endswith(f"other settings: {message}")
     assert load_config(tmp_path / "run")[1] == before
 
 

@@ -1,4 +1,4 @@
-"""Recipes become command lines that VERL's own config classes accept."""
+"""Tests that recipes become command lines that VERL's own config classes accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.errors import UserError
 from rstar2.train.command import _FORWARDED, Command, agent_loop_yaml, sft_command, stage_command
@@ -32,7 +32,7 @@ def command_of(recipe: StageRecipe, root: Path) -> Command:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | None, tmp_path: Path) -> None:
     recipe = stage_recipe(stage, profile, [])
-    config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
+    config = compose_config("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
     from verl.utils.config import omega_conf_to_dataclass
 
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
@@ -61,7 +61,7 @@ def test_the_clip_is_the_papers_and_a_second_one_bounds_what_a_wrong_token_costs
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
     from verl.utils.config import omega_conf_to_dataclass
 
-    config = composed("ppo_trainer", command_of(stage_recipe(1, None, []), tmp_path).argv[3:])
+    config = compose_config("ppo_trainer", command_of(stage_recipe(1, None, []), tmp_path).argv[3:])
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
     def loss(ratio: float, advantage: float) -> float:
@@ -84,18 +84,18 @@ def test_the_clip_is_the_papers_and_a_second_one_bounds_what_a_wrong_token_costs
 def test_a_curriculum_chooses_problems_that_no_process_loads_ahead(mode: str, tmp_path: Path) -> None:
     changes = ["groups.refill_batches=1.5", "rollout.prompts=4", f"mode={mode}"]
     data = {
-        name: composed(
+        name: compose_config(
             "ppo_trainer",
             command_of(stage_recipe(1, "laptop", [*changes, f"curriculum={name}"]), tmp_path).argv[3:],
         ).data
         for name in CURRICULA.shipped()
     }
-    assert PROBLEM_SAMPLER not in data["uniform"], "VERL's own order"
+    assert PROBLEM_SAMPLER not in data["uniform"], "VERL uses its own order"
     for name in set(data) - {"uniform"}:
         settings = data[name][PROBLEM_SAMPLER]
         assert CurriculumSettings.model_validate(dict(settings["curriculum"])).name == name
         assert data[name].dataloader_num_workers == 0
-        # Those of the step, of its replacements, of a step that is rolled out again, and those ahead.
+        # The problems of the step, its replacements, a repeated step, and the batches ahead.
         assert settings["most_under_way"] == 4 * (2 + (mode != "sync")) + 6
 
 
@@ -104,7 +104,7 @@ def test_a_curriculum_chooses_problems_that_no_process_loads_ahead(mode: str, tm
 @pytest.mark.parametrize("name", ["release", "7b-8xh100"])
 def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, [], name)
-    config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
+    config = compose_config("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
     kwargs = config.trainer.v1.sampler.sampler_kwargs
     assert SelectSettings.model_validate(dict(kwargs.select)) == recipe.select
     assert (recipe.reward, recipe.select.name, recipe.rollout.max_turns) == ("release", "release", 5)
@@ -118,7 +118,7 @@ def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) 
     recipe = sft_recipe(profile, ["batch=32"])
     command = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path)
     argv = command.argv[command.argv.index("rstar2.train.verl.sft_trainer") + 1 :]
-    config = composed("sft_trainer_engine", argv)
+    config = compose_config("sft_trainer_engine", argv)
     assert config.data.train_batch_size == 32
     assert config.optim.lr == 5e-6
     assert config.trainer.total_epochs == 3
@@ -147,9 +147,9 @@ def test_hydra_takes_the_command_line_and_leaves_nothing_behind(trainer: str, tm
     else:
         argv = sft_command(sft_recipe("laptop", []), folder, tmp_path / "m", tmp_path / "data").argv[3:]
     command = [sys.executable, "-c", STARTED_BY_HYDRA, trainer, *argv]
-    ran = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert f"logged: {folder / 'checkpoints'}" in ran.stdout
+    result = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    assert f"logged: {folder / 'checkpoints'}" in result.stdout
     assert list(tmp_path.rglob("*")) == [here]
 
 
@@ -183,7 +183,7 @@ def test_on_a_cpu_ray_has_a_logical_device_for_each_rank_unless_the_recipe_says_
 
 def test_the_stages_are_the_papers() -> None:
     table = {n: stage_recipe(n, None, []) for n in (1, 2, 3)}
-    seen = {
+    values = {
         n: (
             r.steps,
             r.rollout.tokens,
@@ -194,7 +194,7 @@ def test_the_stages_are_the_papers() -> None:
         )
         for n, r in table.items()
     }
-    assert seen == {
+    assert values == {
         1: (300, 8192, 512, 32, 16, 10),
         2: (85, 12288, 512, 32, 16, 10),
         3: (125, 12288, 512, 32, 16, 15),
@@ -206,9 +206,9 @@ def test_the_stages_are_the_papers() -> None:
 @NEEDS_VERL
 def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None:
     command = command_of(stage_recipe(1, None, []), tmp_path)
-    config = composed("ppo_trainer", command.argv[3:])
-    handed = config.ray_kwargs.ray_init.runtime_env.env_vars
-    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
+    config = compose_config("ppo_trainer", command.argv[3:])
+    env_vars = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == env_vars.VERL_FILE_LOGGER_PATH
     assert command_of(stage_recipe(1, "laptop", []), tmp_path).env["RAY_ADDRESS"] == "local"
 
 
@@ -237,7 +237,10 @@ ODD = [
 def test_a_text_stays_that_text_through_hydra(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray refuses an environment variable that is a number, and a path may hold whatever a folder's name may."""
+    """Ray rejects an environment variable that is a number.
+
+    A path may contain any character that a folder's name may.
+    """
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
 
@@ -246,7 +249,7 @@ def test_a_text_stays_that_text_through_hydra(
     )
     recipe = stage_recipe(1, None, [])
     folder = tmp_path / (text.replace("/", "") or "x")
-    config = composed("ppo_trainer", stage_command(recipe, folder, tmp_path / "m").argv[3:])
+    config = compose_config("ppo_trainer", stage_command(recipe, folder, tmp_path / "m").argv[3:])
     ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert RuntimeEnv(**ray_init["runtime_env"])["env_vars"] == {
         "ODD": text,
@@ -260,17 +263,20 @@ def test_a_text_stays_that_text_through_hydra(
 @NEEDS_VERL
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_path: Path) -> None:
-    """torchrun's own parser reads our line, and VERL's SFT what it hands on, whatever a folder's name holds."""
+    """torchrun's own parser reads our command line, and VERL's SFT reads the rest.
+
+    Folder names may contain any character.
+    """
     from torch.distributed.run import parse_args
 
     odd = tmp_path / "it's a 'model', k=v $HOME ${env} --nnodes=9 日本"
     recipe = sft_recipe(None, [f"hardware.nodes={nodes}", "hardware.gpus_per_node=4"])
     argv = sft_command(recipe, tmp_path / "sft", odd, odd).argv
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
-    read = parse_args(argv[3:])
-    assert (read.nnodes, read.nproc_per_node, read.standalone) == (str(nodes), "4", nodes == 1)
-    assert (read.module, read.training_script) == (True, "rstar2.train.verl.sft_trainer")
-    config = composed("sft_trainer_engine", read.training_script_args)
+    parsed = parse_args(argv[3:])
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.standalone) == (str(nodes), "4", nodes == 1)
+    assert (parsed.module, parsed.training_script) == (True, "rstar2.train.verl.sft_trainer")
+    config = compose_config("sft_trainer_engine", parsed.training_script_args)
     assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "train.npy"))
     assert config.trainer.n_gpus_per_node == 4
 
@@ -283,7 +289,7 @@ def test_ray_takes_the_environment_of_every_stage(tmp_path: Path) -> None:
 
     command = command_of(stage_recipe(1, None, []), tmp_path)
     runtime_env = OmegaConf.to_container(
-        composed("ppo_trainer", command.argv[3:]).ray_kwargs.ray_init.runtime_env, resolve=True
+        compose_config("ppo_trainer", command.argv[3:]).ray_kwargs.ray_init.runtime_env, resolve=True
     )
     assert RuntimeEnv(**runtime_env)["env_vars"] == command.env
 
@@ -292,12 +298,12 @@ def test_ray_takes_the_environment_of_every_stage(tmp_path: Path) -> None:
 @NEEDS_VERL
 def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, ["verl.trainer.test_freq=5", "verl.data.seed=9"])
-    config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
+    config = compose_config("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
     assert (config.trainer.test_freq, config.data.seed) == (5, 9)
 
 
 def test_verl_keys_of_the_user_win_however_the_layers_below_write_them(tmp_path: Path) -> None:
-    """A table of a recipe, a profile's dotted keys, and --set, each on top of the one before."""
+    """A recipe's table, a profile's dotted keys, and --set: each overrides the one before."""
     key = "actor_rollout_ref.rollout"
     nested = tmp_path / "nested.toml"
     nested.write_text(f'steps = 3\n[verl.{key}]\nfree_cache_engine = true\nname = "sglang"\nseed = 3\n')
@@ -312,11 +318,11 @@ def test_verl_keys_of_the_user_win_however_the_layers_below_write_them(tmp_path:
 @NEEDS_VERL
 def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, [], over={"verl": {"trainer.save_freq": 77}})
-    assert composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:]).trainer.save_freq == 77
+    assert compose_config("ppo_trainer", command_of(recipe, tmp_path).argv[3:]).trainer.save_freq == 77
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
         ("steps=-1", "steps must be a whole number of at least 1, not -1"),
@@ -326,20 +332,20 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
         ("groups.keep=64", "more than rollout.rollouts = 32"),
     ],
 )
-def test_a_wrong_change_is_refused_by_name(change: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_wrong_change_is_refused_by_name(change: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, None, [change])
-    assert said in caught.value.message
+    assert message in excinfo.value.message
 
 
 def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
-    for make, known in (
+    for make, allowed in (
         (lambda: stage_recipe(1, "desktop", []), "laptop"),
         (lambda: sft_recipe(None, [], "no-such"), "sft"),
     ):
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError) as excinfo:
             make()
-        assert known in caught.value.hint
+        assert allowed in excinfo.value.hint
 
 
 def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> None:

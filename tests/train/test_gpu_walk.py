@@ -1,4 +1,4 @@
-"""The GPU path, walked on a machine without one: VERL's own trainer from our command line, up to the first GPU."""
+"""Tests the GPU path on a machine without a GPU: VERL's own trainer, from our command line up to the first GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rstar2.train.launch import SignsOfLife, run_trainer
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.stages import write_stage_inputs
 
-ASKED = 8
+GPUS = 8
 
 
 @pytest.mark.long
@@ -26,23 +26,24 @@ ASKED = 8
 def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hydra, VERL's checks, Ray with our environment, the data and the model's tokenizer, then the request for GPUs."""
+    """Runs hydra, VERL's checks, Ray with our environment, the data, the model's tokenizer and the request for GPUs."""
     if gpu_names():
         pytest.skip("this machine has a GPU")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    # Else Ray starts a process for each of the processors that are claimed below.
+    # Otherwise Ray starts one process for each processor that is claimed below.
     monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
-    # What a folder's name may hold; Ray itself takes no space in its own folder, which is elsewhere.
+    # A folder's name may contain these characters. Ray's own folder is elsewhere, because Ray accepts no space in its
+    # path.
     root = tmp_path / "a run, with 'k'=v"
     conversations = [builtin.FORMAT.messages(each.problem) for each in builtin.held_out(1, 50)]
     make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.FORMAT, seed=1)
-    # Else Ray waits for more processors than a small machine has, and starts actors for minutes.
+    # Otherwise Ray waits for more processors than a small machine has, and starts actors for minutes.
     cpus = [
         "verl.ray_kwargs.ray_init.num_cpus=16",
         "verl.+ray_kwargs.ray_init.include_dashboard=false",
         "verl.transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
-    recipe = stage_recipe(1, None, [f"hardware.gpus_per_node={ASKED}", "rollout.prompts=4", *cpus])
+    recipe = stage_recipe(1, None, [f"hardware.gpus_per_node={GPUS}", "rollout.prompts=4", *cpus])
     folder, rows = root / "stage1", rl_rows(builtin.training(1, 8, skip=0), 32, "builtin")
     write_stage_inputs(recipe, root / "model", rows, folder, ("http://127.0.0.1:1", None))
     command = stage_command(recipe, folder, root / "model")
@@ -51,6 +52,6 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
         run_trainer(
             command, log, SignsOfLife(folder / "metrics-1.jsonl", folder, 3000.0), pytest.fail, pytest.fail
         )
-    said = log.read_text(errors="replace")
-    assert "All configuration checks passed" in said
-    assert f"Total available GPUs 0 is less than total desired GPUs {ASKED}" in said, said[-3000:]
+    log_text = log.read_text(errors="replace")
+    assert "All configuration checks passed" in log_text
+    assert f"Total available GPUs 0 is less than total desired GPUs {GPUS}" in log_text, log_text[-3000:]

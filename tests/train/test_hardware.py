@@ -1,4 +1,4 @@
-"""Before anything starts: which profile is taken, and that a recipe's GPUs are here."""
+"""Tests of the choice of a profile, and of the check that a recipe's GPUs exist."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def test_a_tiny_model_takes_the_laptop_profile_where_there_is_no_gpu(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "gpus", "said"),
+    ("requested", "gpus", "message"),
     [
         ([Hardware()], 0, "needs 8 GPUs on this machine, but it has none\n.*--profile laptop"),
         ([Hardware(device="cpu"), Hardware(gpus_per_node=4)], 2, "needs 4 .* it has 2\n.*gpus_per_node=2"),
     ],
 )
 def test_missing_gpus_are_told_with_what_to_type(
-    wanted: list[Hardware], gpus: int, said: str, monkeypatch: pytest.MonkeyPatch
+    requested: list[Hardware], gpus: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gpus(monkeypatch, gpus)
-    with pytest.raises(UserError) as refused:
-        hardware.check_hardware(wanted)
-    assert re.search(said, f"{refused.value.message}\n{refused.value.hint}")
+    with pytest.raises(UserError) as excinfo:
+        hardware.check_hardware(requested)
+    assert re.search(message, f"{excinfo.value.message}\n{excinfo.value.hint}")
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(UserError):
-        hardware.check_hardware(wanted)
+        hardware.check_hardware(requested)
 
 
 def test_what_needs_no_gpu_here_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,16 +79,16 @@ def test_what_a_ray_cluster_lacks_is_said_at_once(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(hardware, "CLUSTER_S", 600.0)
     hardware.check_hardware([Hardware(nodes=2, gpus_per_node=2), Hardware(device="cpu")])
-    for wanted, said in (
+    for requested, message in (
         (
             Hardware(gpus_per_node=8),
             "needs 1 nodes with 8 GPUs each, .* has 0 such nodes: its 2 nodes have 2, 2 GPUs",
         ),
         (Hardware(nodes=3, gpus_per_node=2), "needs 3 nodes with 2 GPUs each, .* has 2 such"),
     ):
-        with pytest.raises(Unavailable, match=said):
-            hardware.check_hardware([wanted])
-        assert re.search(said, hardware.cluster_shortage([wanted]) or "")
+        with pytest.raises(Unavailable, match=message):
+            hardware.check_hardware([requested])
+        assert re.search(message, hardware.cluster_shortage([requested]) or "")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another" * 10)
     with pytest.raises(UserError, match="no Ray cluster answers"):
         hardware.check_hardware([Hardware()])

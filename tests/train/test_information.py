@@ -1,4 +1,4 @@
-"""The estimate of how much rollouts depend on their problems: about 0 for templates, high for texts of their own."""
+"""Tests of the estimate of how much rollouts depend on their problems. It is about 0 for templates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ Texts = list[list[list[int]]]
 LENGTH = 60
 
 
-def texts(problems: int, rollouts: int, own: float, seed: int = 0) -> Texts:
-    """Rollouts of which the share `own` writes its problem's own text, the others a common one, both with noise."""
+def texts(problems: int, rollouts: int, own_share: float, seed: int = 0) -> Texts:
+    """Rollouts with noise.
+
+    The share `own_share` of them have a text that only their problem has; the others share one text.
+    """
     rng = Random(seed)
 
     def text(problem: int) -> list[int]:
-        step = problem + 2 if rng.random() < own else 1
+        step = problem + 2 if rng.random() < own_share else 1
         return [i * step % 101 if rng.random() < 0.9 else rng.randrange(101) for i in range(LENGTH)]
 
     return [[text(problem) for _ in range(rollouts)] for problem in range(problems)]
@@ -33,22 +36,22 @@ def texts(problems: int, rollouts: int, own: float, seed: int = 0) -> Texts:
 def test_rollouts_that_do_not_depend_on_their_problem_say_nothing_about_it(
     problems: int, rollouts: int, noise_alone: bool
 ) -> None:
-    """In the mean over draws; counting a rollout itself, or more rollouts of its problem, would raise it."""
+    """The mean over draws is zero. Counting the rollout itself, or more rollouts of its problem, would raise it."""
     rng = Random(1)
     estimates = []
     for seed in range(20):
-        alike = texts(problems, rollouts, own=0.0, seed=seed)
+        alike = texts(problems, rollouts, own_share=0.0, seed=seed)
         if noise_alone:
             alike = [[[rng.randrange(400) for _ in range(LENGTH)] for _ in group] for group in alike]
         estimates.append(prompt_information(alike))
-    known = [each for each in estimates if each is not None]
-    assert sum(each.nats for each in known) / len(known) == pytest.approx(0, abs=0.02)
-    retrieved = sum(each.retrieved for each in known) / len(known)
-    assert retrieved == pytest.approx(1 / problems, abs=3 / math.sqrt(20 * problems * rollouts))
+    estimated = [each for each in estimates if each is not None]
+    assert sum(each.nats for each in estimated) / len(estimated) == pytest.approx(0, abs=0.02)
+    mean_retrieved = sum(each.retrieved for each in estimated) / len(estimated)
+    assert mean_retrieved == pytest.approx(1 / problems, abs=3 / math.sqrt(20 * problems * rollouts))
 
 
 def test_the_more_rollouts_write_a_template_the_less_they_say() -> None:
-    estimates = [prompt_information(texts(8, 8, own)) for own in (1.0, 0.75, 0.5, 0.25, 0.0)]
+    estimates = [prompt_information(texts(8, 8, own_share)) for own_share in (1.0, 0.75, 0.5, 0.25, 0.0)]
     nats = [each.nats for each in estimates if each is not None]
     assert nats == sorted(nats, reverse=True)
     assert 1.0 < nats[0] <= math.log(8)
@@ -59,10 +62,10 @@ def test_the_more_rollouts_write_a_template_the_less_they_say() -> None:
 def test_groups_of_unlike_size_do_not_pretend_a_dependence() -> None:
     nats = []
     for seed in range(20):
-        alike = texts(6, 8, own=0.0, seed=seed)
-        found = prompt_information([group[: 2 + i] for i, group in enumerate(alike)])
-        assert found is not None
-        nats.append(found.nats)
+        alike = texts(6, 8, own_share=0.0, seed=seed)
+        estimate = prompt_information([group[: 2 + i] for i, group in enumerate(alike)])
+        assert estimate is not None
+        nats.append(estimate.nats)
     assert sum(nats) / len(nats) == pytest.approx(0, abs=0.02)
 
 
@@ -74,36 +77,36 @@ def test_problems_with_fewer_than_two_rollouts_are_not_compared() -> None:
 
 
 def test_what_is_beyond_the_limits_changes_nothing() -> None:
-    some = texts(4, MOST_ROLLOUTS, own=0.5)
+    some = texts(4, MOST_ROLLOUTS, own_share=0.5)
     long = [[text + [0] * (OPENING_TOKENS - LENGTH) for text in group] for group in some]
     longer = [[text + [9] * 50 for text in group] + [[1, 2, 3]] for group in long]
     assert prompt_information(longer) == prompt_information(long)
 
 
 def test_a_step_measures_what_the_model_itself_wrote_in_rollouts_with_a_verdict() -> None:
-    def rollout(own: list[int], output: list[int], correct: bool = False, lost: int = 0) -> Rollout:
+    def rollout(own_ids: list[int], output: list[int], correct: bool = False, lost_calls: int = 0) -> Rollout:
         trace = Trace(
             problem_id="p",
             prompt_ids=[1],
-            response_ids=own + output,
-            response_mask=[1] * len(own) + [0] * len(output),
+            response_ids=own_ids + output,
+            response_mask=[1] * len(own_ids) + [0] * len(output),
             turns=[],
             finish="answer",
             verdict="correct" if correct else "wrong",
             reward=float(correct),
         )
-        made = Rollout.from_trace(trace)
-        assert made.opening == own
-        return Rollout(**{**vars(made), "lost_calls": lost})
+        example = Rollout.from_trace(trace)
+        assert example.opening == own_ids
+        return Rollout(**{**vars(example), "lost_calls": lost_calls})
 
-    # The outputs tell the problems apart, the model's own text does not.
+    # The tool outputs differ between problems, but the model's own text does not.
     alike = [[rollout([5, 6, 7], [problem] * 9) for _ in range(4)] for problem in range(3)]
     alike[0][0] = rollout([5, 6, 7], [0], correct=True)
-    told_apart = [rollout([8, 9], [], correct=True, lost=1), rollout([8, 9], [], correct=True, lost=1)]
-    flat = [each for group in alike for each in group] + told_apart
+    twins = [rollout([8, 9], [], correct=True, lost_calls=1), rollout([8, 9], [], correct=True, lost_calls=1)]
+    flat = [each for group in alike for each in group] + twins
     groups = [[0, 1, 2, 3], [4, 5, 6, 7, 12, 13], [8, 9, 10, 11]]
     metrics = raw_metrics(flat, [0, 1], groups, Selection(SelectSettings(name="random")))
     assert metrics["rstar2/information"] == pytest.approx(0, abs=1e-9)
     assert metrics["rstar2/unsolved_groups"] == pytest.approx(2 / 3)
     single = raw_metrics(flat[:2], [0, 1], [[0, 1]], Selection(SelectSettings(name="random")))
-    assert "rstar2/information" not in single, "one problem cannot be told from others"
+    assert "rstar2/information" not in single, "one problem cannot be distinguished from others"

@@ -1,4 +1,4 @@
-"""A trainer that fails, hangs or loses its parent leaves a cause and no process."""
+"""Tests that a trainer that fails, hangs or loses its parent leaves an error with its cause, and no process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def python(code: str) -> Command:
 
 
 def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, hung_after_s)
-    run_trainer(python(code), tmp_path / "log", signs, seen.append, warn=pytest.fail)
-    return seen
+    run_trainer(python(code), tmp_path / "log", signs, lines.append, warn=pytest.fail)
+    return lines
 
 
 class Clock:
-    """The time of whoever watches the trainer: it passes only between two looks, as a test says."""
+    """A clock for the process that watches the trainer. Its time passes only between two looks, as the test says."""
 
     def __init__(self, passes: Callable[[], float]) -> None:
         self._now = 0.0
@@ -54,12 +54,12 @@ class Clock:
 
 
 def test_every_step_is_told_once_and_torn_lines_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, looked_at, looks = tmp_path / "metrics.jsonl", tmp_path / "looked at", 0
+    path, marker, looks = tmp_path / "metrics.jsonl", tmp_path / "looked at", 0
     code = (
         "import os, time\n"
         f"f = open({str(path)!r}, 'w', buffering=1)\n"
         'f.write(\'{"step": 1, "data": {}}\\n\'); f.write(\'{"step": 2,\'); f.flush()\n'
-        f"while not os.path.exists({str(looked_at)!r}): time.sleep(0.01)\n"
+        f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\n"
         "f.write(' \"data\": {}}\\n'); f.flush()"
     )
 
@@ -67,7 +67,7 @@ def test_every_step_is_told_once_and_torn_lines_wait(tmp_path: Path, monkeypatch
         nonlocal looks
         looks += path.exists() and path.read_text().endswith('"step": 2,')
         if looks == 2:
-            looked_at.touch()
+            marker.touch()
         return 0.0
 
     monkeypatch.setattr(launch, "time", Clock(passes))
@@ -75,9 +75,9 @@ def test_every_step_is_told_once_and_torn_lines_wait(tmp_path: Path, monkeypatch
 
 
 def test_a_failed_trainer_is_reported_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="exit code 1: ValueError: the reason") as caught:
+    with pytest.raises(Failure, match="exit code 1: ValueError: the reason") as excinfo:
         run(tmp_path, "raise ValueError('the reason')")
-    assert str(tmp_path / "log") in caught.value.hint
+    assert str(tmp_path / "log") in excinfo.value.hint
 
 
 RAY_IS_SLOW = """
@@ -106,9 +106,9 @@ def test_a_failed_trainer_is_told_with_what_helps_and_without_what_an_earlier_st
 ) -> None:
     (tmp_path / "log").write_text("OSError: [Errno 28] No space left on device\n")
     code = "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')"
-    with pytest.raises(Failure, match="RuntimeError: CUDA out of memory") as caught:
+    with pytest.raises(Failure, match="RuntimeError: CUDA out of memory") as excinfo:
         run(tmp_path, code)
-    assert "hardware.offload=all" in caught.value.hint
+    assert "hardware.offload=all" in excinfo.value.hint
 
 
 CHATTY = "import time\nwhile True: print('VERL is alive', flush=True); time.sleep(0.05)"
@@ -118,15 +118,15 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
     progress = {"step": 12, "finished": 9312, "wanted": 16384}
     (tmp_path / PROGRESS_FILE).write_text(json.dumps(progress))
     code = f"print('ValueError: an engine is stuck', flush=True)\n{CHATTY}"
-    # However long Python takes to start.
+    # Python's start may take any time.
     clock = Clock(lambda: 0.25 if "VERL is alive" in (tmp_path / "log").read_text() else 0.0)
     monkeypatch.setattr(launch, "time", clock)
     with pytest.raises(
         Failure, match=r"for 2 s it gave no sign of life, such as a .* micro-batch; step 12, 9312 of 16384"
-    ) as caught:
+    ) as excinfo:
         run(tmp_path, code, hung_after_s=2.0)
-    assert "ValueError: an engine is stuck" in caught.value.message
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert "ValueError: an engine is stuck" in excinfo.value.message
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 @pytest.mark.parametrize(
@@ -135,25 +135,25 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
 def test_a_trainer_that_rolls_out_updates_or_saves_is_not_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    """It works for twenty times as long as is allowed without a sign."""
+    """The trainer works for twenty times the time that is allowed without a sign of life."""
     monkeypatch.setattr(launch, "SAVING_POLL_S", 0.5)
-    path, done, written = tmp_path / sign, tmp_path / "done", 0
+    path, end_file, count = tmp_path / sign, tmp_path / "done", 0
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def passes() -> float:
-        nonlocal written
-        written += 1
-        path.write_text("x" * written)
+        nonlocal count
+        count += 1
+        path.write_text("x" * count)
         # Two writings may fall into one tick of the file system's clock.
-        os.utime(path, ns=(written, written))
-        if written == 30:
-            done.touch()
-        return 2.0 if written <= 30 else 0.0
+        os.utime(path, ns=(count, count))
+        if count == 30:
+            end_file.touch()
+        return 2.0 if count <= 30 else 0.0
 
     monkeypatch.setattr(launch, "time", Clock(passes))
-    code = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
+    code = f"import os, time\nwhile not os.path.exists({str(end_file)!r}): time.sleep(0.01)"
     assert run(tmp_path, code, hung_after_s=3.0) == []
-    assert written >= 30
+    assert count >= 30
 
 
 TWO_STEPS = """
@@ -181,7 +181,7 @@ end_of_step(2)
 def test_a_signal_has_the_present_step_saved_before_the_end(
     tmp_path: Path, number: signal.Signals, code: int, again: str
 ) -> None:
-    warned: list[str] = []
+    warnings: list[str] = []
     steps: list[int] = []
 
     def on_step(line: dict[str, Any]) -> None:
@@ -190,11 +190,11 @@ def test_a_signal_has_the_present_step_saved_before_the_end(
             os.kill(os.getpid(), number)
 
     trainer = python(TWO_STEPS.format(stage=str(tmp_path), progress=PROGRESS_FILE))
-    assert ended_by(lambda: run_watched(tmp_path, trainer, on_step, warned.append)) == code
+    assert exit_code_of(lambda: run_watched(tmp_path, trainer, on_step, warnings.append)) == code
     assert steps == [1, 2]
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / STOP_FILE).exists(), "the next start would stop after its first step"
-    [text] = warned
+    [text] = warnings
     assert re.search(again, text)
     assert "the one before took" in text
 
@@ -222,12 +222,12 @@ write(discarded=True)
     ],
 )
 def test_a_signal_while_a_step_has_nothing_to_save_ends_at_once(tmp_path: Path, wait: str, then: str) -> None:
-    warned: list[str] = []
+    warnings: list[str] = []
     code = DISCARDED.format(stage=str(tmp_path), progress=PROGRESS_FILE, wait=wait, then=then)
     by_signal = lambda line: os.kill(os.getpid(), signal.SIGUSR1)  # noqa: E731
-    assert ended_by(lambda: run_watched(tmp_path, python(code), by_signal, warned.append)) == 75
-    assert "SIGUSR1: training ends now, because the rollouts of step 2 were discarded" in warned[-1]
-    assert "continues from the last checkpoint" in warned[-1]
+    assert exit_code_of(lambda: run_watched(tmp_path, python(code), by_signal, warnings.append)) == 75
+    assert "SIGUSR1: training ends now, because the rollouts of step 2 were discarded" in warnings[-1]
+    assert "continues from the last checkpoint" in warnings[-1]
 
 
 def test_ray_is_not_started_again_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_ray_is_not_started_again_after_a_signal(tmp_path: Path, monkeypatch: py
         return 0.0
 
     monkeypatch.setattr(launch, "time", Clock(passes))
-    assert ended_by(lambda: run_watched(tmp_path, python(code), pytest.fail, lambda text: None)) == 75
+    assert exit_code_of(lambda: run_watched(tmp_path, python(code), pytest.fail, lambda text: None)) == 75
     assert starts.stat().st_size == 1
 
 
@@ -260,7 +260,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         started.append(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    assert ended_by(lambda: run_watched(tmp_path, trainer, on_step, again)) == 75
+    assert exit_code_of(lambda: run_watched(tmp_path, trainer, on_step, again)) == 75
     assert started == [1]
     assert not (tmp_path / "saved").exists()
 
@@ -276,7 +276,7 @@ def test_a_signal_before_the_first_step_ends_at_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(launch, "time", Clock(passes))
     trainer = python(f"import time\n{loading}\ntime.sleep(3600)")
-    assert ended_by(lambda: run_watched(tmp_path, trainer, pytest.fail, pytest.fail)) == 75
+    assert exit_code_of(lambda: run_watched(tmp_path, trainer, pytest.fail, pytest.fail)) == 75
 
 
 def test_a_trainer_that_fails_after_a_signal_is_a_failure(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_a_schedulers_signal_outside_a_trainer_ends_at_once_with_the_same_code(
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout as said:
-        said.readline()
+    with process.stdout as lines:
+        lines.readline()
         process.send_signal(number)
         assert process.wait(TIMEOUT_S) == 75
 
@@ -315,24 +315,24 @@ def run_watched(
     run_trainer(trainer, folder / "log", SignsOfLife(folder / "metrics.jsonl", folder, 600.0), on_step, warn)
 
 
-def ended_by(call: Callable[[], None]) -> int:
-    """The exit code with which a call ends this process."""
+def exit_code_of(call: Callable[[], None]) -> int:
+    """Returns the exit code with which a call ends this process."""
     try:
         call()
     except KeyboardInterrupt:
         return 130
-    except SystemExit as ended:
-        return int(str(ended.code))
+    except SystemExit as error:
+        return int(str(error.code))
     return 0
 
 
 def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path) -> None:
-    path, told = tmp_path / PROGRESS_FILE, tmp_path / "told"
-    warned: list[str] = []
+    path, marker = tmp_path / PROGRESS_FILE, tmp_path / "told"
+    warnings: list[str] = []
 
     def warn(text: str) -> None:
-        warned.append(text)
-        told.touch()
+        warnings.append(text)
+        marker.touch()
 
     # The trainer goes on only once the user has been told.
     code = (
@@ -341,25 +341,25 @@ def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path)
         f"    with open('{path}.part', 'w') as file: json.dump({{'step': 3, 'wanted': 64, **more}}, file)\n"
         f"    os.replace('{path}.part', {str(path)!r})\n"
         "say(finished=8, failed=1, fault='step 3: rollouts fail')\n"
-        f"while not os.path.exists({str(told)!r}): time.sleep(0.01)\n"
+        f"while not os.path.exists({str(marker)!r}): time.sleep(0.01)\n"
         "say(finished=9, failed=2, fault='step 3: rollouts fail')\n"
     )
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 600.0, FaultWarner(path, warn).look)
     run_trainer(python(code), tmp_path / "log", signs, pytest.fail, pytest.fail)
-    assert warned == ["step 3: rollouts fail"]
+    assert warnings == ["step 3: rollouts fail"]
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import time; time.sleep(3600)", "longer than hardware.export_timeout_s = 1"),
         ("raise ValueError('shards differ')", "exit code 1: ValueError: shards differ"),
     ],
 )
-def test_an_export_that_fails_or_hangs_is_one_message(tmp_path: Path, code: str, said: str) -> None:
-    with pytest.raises(Failure, match=said) as caught:
+def test_an_export_that_fails_or_hangs_is_one_message(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(Failure, match=message) as excinfo:
         run_export(python(code), tmp_path / "log", timeout_s=1.0 if "sleep" in code else 600.0)
-    assert "repeats only the export" in caught.value.hint
+    assert "repeats only the export" in excinfo.value.hint
 
 
 def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
@@ -391,13 +391,13 @@ LEAVES_AN_ERROR = (
 
 @pytest.mark.parametrize("then", ["import time; time.sleep(3600)", "raise RuntimeError('no rollouts')"])
 def test_an_error_that_a_process_of_the_trainer_leaves_ends_it_at_once(tmp_path: Path, then: str) -> None:
-    """Whether the trainer would go on with failing rollouts for hours, or ends because of them."""
+    """The trainer would either continue for hours with failing rollouts, or end because of them."""
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 1e6)
     code = LEAVES_AN_ERROR.format(folder=str(tmp_path)) + then
-    with pytest.raises(UserError, match="the judge at http://judge refused the token") as caught:
+    with pytest.raises(UserError, match="the judge at http://judge refused the token") as excinfo:
         run_trainer(python(code), tmp_path / "log", signs, print, print)
-    assert caught.value.hint.startswith("Give it.\n")
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert excinfo.value.hint.startswith("Give it.\n")
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 def test_a_final_error_that_is_torn_is_none(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""A rehearsal of the recipe's three stages on 64 H100, carried by the Slurm job through a week's faults in minutes.
+"""A rehearsal of the recipe's three stages on 64 H100: the Slurm job carries it through a week's faults in minutes.
 
-Real are `examples/cluster/slurm.sh`, the pipeline, the launcher, VERL's queue, our sampler, checkpoints and signals.
-Stand-ins are Slurm, Ray's nodes, and VERL's trainer: see `support.train.rehearsed_verl`. What `plan` says a step takes
-is divided by `SCALE`; the limit for a hung trainer is not, because processes start at their own pace.
+`examples/cluster/slurm.sh`, the pipeline, the launcher, VERL's queue, our sampler, checkpoints and signals are real.
+Slurm, Ray's nodes and VERL's trainer are stand-ins: see `support.train.rehearsed_verl`. The step times of `rstar2 plan`
+are divided by `SCALE`. The time limit for a hung trainer is not, because processes start at their own pace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import StandIns, ended, send
+from support.cluster import StandIns, send, wait_for_exit
 from support.model_configs import PUBLISHED
 from support.optional import needs
 from support.small_disk import resize, small_disk
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600), nee
 
 SCALE = 1000
 HUNG_AFTER_S = 120.0
-"""Longer than a process of the rehearsal mostly takes to start, during which nothing shows that it lives."""
+"""Longer than a process of the rehearsal usually takes to start. Meanwhile it gives no sign of life."""
 FAULTS = {
     "stage1 4": "kill in rollouts",
     "stage1 8": "hung update",
@@ -45,22 +45,22 @@ FAULTS = {
     "stage3 4": "kill of the command",
 }
 LIMITS = {"stage1": 12, "stage3": 8}
-"""After which step of a stage Slurm's time limit comes near."""
+"""The steps of stages after which Slurm's time limit comes near."""
 LONGEST_S = 1800.0
-"""For all of a stage's rehearsal, on a busy machine."""
+"""Seconds for all of a stage's rehearsal, on a busy machine."""
 TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
 def rehearsal(tmp_path: Path) -> Path:
-    """A model, problems, what goes wrong, and how long things take: what `plan` says, divided by `SCALE`."""
+    """A folder with a model, problems, faults, and durations: those of `rstar2 plan`, divided by `SCALE`."""
     folder = tmp_path / "rehearsal"
     folder.mkdir()
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     write_parquet(folder / "problems.parquet", rl_rows(builtin.training(1, 80), 4, "rehearsal"))
     (folder / "faults.json").write_text(json.dumps(FAULTS))
-    planned = estimate_run(
+    estimate = estimate_run(
         shape_of(PUBLISHED["Qwen3-14B"][0], "Qwen3-14B"), stage_recipes([1, 2, 3], "64xh100", [])
     )
     durations: dict[str, Any] = {
@@ -68,7 +68,7 @@ def rehearsal(tmp_path: Path) -> Path:
             "rollouts_s": each.step.generate_s / SCALE,
             "update_s": each.step.update_s / SCALE,
         }
-        for number, each in planned.stages.items()
+        for number, each in estimate.stages.items()
     }
     durations |= {"hung_after_s": HUNG_AFTER_S, "save_every_s": 1800 / SCALE}
     (folder / "durations.json").write_text(json.dumps(durations))
@@ -78,14 +78,14 @@ def rehearsal(tmp_path: Path) -> Path:
 @pytest.fixture
 def slurm(tmp_path: Path, rehearsal: Path) -> Iterator[StandIns]:
     """Slurm's stand-ins, with the rehearsal as the command."""
-    made = StandIns(tmp_path)
+    stand_ins = StandIns(tmp_path)
     (tmp_path / "trainer.py").write_text(
         "import os, sys\n"
         "os.execv(sys.executable, [sys.executable, '-m', 'support.train.rehearsed_run', *sys.argv[1:]])\n"
     )
-    made.env |= {REHEARSAL: str(rehearsal), "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
-    yield made
-    made.stop()
+    stand_ins.env |= {REHEARSAL: str(rehearsal), "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    yield stand_ins
+    stand_ins.stop()
 
 
 def wait_for_step(stage: Path, step: int, job: subprocess.Popen[str]) -> None:
@@ -93,19 +93,19 @@ def wait_for_step(stage: Path, step: int, job: subprocess.Popen[str]) -> None:
 
 
 def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, rehearsal: Path) -> None:
-    told = ""
+    output = ""
     job = slurm.train("slurm.sh")
-    for requeued, (stage, step) in enumerate(LIMITS.items(), 1):
+    for requeues, (stage, step) in enumerate(LIMITS.items(), 1):
         wait_for_step(slurm.run / stage, step, job)
         send(job, "USR1")
-        code, said = ended(job)
-        told += said
-        assert code == 0, told
-        assert len(slurm.called("scontrol requeue 7")) == requeued
+        code, stderr = wait_for_exit(job)
+        output += stderr
+        assert code == 0, output
+        assert len(slurm.called("scontrol requeue 7")) == requeues
         job = slurm.train("slurm.sh")
-    code, said = ended(job, LONGEST_S)
-    told += said
-    assert code == 0, told
+    code, stderr = wait_for_exit(job, LONGEST_S)
+    output += stderr
+    assert code == 0, output
 
     assert {path.name: path.read_text() for path in (rehearsal / "struck").iterdir()} == FAULTS
     assert [(slurm.run / f"stage{number}" / "model").is_dir() for number in STEPS] == [True, True, True]
@@ -114,52 +114,54 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
         assert {each["step"] for each in trained if each["stage"] == f"stage{number}"} == {
             *range(1, steps + 1)
         }
-    # Half of all rollouts are right, whatever an engine loses: the step in which it failed was rolled out again.
+    # Half of all rollouts are right even though an engine loses some, because the failed step was rolled out again.
     assert {each["metrics"]["rstar2/pass_rate"] for each in trained} == {0.5}
     assert {each["kept"] for each in trained} == {128}
     [failed] = [each for each in trained if each["metrics"]["rstar2/discarded_rollouts"]]
     assert (failed["stage"], failed["step"]) == ("stage1", 25)
-    assert "rollouts that failed" in told
-    assert "the engine died" in told
+    assert "rollouts that failed" in output
+    assert "the engine died" in output
 
-    # Of the updates only the hung one was stopped, and the long one took longer than the limit without a word. On a
-    # very busy machine a trainer is stopped that loads its model for too long, and is started again.
+    # Only the hung update was stopped. The long update took longer than the limit without a message. On a very busy
+    # machine, a trainer that loads its model for too long is stopped too, and started again.
     assert LONG_UPDATE > 1
-    stopped = re.findall(r"it gave no sign of life, [^;]*; ([^.,]*)", told)
-    assert stopped.count("update") == 1, told
-    assert set(stopped) <= {"update", "loading the model"}, told
-    assert told.count("it is started again") == 3 + len(stopped), "three kills, and those that were stopped"
-    assert told.count("USR1: training saves at the end of the current step") == 2
+    stopped = re.findall(r"it gave no sign of life, [^;]*; ([^.,]*)", output)
+    assert stopped.count("update") == 1, output
+    assert set(stopped) <= {"update", "loading the model"}, output
+    assert output.count("it is started again") == 3 + len(stopped), (
+        "three kills, and the trainers that were stopped"
+    )
+    assert output.count("USR1: training saves at the end of the current step") == 2
 
 
 @pytest.mark.parametrize(
-    ("faults", "size_mib", "said"),
+    ("faults", "size_mib", "message"),
     [
         ({"stage1 3": "wrong token"}, 400, "the judge at http://judge refused the token"),
-        # Less than a checkpoint needs beside its weights.
+        # A checkpoint needs more space than this beside its weights.
         ({}, 50, "not enough disk space for the checkpoint of step 1: it needs 64 MiB"),
     ],
     ids=["wrong token", "full disk"],
 )
 def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
-    slurm: StandIns, rehearsal: Path, faults: dict[str, str], size_mib: int, said: str
+    slurm: StandIns, rehearsal: Path, faults: dict[str, str], size_mib: int, message: str
 ) -> None:
     (rehearsal / "faults.json").write_text(json.dumps(faults))
     durations = json.loads((rehearsal / "durations.json").read_text())
     # Every step is saved.
     (rehearsal / "durations.json").write_text(json.dumps(durations | {"save_every_s": 1e-3}))
     with small_disk(slurm.run, size_mib << 20) as disk:
-        code, told = ended(slurm.train("slurm.sh"), LONGEST_S)
-        assert code == 2, told
-        assert told.count(said) == 1, told
-        assert told.count("error: ") == 1, told
-        assert "it is started again" not in told
+        code, output = wait_for_exit(slurm.train("slurm.sh"), LONGEST_S)
+        assert code == 2, output
+        assert output.count(message) == 1, output
+        assert output.count("error: ") == 1, output
+        assert "it is started again" not in output
         assert len(slurm.called("scontrol")) == 0
-        done = max(step_metrics(slurm.run / "stage1"), default=0)
-        resize(disk, 400 << 20)  # and whoever started the job gives the right token
+        steps_done = max(step_metrics(slurm.run / "stage1"), default=0)
+        resize(disk, 400 << 20)  # the user now gives the right token
         job = slurm.train("slurm.sh")
-        wait_for_step(slurm.run / "stage1", done + 2, job)
+        wait_for_step(slurm.run / "stage1", steps_done + 2, job)
         send(job, "TERM")
-        code, told = ended(job)
-        assert code == 75, told
-        assert max(step_metrics(slurm.run / "stage1")) >= done + 2
+        code, output = wait_for_exit(job)
+        assert code == 75, output
+        assert max(step_metrics(slurm.run / "stage1")) >= steps_done + 2

@@ -1,4 +1,4 @@
-"""What training will use is tried before it starts: GPUs, the run's folder, W&B's key, a cluster's nodes."""
+"""Tests of the checks before training: GPUs, the run's folder, W&B's key, and a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_gpus_that_pytorch_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_gpu_that_fails_is_told_with_what_pytorch_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for GPUs, which are not here: the first two work."""
-    said = "print(0)\nprint(1)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
-    monkeypatch.setattr(machine_checks, "_MULTIPLY", said)
+    """A program stands in for GPUs. The first two work."""
+    program = "print(0)\nprint(1)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", program)
     check_gpus([Hardware(gpus_per_node=2)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         check_gpus([Hardware(gpus_per_node=3)])
-    assert refused.value.message == (
+    assert excinfo.value.message == (
         "the recipe needs 3 GPUs on this machine, but PyTorch can use 2 of them (CUDA_VISIBLE_DEVICES=0,1,2): "
         "RuntimeError: CUDA error: uncorrectable ECC error"
     )
@@ -80,13 +80,13 @@ def test_a_run_folder_is_written_to_and_nothing_is_left(tmp_path: Path) -> None:
 
 @pytest.fixture
 def wandb_server() -> Iterator[str]:
-    """Answers what W&B's client asks when it logs in: it knows one key."""
+    """A server that answers the login of W&B's client. It knows one key."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
-            given = base64.b64decode(self.headers.get("authorization", "").partition(" ")[2]).decode()
-            if given == f"api:{GOOD_KEY}":
+            credentials = base64.b64decode(self.headers.get("authorization", "").partition(" ")[2]).decode()
+            if credentials == f"api:{GOOD_KEY}":
                 viewer = {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
                 status, answer = 200, {"data": {"viewer": viewer}}
             else:
@@ -115,9 +115,9 @@ def test_a_key_that_wandb_refuses_is_found_before_training(wandb_server: str, tm
     wrong = {**environ, "WANDB_API_KEY": "b" * 40}
     with pytest.raises(
         UserError, match=r"reports to Weights & Biases, but logging in failed: .*user is not logged in"
-    ) as refused:
+    ) as excinfo:
         check_login(["wandb"], environ=wrong)
-    assert "wandb login" in refused.value.hint
+    assert "wandb login" in excinfo.value.hint
     check_login(["wandb"], environ={**wrong, "WANDB_MODE": "offline"})
     check_login(["console", "tensorboard"], environ=wrong)
 
@@ -129,9 +129,11 @@ def test_a_wandb_server_that_does_not_answer_is_no_wrong_key(
 ) -> None:
     environ = {**os.environ, "HOME": str(tmp_path), "WANDB_MODE": "online", "WANDB_API_KEY": GOOD_KEY}
     environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(Unavailable, match=r"its server does not answer: .*did not respond in time") as away:
+    with pytest.raises(
+        Unavailable, match=r"its server does not answer: .*did not respond in time"
+    ) as excinfo:
         check_login(["wandb"], environ=environ)
-    assert "wandb login" not in away.value.hint
+    assert "wandb login" not in excinfo.value.hint
     monkeypatch.setattr(machine_checks, "LOGIN_S", 0.01)
     with pytest.raises(Unavailable, match="no result within"):
         check_login(["wandb"], environ=environ)
@@ -163,16 +165,14 @@ def test_every_node_of_a_cluster_is_tried(
 ) -> None:
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(
-        machine_checks, "_MULTIPLY", "print(0, 1)"
-    )  # stands in for two GPUs, which are not here
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", "print(0, 1)")  # a stand-in for two GPUs
     run, hardware = tmp_path / "runs" / "rl", [Hardware(worker_start_s=3000)]
     check_nodes(hardware, run, (token_judge.url, token_judge.token))
     check_nodes([Hardware(device="cpu")], run, ("http://127.0.0.1:1", None))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="refused the token") as refused:
+    with pytest.raises(UserError, match="refused the token") as excinfo:
         check_nodes(hardware, run, (token_judge.url, "another"))
-    assert len(re.findall("node ", refused.value.message)) >= 2, "of each node"
+    assert len(re.findall("node ", excinfo.value.message)) >= 2, "the message names each node"
     with pytest.raises(Unavailable, match=r"node .*no judge answers"):
         check_nodes(hardware, run, (f"http://127.0.0.1:{free_port()}", None))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -189,18 +189,18 @@ def test_every_node_of_a_cluster_is_tried(
 def test_the_gpus_of_every_node_of_a_cluster_are_tried(
     ray_cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands in for GPUs, which are not here: the first of each node works."""
+    """A program stands in for GPUs. The first GPU of each node works."""
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
     hardware = [Hardware(worker_start_s=3000)]
-    said = "print(0)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
-    monkeypatch.setattr(machine_checks, "_MULTIPLY", said)
-    with pytest.raises(UserError) as refused:
+    program = "print(0)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", program)
+    with pytest.raises(UserError) as excinfo:
         check_nodes(hardware, tmp_path, None)
     fault = (
         "has 2 GPUs by Ray, but PyTorch can use 1 of them: RuntimeError: CUDA error: uncorrectable ECC error"
     )
-    assert refused.value.message.count(fault) == 2, "of each node, and Ray hides no GPU from the program"
+    assert excinfo.value.message.count(fault) == 2, "both nodes fail, and Ray hides no GPU from the program"
     monkeypatch.setattr(machine_checks, "_MULTIPLY", "import time; print(0, flush=True); time.sleep(3600)")
     monkeypatch.setattr(machine_checks, "GPUS_S", 1.0)
     with pytest.raises(UserError, match="PyTorch can use 1 of them: they did not finish within 1 s"):

@@ -1,4 +1,4 @@
-"""The stages of a run: what one hands to the next."""
+"""Tests of the stages of a run, and of the data that one stage hands to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rstar2.train.stages import OnStep, Start
 
 
 class Silent:
-    """Progress that nobody looks at."""
+    """Progress that shows nothing."""
 
     def start(self, name: str, title: str, total: int) -> None: ...
 
@@ -35,7 +35,7 @@ def test_a_runs_steps_are_numbered_as_in_the_trackers_whatever_a_kill_left_out(
     firsts: list[str] = []
 
     def train(start: Start, on_step: OnStep) -> Path:
-        """Leaves a line for every step but the last, as a kill after its checkpoint does."""
+        """Writes a line for every step except the last, as a kill after the last checkpoint does."""
         firsts.append(start.command.env["RSTAR2_FIRST_STEP"])
         metrics: dict[str, Any] = {
             "rstar2/pass_rate": 0.5,
@@ -49,7 +49,7 @@ def test_a_runs_steps_are_numbered_as_in_the_trackers_whatever_a_kill_left_out(
         return start.folder / "model"
 
     monkeypatch.setattr(stages, "train", train)
-    monkeypatch.setattr(stages, "write_stage_inputs", lambda *about: None)
+    monkeypatch.setattr(stages, "write_stage_inputs", lambda *args: None)
     changes = ["stage1.steps=3", "stage2.steps=2", "stage2.optim.state=fresh"]
     recipes = stage_recipes([1, 2], None, changes)
     run = Run(tmp_path, 1)
@@ -69,7 +69,7 @@ def test_of_the_papers_stages_only_the_second_continues_an_optimizer(
 ) -> None:
     continued: list[tuple[Path, str]] = []
     monkeypatch.setattr(stages, "train", lambda start, on_step: start.folder / "model")
-    monkeypatch.setattr(stages, "write_stage_inputs", lambda *about: None)
+    monkeypatch.setattr(stages, "write_stage_inputs", lambda *args: None)
     monkeypatch.setattr(
         stages, "continue_optimizer", lambda model, folder, recipe: continued.append((model, folder.name))
     )
@@ -86,22 +86,22 @@ def test_traces_that_a_tracker_does_not_take_are_reported_once(
 ) -> None:
     warnings: list[str] = []
 
-    class Warned(Silent):
+    class WarningReader(Silent):
         def warn(self, text: str) -> None:
             warnings.append(text)
 
     def train(start: Start, on_step: OnStep) -> Path:
-        for step, not_sent in enumerate([0.0, 3.0, 64.0], 1):
+        for step, missing_rows in enumerate([0.0, 3.0, 64.0], 1):
             metrics = dict.fromkeys(
                 ("rstar2/pass_rate", "rstar2/failed_call_ratio_correct", "rstar2/tokens"), 0.5
             )
-            on_step(step, {**metrics, "rstar2/traces_not_sent": not_sent})
+            on_step(step, {**metrics, "rstar2/traces_not_sent": missing_rows})
         return start.folder / "model"
 
     monkeypatch.setattr(stages, "train", train)
-    monkeypatch.setattr(stages, "write_stage_inputs", lambda *about: None)
+    monkeypatch.setattr(stages, "write_stage_inputs", lambda *args: None)
     pipeline = Pipeline(
-        Run(tmp_path, 1), Warned(), ("", None), None, lambda hardware: {}, PhaseTimer(tmp_path)
+        Run(tmp_path, 1), WarningReader(), ("", None), None, lambda hardware: {}, PhaseTimer(tmp_path)
     )
     list(pipeline.train_stages(stage_recipes([1], None, []), tmp_path / "sft", [], tmp_path))
     log = Run(tmp_path, 1).logs / "stage1.log"

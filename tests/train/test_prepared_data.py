@@ -1,4 +1,7 @@
-"""Prepared data is trained on as it is, on the laptop profile; a tiny model learns to write calls, after a kill too."""
+"""Tests that prepared data can be trained on, on the laptop profile.
+
+A tiny model learns to write calls, also after a kill.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def question(a: int, b: int) -> str:
 
 
 def solved(a: int, b: int) -> dict[str, Any]:
-    """A conversation of a user's own file: the call, its reply, and the answer."""
+    """A conversation of a user's own file, with a call, its reply and the answer."""
     arguments = {"code": f"print({a} * {b})", "input": ""}
     call = {"id": "1", "type": "function", "function": {"name": NAME, "arguments": json.dumps(arguments)}}
     messages = [
@@ -58,7 +61,7 @@ def solved(a: int, b: int) -> dict[str, Any]:
 
 
 def programmed(a: int, b: int) -> dict[str, Any]:
-    """Magicoder's form; the code becomes a call."""
+    """A row in Magicoder's form, whose code becomes a call."""
     return {
         "problem": question(a, b),
         "solution": f"```python\nprint({a} * {b})\n```\nThat prints it.",
@@ -67,10 +70,10 @@ def programmed(a: int, b: int) -> dict[str, Any]:
 
 
 def command(*words: object) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", *map(str, words)], capture_output=True, text=True, timeout=3600
     )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -80,18 +83,18 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared conversations and problems, and a model that was fine-tuned on the former."""
+    """Prepared conversations and problems, and a model that was fine-tuned on the conversations."""
     root = tmp_path_factory.mktemp("prepared")
-    drawn = pairs(440)
-    held = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[:40]]
-    jsonl(root / "held.jsonl", held)
-    jsonl(root / "own.jsonl", [solved(a, b) for a, b in drawn[40:240]])
-    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in drawn[240:]])
-    asked = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[40:80]]
+    factor_pairs = pairs(440)
+    held_out_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[:40]]
+    jsonl(root / "held.jsonl", held_out_rows)
+    jsonl(root / "own.jsonl", [solved(a, b) for a, b in factor_pairs[40:240]])
+    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in factor_pairs[240:]])
+    training_rows = [{"problem": question(a, b), "answer": str(a * b)} for a, b in factor_pairs[40:80]]
     sources = ("magicoder", root / "own.jsonl", "--from", f"magicoder={coded}")
     command("data", "prepare", *sources, "--output", root / "sft")
-    # Such short problems differ in their numbers alone.
-    command("data", "prepare", jsonl(root / "asked.jsonl", asked), "--output", root / "rl")
+    # These short problems differ only in their numbers.
+    command("data", "prepare", jsonl(root / "asked.jsonl", training_rows), "--output", root / "rl")
     rows = pq.read_table(root / "sft" / "data.parquet").to_pylist()
     assert len(rows) == 400
     texts = [
@@ -111,10 +114,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_after(step: int, words: list[Any], folder: Path, log: Path) -> None:
-    """Start an SFT and end it by kill -9 once a step is done.
+    """Starts an SFT, and kills it once a step is done.
 
-    However late the kill comes, the trainer is still at its second checkpoint: what it would write there is a pipe that
-    nobody reads.
+    The trainer cannot pass its second checkpoint before the kill, because one of its files is a pipe that nobody reads.
     """
     second = folder / "checkpoints" / "global_step_20"
     second.mkdir(parents=True)
@@ -160,10 +162,10 @@ def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> 
 def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:
     bounds = ("-n", 1, "--temperature", 1, "--max-tokens", 160, "--max-turns", 2)
     words = ("--model", root / "tuned", "--judge", judge.url, *bounds, "--run", root / "measured")
-    ran = rstar2("eval", root / "held.jsonl", *words)
-    assert ran.code == 0, ran.stderr
+    result = rstar2("eval", root / "held.jsonl", *words)
+    assert result.code == 0, result.stderr
     traces = list(read_traces(root / "measured" / "held" / "traces.jsonl"))
     first = [trace.turns[0].calls for trace in traces]
-    parsed = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
-    assert len(parsed) == 40
-    assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
+    parsed_calls = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
+    assert len(parsed_calls) == 40
+    assert sum(parsed_calls) >= 0.95 * len(parsed_calls), [trace.final_text for trace in traces][:5]

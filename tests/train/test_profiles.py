@@ -1,4 +1,4 @@
-"""The shipped profiles name what decides whether a machine is filled, and VERL takes them with every recipe."""
+"""Tests that shipped profiles name the settings that fill a machine. VERL accepts them with every recipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import accepted, composed
+from support.train.verl_config import accepted, compose_config
 
 from rstar2.errors import UserError
 from rstar2.train.algorithms import ObjectiveName
@@ -17,7 +17,7 @@ from rstar2.train.recipe_files import read_recipe, sft_recipe, stage_recipe
 PROFILES = ("laptop", "1xh200", "8xh100", "64xh100", "64xmi300x")
 RECIPES = [(1, "paper"), (2, "paper"), (3, "paper"), (1, "release"), (1, "7b-8xh100")]
 FLASH = "hardware.attention=flash_attn"
-NAMED = {
+HARDWARE_KEYS = {
     *("nodes", "gpus_per_node", "tensor_parallel", "sequence_parallel", "engine_memory_share"),
     *("sequences_in_flight", "update_tokens", "log_prob_tokens", "offload", "gradient_checkpointing"),
     *("nccl_timeout_s", "router"),
@@ -27,7 +27,7 @@ NAMED = {
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_names_what_fills_its_machines(profile: str) -> None:
     hardware = read_recipe(profile, "profile")[1]["stage"]["hardware"]
-    assert set(hardware) >= NAMED
+    assert set(hardware) >= HARDWARE_KEYS
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_the_agent_loops_processes_follow_the_rollouts_in_flight() -> None:
 
     assert [processes(profile) for profile in PROFILES] == [1, 1, 1, 8, 24]
     assert processes("64xh100", "hardware.sequences_in_flight=256") == 16
-    # A step of 2,048 rollouts needs 4, but every machine has one.
+    # A step of 2,048 rollouts needs 4 processes, but every machine has at least one.
     assert processes("64xh100", "rollout.prompts=64") == 8
     assert processes("8xh100", "hardware.sequences_in_flight=2048", "rollout.prompts=8") == 1
     asynchronous = ["mode=separate_async", "asynchronous.rollout_nodes=4", "hardware.sequences_in_flight=16"]
     assert processes("64xh100", *asynchronous) == 12
-    # VERL hands a process whole problems.
+    # VERL gives each process whole problems.
     few = ["rollout.prompts=4", "rollout.rollouts=1024", "groups.keep=512"]
     assert processes("64xh100", *few) == 4
 
 
-def seen_by_verl(config: Any) -> dict[str, Any]:
-    """What VERL reads of a profile, by the profile's own keys."""
+def verl_values(config: Any) -> dict[str, Any]:
+    """Returns the values that VERL reads of a profile, by the profile's own keys."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     offloaded = (actor.fsdp_config.param_offload, actor.fsdp_config.optimizer_offload)
     return {
@@ -81,13 +81,16 @@ def test_verl_accepts_every_recipe_and_every_objective_on_every_profile(profile:
     """All pairs of profile, recipe and objective; the keys of the three are disjoint."""
     for number, objective in enumerate(get_args(ObjectiveName)):
         stage, recipe = RECIPES[(number + PROFILES.index(profile)) % len(RECIPES)]
-        resolved = stage_recipe(stage, profile, [f"algorithm.objective={objective}"], recipe)
-        argv = stage_command(resolved, tmp_path / "stage1", tmp_path / "model").argv[3:]
+        full_recipe = stage_recipe(stage, profile, [f"algorithm.objective={objective}"], recipe)
+        argv = stage_command(full_recipe, tmp_path / "stage1", tmp_path / "model").argv[3:]
         config = accepted(argv)
-        named = {key: getattr(resolved.hardware, key) for key in NAMED - {"router"}}
-        assert seen_by_verl(config) == {**named, "agent_loop_processes": resolved.agent_loop_processes}
-        # With one engine there is nothing to decide.
-        several = resolved.hardware.engines > 1 and resolved.hardware.router == "sessions"
+        hardware_values = {key: getattr(full_recipe.hardware, key) for key in HARDWARE_KEYS - {"router"}}
+        assert verl_values(config) == {
+            **hardware_values,
+            "agent_loop_processes": full_recipe.agent_loop_processes,
+        }
+        # With one engine, the router has nothing to decide.
+        several = full_recipe.hardware.engines > 1 and full_recipe.hardware.router == "sessions"
         assert bool(config.actor_rollout_ref.rollout.router_config_path) == several
 
 
@@ -97,7 +100,7 @@ def test_verl_accepts_every_recipe_and_every_objective_on_every_profile(profile:
 def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, [])
     argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
-    config = composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
+    config = compose_config("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
     assert config.data.max_token_len_per_gpu == recipe.update_tokens
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel
@@ -113,13 +116,13 @@ def test_without_a_profile_the_engines_are_not_starved_either(tmp_path: Path) ->
 
 
 def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
-    """VERL would say so in the first update, after the first step's rollouts."""
-    with pytest.raises(UserError) as refused:
+    """VERL would report the error only in the first update, after the first step's rollouts."""
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, "8xh100", ["rollout.tokens=30000"])
-    said = (
+    expected_message = (
         "hardware.update_tokens = 16384 times hardware.sequence_parallel = 1 is less than the longest rollout"
     )
-    assert said in refused.value.message
+    assert expected_message in excinfo.value.message
     longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2", FLASH]
     assert stage_recipe(1, "8xh100", longer).update_tokens == 16384
 
@@ -131,7 +134,7 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
     ):
         sft_recipe("laptop", short)
     assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2", FLASH]).update_tokens == 200
-    # By conversations they have no limit.
+    # Micro-batches that are counted in conversations have no limit in tokens.
     assert sft_recipe("laptop", [*short, "verl.data.use_dynamic_bsz=false"]).micro_batch_rows == 4
 
 
@@ -146,7 +149,7 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         ("64xh100", ["hardware.nodes=6"], "batch = 128 conversations cannot be split evenly over 48 GPUs"),
         ("64xh100", ["batch=32"], "batch = 32 conversations cannot be split evenly over 64 GPUs"),
@@ -165,15 +168,15 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
     ],
 )
 def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
-    profile: str, changes: list[str], said: str
+    profile: str, changes: list[str], message: str
 ) -> None:
     """VERL would train on batches of another size, and let the learning rate rise again at the end."""
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         sft_recipe(profile, changes)
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         (
             "64xh100",
@@ -196,10 +199,10 @@ def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
     ],
 )
 def test_a_stage_on_gpus_that_cannot_share_its_work_is_refused(
-    profile: str, changes: list[str], said: str
+    profile: str, changes: list[str], message: str
 ) -> None:
     """VERL would end in the first update, after a whole step of rollouts, or wait for GPUs that no node has."""
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, profile, changes)
 
 

@@ -1,4 +1,4 @@
-"""Which failed calls extra rollouts begin after, what they begin with, and the keys of a recipe."""
+"""Tests of recoveries: the failed calls after which extra rollouts begin, their beginnings, and the recipe's keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rstar2.train.recover import Beginning, draw_beginnings, may_recover, recove
 
 
 def trace(*statuses: CallStatus | None, sample: int = 0) -> Trace:
-    """A rollout with a turn of two tokens for each status of a call, and a tool output of one token between turns."""
+    """Returns a rollout with a turn of two tokens for each status of a call.
+
+    One token of tool output separates turns.
+    """
     turns = [
         Turn(
             text="",
@@ -38,14 +41,14 @@ def trace(*statuses: CallStatus | None, sample: int = 0) -> Trace:
 
 def test_a_rollout_begins_with_the_turns_up_to_the_failed_call_and_the_tools_reply() -> None:
     whole = trace("ok", "error", None)
-    begun = whole.beginning(2)
-    assert (begun.prompt_ids, begun.response_ids) == ([7, 8], [100, 101, 102, 103, 104, 105])
-    assert begun.response_mask == [0] * 6, "nothing of it is trained on"
-    assert begun.logprobs == [0.0] * 6
-    assert [call.status for call in begun.calls] == ["ok", "error"]
-    assert (begun.verdict, begun.reward) == (None, None)
-    begun.turns[0].calls.clear()
-    assert len(whole.calls) == 2, "what it began with is its own"
+    beginning = whole.beginning(2)
+    assert (beginning.prompt_ids, beginning.response_ids) == ([7, 8], [100, 101, 102, 103, 104, 105])
+    assert beginning.response_mask == [0] * 6, "no token of the beginning is trained on"
+    assert beginning.logprobs == [0.0] * 6
+    assert [call.status for call in beginning.calls] == ["ok", "error"]
+    assert (beginning.verdict, beginning.reward) == (None, None)
+    beginning.turns[0].calls.clear()
+    assert len(whole.calls) == 2, "the beginning is a copy"
 
 
 @pytest.mark.parametrize(
@@ -67,22 +70,22 @@ def test_a_rollout_that_went_on_after_a_failed_call_and_lost_none_can_be_begun_w
 
 def test_failed_calls_are_drawn_alike_whatever_rollout_ended_first() -> None:
     traces = [trace("error", "error", "error", None, sample=i) for i in range(4)]
-    drawn = draw_beginnings(traces, 2, seed=5)
-    assert len(drawn) == 2
-    assert draw_beginnings(traces[::-1], 2, seed=5) == drawn
+    beginnings = draw_beginnings(traces, 2, seed=5)
+    assert len(beginnings) == 2
+    assert draw_beginnings(traces[::-1], 2, seed=5) == beginnings
     every = draw_beginnings(traces, 99, seed=5)
     assert [(each.trace.sample, each.turns) for each in every] == [
         (i, n) for i in range(4) for n in (1, 2, 3)
     ]
     seeds = [draw_beginnings(traces, 1, seed) for seed in range(400)]
     counts = [sum(one == [each] for one in seeds) for each in every]
-    assert all(10 <= count <= 60 for count in counts), "each of the twelve about 33 times"
+    assert all(10 <= count <= 60 for count in counts), "each of the twelve is drawn about 33 times"
 
 
 def test_a_recovery_is_repaired_by_a_right_call_of_its_own() -> None:
     assert recovery_of(trace("error", "ok", None), 1).repaired
     assert not recovery_of(trace("error", "error", None), 1).repaired
-    assert not recovery_of(trace("ok", "error", None), 2).repaired, "an earlier right call is none"
+    assert not recovery_of(trace("ok", "error", None), 2).repaired, "an earlier right call does not count"
     assert recovery_of(trace("ok", "error", None), 2).begun_with == 6
 
 
@@ -97,19 +100,19 @@ def test_one_update_takes_all_rollouts_that_a_step_may_train_on() -> None:
     changes = ["rollout.prompts=6", "rollout.rollouts=8", "groups.keep=4"]
     recipe = stage_recipe(1, "laptop", [*changes, "recover.failures=3", "recover.rollouts=3"])
     assert recipe.update_prompts * recipe.groups.keep >= 6 * (4 + 9)
-    assert recipe.update_prompts % 6 == 0, "so that ranks share it as they share one without recoveries"
+    assert recipe.update_prompts % 6 == 0, "ranks can share the update as they do without recoveries"
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["recover.failures=2"], "recover.rollouts = 0 is too few"),
         (["recover.failures=2", "recover.rollouts=1"], "recover.rollouts = 1 is too few"),
         (["recover.rollouts=4"], "has no effect unless recover.failures is set"),
     ],
 )
-def test_keys_that_could_do_nothing_are_refused(changes: list[str], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_keys_that_could_do_nothing_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, "laptop", changes)
 
 

@@ -1,4 +1,4 @@
-"""A run's correct, clean traces become conversations that teach exactly the tokens that the model wrote."""
+"""Tests that a run's correct, clean traces become conversations that teach exactly the tokens that the model wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rstar2.train.rejection import Selection, plan_traces, traces_of
 
 
 class Silent:
-    """Progress that nobody looks at."""
+    """Progress that shows nothing."""
 
     def start(self, title: str) -> None: ...
 
@@ -36,34 +36,34 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     return tmp_path / "model"
 
 
-def trace(model: Path, problem: str, sample: int, said: str, **changes: Any) -> Trace:
-    """A trace of one turn, as a model of the format wrote it."""
+def trace(model: Path, problem: str, sample: int, text: str, **changes: Any) -> Trace:
+    """Returns a trace of one turn, as a model of the format writes it."""
     codec = load_codec(model)
-    written = [*codec.tokenizer.encode(said, add_special_tokens=False), codec.end_id]
+    response_ids = [*codec.tokenizer.encode(text, add_special_tokens=False), codec.end_id]
     prompt = codec.prompt(codec.format.messages(f"What is {problem}?"))
-    about: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "problem_id": problem,
         "sample": sample,
         "problem": f"What is {problem}?",
         "prompt_ids": prompt,
-        "response_ids": written,
-        "response_mask": [1] * len(written),
-        "turns": [Turn.read(codec.parse(written, prompt), 0, len(written))],
+        "response_ids": response_ids,
+        "response_mask": [1] * len(response_ids),
+        "turns": [Turn.read(codec.parse(response_ids, prompt), 0, len(response_ids))],
         "finish": "answer",
         "verdict": "correct",
         "paper_correct": True,
     }
-    return Trace(**{**about, **changes})
+    return Trace(**{**fields, **changes})
 
 
-def said(number: int) -> str:
+def text_of(number: int) -> str:
     return f"Think {'so ' * number}</reason>\n<answer>\\boxed{{{number}}}</answer>"
 
 
-def made(
+def card_and_rows(
     model: Path, traces: list[Trace], selection: Selection, **more: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The card and the rows of some traces."""
+    """Returns the card and the rows of a prepared set of these traces."""
     file = model.parent / "traces.jsonl"
     file.write_text("".join(f"{each.model_dump_json()}\n" for each in traces))
     output = model.parent / f"set-{len(list(model.parent.glob('set-*')))}"
@@ -73,20 +73,20 @@ def made(
 
 def test_each_trace_that_is_left_out_is_counted_by_its_reason(model: Path) -> None:
     call = {"name": "f", "arguments": {}, "output": "no"}
-    turn = trace(model, "a", 0, said(1)).turns[0].model_dump()
-    failed = Turn.model_validate({**turn, "calls": [{**call, "status": "error"}]})
-    lost = Turn.model_validate({**turn, "calls": [{**call, "status": "lost"}]})
+    turn = trace(model, "a", 0, text_of(1)).turns[0].model_dump()
+    turn_with_failed_call = Turn.model_validate({**turn, "calls": [{**call, "status": "error"}]})
+    turn_with_lost_call = Turn.model_validate({**turn, "calls": [{**call, "status": "lost"}]})
     traces = [
-        trace(model, "a", 0, said(1)),
-        trace(model, "a", 1, said(2), verdict="wrong"),
-        trace(model, "a", 2, said(3), finish="max_tokens"),
-        trace(model, "a", 3, said(4), turns=[failed]),
-        trace(model, "a", 4, said(5), turns=[lost]),
-        trace(model, "a", 5, said(6), paper_correct=False),
-        trace(model, "a", 6, said(7), prompt_ids=[1, 2, 3]),
-        trace(model, "a", 7, said(1)),
+        trace(model, "a", 0, text_of(1)),
+        trace(model, "a", 1, text_of(2), verdict="wrong"),
+        trace(model, "a", 2, text_of(3), finish="max_tokens"),
+        trace(model, "a", 3, text_of(4), turns=[turn_with_failed_call]),
+        trace(model, "a", 4, text_of(5), turns=[turn_with_lost_call]),
+        trace(model, "a", 5, text_of(6), paper_correct=False),
+        trace(model, "a", 6, text_of(7), prompt_ids=[1, 2, 3]),
+        trace(model, "a", 7, text_of(1)),
     ]
-    card, rows = made(model, traces, Selection(per_problem=9))
+    card, rows = card_and_rows(model, traces, Selection(per_problem=9))
     assert card.sources["traces"]["refused"] == {
         "another format": 1,
         "answer not in the format": 1,
@@ -97,44 +97,46 @@ def test_each_trace_that_is_left_out_is_counted_by_its_reason(model: Path) -> No
         "others of its problem are taken": 1,
     }
     [row] = rows
-    assert row["messages"][-1]["content"] == f"<reason>{said(1)}"
-    _, rows = made(model, traces, Selection(per_problem=9, failed_calls=1))
+    assert row["messages"][-1]["content"] == f"<reason>{text_of(1)}"
+    _, rows = card_and_rows(model, traces, Selection(per_problem=9, failed_calls=1))
     assert len(rows) == 2
 
 
 def test_of_a_problem_the_traces_with_the_least_penalty_are_taken(model: Path) -> None:
-    twice = f"{said(1)} <answer>\\boxed{{1}}</answer>"
+    twice = f"{text_of(1)} <answer>\\boxed{{1}}</answer>"
     traces = [
         trace(model, name, sample, text)
         for name in ("a", "b")
-        for sample, text in enumerate([twice, said(9), said(3), said(5)])
+        for sample, text in enumerate([twice, text_of(9), text_of(3), text_of(5)])
     ]
-    _, rows = made(model, traces, Selection(per_problem=2))
-    taken = sorted(row["id"].rsplit("-", 1)[0] for row in rows)
-    assert taken == ["traces-a-2", "traces-a-3", "traces-b-2", "traces-b-3"], "the shortest with one answer"
+    _, rows = card_and_rows(model, traces, Selection(per_problem=2))
+    row_ids = sorted(row["id"].rsplit("-", 1)[0] for row in rows)
+    assert row_ids == ["traces-a-2", "traces-a-3", "traces-b-2", "traces-b-3"], (
+        "the shortest traces with one answer"
+    )
 
 
 def test_traces_that_quote_a_benchmark_are_dropped(model: Path) -> None:
-    asked = "the number of apples that a farmer sells on the market each day"
+    question = "the number of apples that a farmer sells on the market each day"
     bench = model.parent / "bench.jsonl"
-    bench.write_text(json.dumps({"problem": f"What is {asked}?", "answer": "1"}) + "\n")
-    traces = [trace(model, asked, 0, said(1)), trace(model, "six times seven", 0, said(42))]
-    card, rows = made(model, traces, Selection(), against=[str(bench)])
+    bench.write_text(json.dumps({"problem": f"What is {question}?", "answer": "1"}) + "\n")
+    traces = [trace(model, question, 0, text_of(1)), trace(model, "six times seven", 0, text_of(42))]
+    card, rows = card_and_rows(model, traces, Selection(), against=[str(bench)])
     assert [row["id"].rsplit("-", 2)[0] for row in rows] == ["traces-six times seven"]
     assert card.checked
 
 
 def test_another_selection_is_another_set(model: Path) -> None:
-    traces = [trace(model, "a", sample, said(sample + 1)) for sample in range(3)]
-    made(model, traces, Selection())
+    traces = [trace(model, "a", sample, text_of(sample + 1)) for sample in range(3)]
+    card_and_rows(model, traces, Selection())
     file, output = model.parent / "traces.jsonl", model.parent / "set-0"
     with pytest.raises(UserError, match="contains a different set"):
         prepare(plan_traces(file, Selection(per_problem=1), str(model)), output, Silent())
 
 
 def test_a_mixture_keeps_the_tokens_beside_other_conversations(model: Path) -> None:
-    traces = [trace(model, "a", sample, said(sample + 1)) for sample in range(3)]
-    _, rows = made(model, traces, Selection())
+    traces = [trace(model, "a", sample, text_of(sample + 1)) for sample in range(3)]
+    _, rows = card_and_rows(model, traces, Selection())
     other = model.parent / "other.jsonl"
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     other.write_text(json.dumps({"messages": messages}) + "\n")
@@ -146,22 +148,22 @@ def test_a_mixture_keeps_the_tokens_beside_other_conversations(model: Path) -> N
     codec = load_codec(model)
     sample = encode(mixed[0], codec)
     assert sample.input_ids.tolist() == rows[0]["tokens"]["input_ids"]
-    assert mixed[0]["messages"][0]["content"] == "What is a?", "each format puts its own text around it"
+    assert mixed[0]["messages"][0]["content"] == "What is a?", "each format adds its own text"
     again = encode({**mixed[0], "tokens": {**mixed[0]["tokens"], "codec": "another"}}, codec)
-    assert again.input_ids.tolist() == sample.input_ids.tolist(), "the messages say the same"
+    assert again.input_ids.tolist() == sample.input_ids.tolist(), "the messages have the same content"
 
 
 def test_without_a_model_or_traces_the_message_says_what_to_give(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no traces"):
         plan_traces(tmp_path, Selection())
-    (tmp_path / "traces.jsonl").write_text(trace(model, "a", 0, said(1)).model_dump_json() + "\n")
-    with pytest.raises(UserError, match="does not name the model") as refused:
+    (tmp_path / "traces.jsonl").write_text(trace(model, "a", 0, text_of(1)).model_dump_json() + "\n")
+    with pytest.raises(UserError, match="does not name the model") as excinfo:
         plan_traces(tmp_path / "traces.jsonl", Selection())
-    assert "--model" in refused.value.hint
+    assert "--model" in excinfo.value.hint
 
 
-def laid_out(run: Path, kind: str, *files: str) -> Path:
-    """A run with these files of traces."""
+def run_with_files(run: Path, kind: str, *files: str) -> Path:
+    """Creates a run that has these trace files."""
     for file in files:
         (run / file).parent.mkdir(parents=True, exist_ok=True)
         (run / file).touch()
@@ -171,13 +173,17 @@ def laid_out(run: Path, kind: str, *files: str) -> Path:
 
 
 def test_of_a_training_run_its_own_rollouts_are_taken_and_no_held_out_problems(tmp_path: Path) -> None:
-    own = ["stage1/traces/step-000001.jsonl", "stage2/solved/traces.jsonl"]
-    run = laid_out(
-        tmp_path / "runs" / "demo", "demo", *own, "eval/sft/traces.jsonl", "plain/eval/stage1/traces.jsonl"
+    rollout_files = ["stage1/traces/step-000001.jsonl", "stage2/solved/traces.jsonl"]
+    run = run_with_files(
+        tmp_path / "runs" / "demo",
+        "demo",
+        *rollout_files,
+        "eval/sft/traces.jsonl",
+        "plain/eval/stage1/traces.jsonl",
     )
     for place in (run, run.parent):
         traces = traces_of(place)
-        assert {str(file.relative_to(run)) for file in traces.files} == set(own)
+        assert {str(file.relative_to(run)) for file in traces.files} == set(rollout_files)
         [warning] = traces.warnings()
         assert warning.startswith("traces of the held-out problems of demo are left out: ")
         assert str(run / "eval" / "sft") in warning
@@ -185,11 +191,13 @@ def test_of_a_training_run_its_own_rollouts_are_taken_and_no_held_out_problems(t
 
 
 def test_an_sft_has_traces_of_held_out_problems_alone_and_they_have_to_be_named(tmp_path: Path) -> None:
-    run = laid_out(tmp_path / "sft", "sft", "held_out/step-5/traces.jsonl", "held_out/step-10/traces.jsonl")
+    run = run_with_files(
+        tmp_path / "sft", "sft", "held_out/step-5/traces.jsonl", "held_out/step-10/traces.jsonl"
+    )
     for place in (run, tmp_path):
-        with pytest.raises(UserError, match="only traces of the held-out problems of sft") as refused:
+        with pytest.raises(UserError, match="only traces of the held-out problems of sft") as excinfo:
             traces_of(place)
-        assert str(run / "held_out" / "step-10") in refused.value.hint
+        assert str(run / "held_out" / "step-10") in excinfo.value.hint
     for place in (run / "held_out" / "step-5", run / "held_out" / "step-5" / "traces.jsonl"):
         traces = traces_of(place)
         assert traces.files == (run / "held_out" / "step-5" / "traces.jsonl",)
@@ -199,12 +207,12 @@ def test_an_sft_has_traces_of_held_out_problems_alone_and_they_have_to_be_named(
 
 
 def test_of_an_evaluation_the_users_own_problems_are_taken_and_no_benchmark(tmp_path: Path) -> None:
-    run = laid_out(tmp_path / "eval", "eval", "data/traces.jsonl", "aime24/traces.jsonl")
+    run = run_with_files(tmp_path / "eval", "eval", "data/traces.jsonl", "aime24/traces.jsonl")
     traces = traces_of(run)
     assert traces.files == (run / "data" / "traces.jsonl",)
     assert list(traces.warnings()) == [f"traces of the benchmark aime24 are left out: {run / 'aime24'}"]
     [warning] = traces_of(run / "aime24").warnings()
     assert warning.startswith("these are traces of the benchmark aime24: ")
-    only = laid_out(tmp_path / "only", "eval", "math500/traces.jsonl")
+    only = run_with_files(tmp_path / "only", "eval", "math500/traces.jsonl")
     with pytest.raises(UserError, match="only traces of the benchmark math500"):
         traces_of(only)

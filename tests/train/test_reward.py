@@ -1,4 +1,4 @@
-"""Whether a rollout is rewarded, be it by training or where solved problems are left out."""
+"""Tests of rewards, in training and in the filter that leaves out solved problems."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.reward import SHIPPED, Penalty, PenaltySettings, Reward, reading_rule, solved
 
 
-def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "answer") -> Trace:
-    """A rollout that an evaluation has found correct, of two turns with a tool's output between them."""
+def trace(codec: ChatCodec, text: str, tool_output: str = "", finish: Finish = "answer") -> Trace:
+    """Returns a rollout of two turns that an evaluation graded correct. A tool's output separates the turns."""
     encode = codec.tokenizer.encode
-    response = [*encode("a call"), *encode(tool_said), *encode(said)]
-    turns = [Turn(text="a call", start=0, end=1), Turn(text=said, start=1, end=2)]
+    response = [*encode("a call"), *encode(tool_output), *encode(text)]
+    turns = [Turn(text="a call", start=0, end=1), Turn(text=text, start=1, end=2)]
     return Trace(
         problem_id="p",
         gold="42",
@@ -36,7 +36,7 @@ def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "an
 
 
 @pytest.mark.parametrize(
-    ("said", "rules"),
+    ("text", "rules"),
     [
         (r"</reason><answer>\boxed{42}</answer>", ["paper", "boxed", "release", "lenient", "constant"]),
         (r"so it is \boxed{42}", ["boxed", "release", "lenient"]),
@@ -45,21 +45,24 @@ def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "an
     ],
 )
 def test_a_problem_counts_as_solved_where_training_would_reward_it(
-    codec: ChatCodec, said: str, rules: list[str]
+    codec: ChatCodec, text: str, rules: list[str]
 ) -> None:
-    found = [rule for rule in SHIPPED if list(solved([trace(codec, said)], rule)) == [("p", True)]]
-    assert found == rules
+    solving_rules = [rule for rule in SHIPPED if list(solved([trace(codec, text)], rule)) == [("p", True)]]
+    assert solving_rules == rules
 
 
 def test_no_rule_reads_tool_output_and_only_the_release_a_turn_that_was_cut_off(codec: ChatCodec) -> None:
     rules: tuple[str, ...] = ("paper", "boxed", "release", "lenient")
     box = r"\boxed{42}"
 
-    def rewarded(each: Trace) -> list[str]:
+    def rewarding_rules(each: Trace) -> list[str]:
         return [rule for rule in rules if dict(solved([each], rule))["p"]]
 
-    assert rewarded(trace(codec, "", tool_said=box)) == []
-    assert rewarded(trace(codec, f"<answer>{box}</answer>", finish="max_turns")) == ["release", "lenient"]
+    assert rewarding_rules(trace(codec, "", tool_output=box)) == []
+    assert rewarding_rules(trace(codec, f"<answer>{box}</answer>", finish="max_turns")) == [
+        "release",
+        "lenient",
+    ]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -73,9 +76,9 @@ def test_a_shipped_reward_is_1_for_a_correct_answer_and_only_the_constant_one_fo
 
 def long_trace(codec: ChatCodec, tokens: int, turns: int, verdict: str = "correct") -> Trace:
     one = Turn(text="", start=0, end=1)
-    made = trace(codec, "")
+    graded = trace(codec, "")
     more = {"response_ids": [1] * tokens, "response_mask": [1] * tokens, "turns": [one] * turns}
-    return made.model_copy(update={**more, "verdict": verdict})
+    return graded.model_copy(update={**more, "verdict": verdict})
 
 
 @pytest.mark.parametrize("rule", get_args(ReadingRule))
@@ -88,7 +91,10 @@ def long_trace(codec: ChatCodec, tokens: int, turns: int, verdict: str = "correc
 def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
     codec: ChatCodec, rule: str, shares: tuple[float, float], right: tuple[int, int], wrong: tuple[int, int]
 ) -> None:
-    """Not even that of a rollout beyond the budgets, which a tool's output and a short limit cannot make."""
+    """The penalty stays below 1 even for a rollout beyond the budgets.
+
+    Tool output or a short limit can cause such a rollout.
+    """
     penalty = Penalty(PenaltySettings(length=shares[0], turns=shares[1]), max_tokens=100, max_turns=10)
     reward = Reward(rule, penalty)
     correct = reward.rewarded(long_trace(codec, *right))
@@ -99,17 +105,21 @@ def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
     assert Rollout.from_trace(correct).reward_before_penalty == 1.0
     assert gives_gradient([Rollout.from_trace(correct), Rollout.from_trace(other)], drop_equal_rewards=True)
     same = [Rollout.from_trace(reward.rewarded(long_trace(codec, n, 1))) for n in (10, 90)]
-    assert not gives_gradient(same, drop_equal_rewards=True), "all of them are right"
+    assert not gives_gradient(same, drop_equal_rewards=True), "all rollouts are right"
     assert gives_gradient(same, drop_equal_rewards=False)
 
 
 def test_a_penalty_grows_with_tokens_and_turns_up_to_its_shares(codec: ChatCodec) -> None:
     penalty = Penalty(PenaltySettings(length=0.4, turns=0.2), max_tokens=100, max_turns=11)
-    found = [penalty.of(long_trace(codec, tokens, turns)) for tokens, turns in ((50, 1), (50, 6), (100, 11))]
-    assert found == pytest.approx([0.2, 0.3, 0.6])
+    penalties = [
+        penalty.of(long_trace(codec, tokens, turns)) for tokens, turns in ((50, 1), (50, 6), (100, 11))
+    ]
+    assert penalties == pytest.approx([0.2, 0.3, 0.6])
     one_turn = Penalty(PenaltySettings(turns=0.2), max_tokens=100, max_turns=1)
     assert one_turn.of(long_trace(codec, 50, 1)) == 0.0
-    assert Reward("paper").rewarded(long_trace(codec, 100, 11)).reward == 1.0, "by default there is none"
+    assert Reward("paper").rewarded(long_trace(codec, 100, 11)).reward == 1.0, (
+        "there is no penalty by default"
+    )
 
 
 def test_a_penalty_that_could_turn_the_order_of_answers_round_is_refused() -> None:
@@ -132,7 +142,7 @@ def test_an_unknown_reward_is_refused_with_the_nearest_name() -> None:
         stage_recipe(1, None, ["reward=papr"])
 
 
-OWN = """
+USER_REWARDS = """
 def text_length(problem, trace):
     return len(problem.answer) + len(trace.turns)
 
@@ -157,23 +167,25 @@ async def later(problem, trace):
 
 
 @pytest.fixture
-def own(tmp_path: Path, users_modules: None) -> Path:
-    """A recipe beside a module of the user's."""
-    (tmp_path / "users_rewards.py").write_text(OWN)
+def recipe_file(tmp_path: Path, users_modules: None) -> Path:
+    """A recipe beside a user's module."""
+    (tmp_path / "users_rewards.py").write_text(USER_REWARDS)
     recipe = tmp_path / "own.toml"
     recipe.write_text('steps = 1\nreward = "users_rewards:text_length"\n')
     return recipe
 
 
-def test_a_users_reward_gets_the_problem_and_the_graded_trace(own: Path, codec: ChatCodec) -> None:
-    recipe = stage_recipe(1, None, [], str(own))
+def test_a_users_reward_gets_the_problem_and_the_graded_trace(recipe_file: Path, codec: ChatCodec) -> None:
+    recipe = stage_recipe(1, None, [], str(recipe_file))
     assert Reward(recipe.reward)(trace(codec, "")) == 4.0
-    assert reading_rule(recipe.reward) == "paper", "what counts as correct is not a user's own"
+    assert reading_rule(recipe.reward) == "paper", (
+        "a user's reward does not change which answers count as correct"
+    )
     with pytest.raises(
         UserError,
         match=r"the reward users_rewards:alone takes \(trace\) but is called with \(problem, trace\)",
     ):
-        stage_recipe(1, None, ["reward=users_rewards:alone"], str(own))
+        stage_recipe(1, None, ["reward=users_rewards:alone"], str(recipe_file))
 
 
 @pytest.mark.parametrize(
@@ -191,8 +203,8 @@ def test_a_users_reward_gets_the_problem_and_the_graded_trace(own: Path, codec: 
 )
 @pytest.mark.filterwarnings("ignore:coroutine 'later' was never awaited")
 def test_a_users_reward_that_fails_is_a_failure_and_never_a_reward(
-    own: Path, codec: ChatCodec, name: str, message: str
+    recipe_file: Path, codec: ChatCodec, name: str, message: str
 ) -> None:
-    recipe = stage_recipe(1, None, [f"reward=users_rewards:{name}"], str(own))
+    recipe = stage_recipe(1, None, [f"reward=users_rewards:{name}"], str(recipe_file))
     with pytest.raises(Failure, match=message):
         Reward(recipe.reward)(trace(codec, ""))

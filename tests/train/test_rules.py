@@ -1,4 +1,4 @@
-"""Rules that end a stage: what they decide of made-up courses, and what becomes of the decision in a real pipeline."""
+"""Tests of rules that end a stage: their decisions for made-up metrics, and the effect in a real pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rstar2.watch.snapshot import snapshot
 
 
 def course(*rates: float, held_out: dict[int, float] | None = None) -> dict[int, dict[str, Any]]:
-    """The metrics of steps with these pass rates, and with a held-out accuracy at some of them."""
+    """Returns the metrics of steps with these pass rates, and with a held-out accuracy for some steps."""
     steps: dict[int, dict[str, Any]] = {
         step: {"rstar2/pass_rate": rate} for step, rate in enumerate(rates, 1)
     }
@@ -41,50 +41,52 @@ def course(*rates: float, held_out: dict[int, float] | None = None) -> dict[int,
     return steps
 
 
-def decided_at(steps: dict[int, dict[str, Any]], rules: RuleSettings, *saved: int) -> Decision | None:
-    """The first decision as the steps come in, one by one."""
+def first_decision(
+    steps: dict[int, dict[str, Any]], rules: RuleSettings, *checkpoints: int
+) -> Decision | None:
+    """Returns the first decision as the steps come in, one by one."""
     for last in steps:
         upto = {step: metrics for step, metrics in steps.items() if step <= last}
-        if made := decide(upto, rules, [step for step in saved if step <= last]):
-            return made
+        if decision := decide(upto, rules, [step for step in checkpoints if step <= last]):
+            return decision
     return None
 
 
 def test_by_default_no_rule_ever_decides() -> None:
-    assert decided_at(course(0.9, *[0.0] * 500), RuleSettings()) is None
+    assert first_decision(course(0.9, *[0.0] * 500), RuleSettings()) is None
     assert stage_recipe(1, None, []).rules == RuleSettings()
 
 
 def test_a_pass_rate_that_does_not_rise_ends_the_stage_after_the_steps_that_the_rule_names() -> None:
     rules = RuleSettings(window=1, flat_steps=4, rise=0.05)
-    made = decided_at(course(0.2, 0.3, 0.4, 0.42, 0.38, 0.44, 0.41, 0.9), rules)
-    assert made == Decision(
+    decision = first_decision(course(0.2, 0.3, 0.4, 0.42, 0.38, 0.44, 0.41, 0.9), rules)
+    assert decision == Decision(
         7,
         "advance",
         "the pass rate has not risen by 5.0 % since step 3 (40.0 %, now 41.0 %; rules.flat_steps = 4)",
     )
-    assert made.text.endswith(": the stage ends, and the next one begins")
+    assert decision.text.endswith(": the stage ends, and the next one begins")
 
 
 def test_small_rises_add_up_to_one() -> None:
     rules = RuleSettings(window=1, flat_steps=4, rise=0.05)
     slowly = [0.2 + 0.02 * step for step in range(30)]
-    assert decided_at(course(*slowly), rules) is None
-    assert decided_at(course(*slowly, *[slowly[-1]] * 4), rules) is not None
+    assert first_decision(course(*slowly), rules) is None
+    assert first_decision(course(*slowly, *[slowly[-1]] * 4), rules) is not None
 
 
 def test_a_rise_of_exactly_what_is_asked_for_is_one() -> None:
     """0.7 - 0.6 is less than 0.1 in floating-point numbers."""
     rises = [0.5, 0.6, 0.6, 0.7, 0.7, 0.8]
-    assert decided_at(course(*rises), RuleSettings(window=1, flat_steps=2, rise=0.1)) is None
-    assert decided_at(course(0.7, 0.6), RuleSettings(window=1, fall=0.1, when_fallen="stop")) is not None
+    assert first_decision(course(*rises), RuleSettings(window=1, flat_steps=2, rise=0.1)) is None
+    assert first_decision(course(0.7, 0.6), RuleSettings(window=1, fall=0.1, when_fallen="stop")) is not None
 
 
 def test_with_a_window_the_mean_counts_and_nothing_is_decided_before_it_is_full() -> None:
     rules = RuleSettings(window=3, fall=0.2, when_fallen="stop")
-    assert decided_at(course(0.9, 0.1), rules) is None
-    made = decided_at(course(0.6, 0.6, 0.6, 0.3, 0.3, 0.3), rules)
-    assert made == Decision(
+    assert first_decision(course(0.9, 0.1), rules) is None
+    decision = first_decision(course(0.6, 0.6, 0.6, 0.3, 0.3, 0.3), rules)
+    assert decision == Decision(
         5, "stop", "the pass rate fell from 60.0 % at step 3 to 40.0 % (rules.fall = 0.2)", None
     )
 
@@ -99,34 +101,36 @@ def test_a_measurement_that_is_not_a_number_decides_nothing() -> None:
 def test_the_held_out_accuracy_is_looked_at_when_it_is_measured() -> None:
     rules = RuleSettings(measure="held_out", flat_steps=4, when_flat="stop")
     accuracies = {2: 0.5, 4: 0.6, 6: 0.6, 8: 0.55, 10: 0.9}
-    made = decided_at(course(*[0.1] * 10, held_out=accuracies), rules)
-    assert made is not None
-    assert (made.step, made.action) == (8, "stop")
-    assert "the accuracy on held-out problems has not risen by 1.0 % since step 4" in made.reason
+    decision = first_decision(course(*[0.1] * 10, held_out=accuracies), rules)
+    assert decision is not None
+    assert (decision.step, decision.action) == (8, "stop")
+    assert "the accuracy on held-out problems has not risen by 1.0 % since step 4" in decision.reason
 
 
 def test_a_fall_goes_back_to_the_checkpoint_that_was_best_on_the_held_out_problems() -> None:
     rules = RuleSettings(window=1, fall=0.3)
     steps = course(0.4, 0.5, 0.6, 0.7, 0.6, 0.3, held_out={2: 0.4, 4: 0.6, 6: 0.1})
-    made = decided_at(steps, rules, 2, 4, 6)
-    assert made is not None
-    assert (made.step, made.action, made.model_step) == (6, "back", 4)
-    assert made.text.endswith("the stage ends, and its model is that of step 4")
+    decision = first_decision(steps, rules, 2, 4, 6)
+    assert decision is not None
+    assert (decision.step, decision.action, decision.model_step) == (6, "back", 4)
+    assert decision.text.endswith("the stage ends, and its model is that of step 4")
     assert best_measured(steps, [2, 6]) == 2
-    assert best_measured(course(*[0.1] * 4, held_out={2: 0.5, 4: 0.5}), [2, 4]) == 2, "the earliest of equals"
+    assert best_measured(course(*[0.1] * 4, held_out={2: 0.5, 4: 0.5}), [2, 4]) == 2, (
+        "the earliest of equal checkpoints"
+    )
 
 
 def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_acts() -> None:
     rules = RuleSettings(window=1, fall=0.3, flat_steps=3)
     steps = course(0.7, 0.1, 0.1, 0.1)
-    made = decided_at(steps, rules)
-    assert made is not None
-    assert (made.step, made.action) == (4, "advance")
-    assert decided_at(steps, RuleSettings(window=1, fall=0.3)) is None
+    decision = first_decision(steps, rules)
+    assert decision is not None
+    assert (decision.step, decision.action) == (4, "advance")
+    assert first_decision(steps, RuleSettings(window=1, fall=0.3)) is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["rules.measure=held_out", "rules.flat_steps=9"], 'rules.measure = "held_out" needs problems'),
         (["rules.fall=0.1"], "needs problems to find the best checkpoint with"),
@@ -138,8 +142,8 @@ def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_a
         (["rules.when_flat=advnace"], "rules.when_flat must be one of 'advance', 'stop', 'back'"),
     ],
 )
-def test_rules_that_could_never_act_are_refused(changes: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_rules_that_could_never_act_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, None, changes)
 
 
@@ -162,7 +166,7 @@ WAIT = "waits for a rule"
 
 
 class Run:
-    """A training with the real pipeline and launcher and a stand-in for VERL, in processes of its own."""
+    """A training in its own processes, with the real pipeline and launcher, and a stand-in for VERL."""
 
     def __init__(self, folder: Path, *changes: str, faults: dict[str, str]) -> None:
         self.rehearsal, self.path, self._out = folder / "rehearsal", folder / "run", folder / "out"
@@ -180,14 +184,14 @@ class Run:
         write_json(self.rehearsal / "changes.json", {"stages": [1, 2], "set": [*common, *changes]})
 
     def rates(self, stage: int, *rates: float, held_out: dict[int, float] | None = None) -> None:
-        """Say what the stage's steps measure."""
-        measured = {str(step): {"rstar2/pass_rate": rate} for step, rate in enumerate(rates, 1)}
+        """Sets the measurements of a stage's steps."""
+        metrics = {str(step): {"rstar2/pass_rate": rate} for step, rate in enumerate(rates, 1)}
         for step, accuracy in (held_out or {}).items():
-            measured[str(step)]["val-core/made/acc/mean@1"] = accuracy
-        write_json(self.rehearsal / f"stage{stage}.json", measured)
+            metrics[str(step)]["val-core/made/acc/mean@1"] = accuracy
+        write_json(self.rehearsal / f"stage{stage}.json", metrics)
 
     def ends(self, code: int = 0) -> str:
-        """Run the command to its end; returns all that was printed so far."""
+        """Runs the command to its end. Returns all output so far."""
         environment = {
             **os.environ,
             REHEARSAL: str(self.rehearsal),
@@ -195,19 +199,19 @@ class Run:
         }
         command = [sys.executable, "-m", "support.train.rehearsed_run", "--run", str(self.path)]
         with self._out.open("ab") as out:
-            ended = subprocess.run(
+            result = subprocess.run(
                 command, stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=LONGEST_S, check=False
             )
-        assert ended.returncode == code, self._out.read_text()
+        assert result.returncode == code, self._out.read_text()
         return self._out.read_text()
 
     @property
-    def exported(self) -> list[str]:
-        """The stage and the checkpoint that each model was made of."""
+    def exported_checkpoints(self) -> list[str]:
+        """The stage and the checkpoint from which each model was exported."""
         return (self.rehearsal / "exported").read_text().splitlines()
 
     def trained(self, stage: int) -> list[int]:
-        """The steps of a stage, each as often as it was trained on."""
+        """Returns the steps of a stage, each as often as it was trained on."""
         lines = (self.rehearsal / "trained.jsonl").read_text().splitlines()
         return [each["step"] for each in map(json.loads, lines) if each["stage"] == f"stage{stage}"]
 
@@ -226,27 +230,36 @@ FLAT = ("rules.window=1", "rules.flat_steps=3", "checkpoint.every=4", "stage2.ru
 def test_a_stage_that_no_longer_improves_ends_and_the_next_one_begins_from_its_model(tmp_path: Path) -> None:
     run = Run(tmp_path, *FLAT, faults={"stage1 6": WAIT})
     run.rates(1, 0.2, 0.4, *[0.4] * 28)
-    said = run.ends()
+    output = run.ends()
     stage = run.path / "stage1"
-    decided = read_decision(stage)
-    assert decided is not None
-    assert (decided.step, decided.action, decided.model_step, decided.last_step) == (5, "advance", None, 6)
-    assert f"warning: step 5: {decided.reason}: the stage ends, and the next one begins" in said
-    assert f"stage1: 80 problems, 6 steps; {decided.text}" in said
+    decision = read_decision(stage)
+    assert decision is not None
+    assert (decision.step, decision.action, decision.model_step, decision.last_step) == (
+        5,
+        "advance",
+        None,
+        6,
+    )
+    assert f"warning: step 5: {decision.reason}: the stage ends, and the next one begins" in output
+    assert f"stage1: 80 problems, 6 steps; {decision.text}" in output
     assert run.trained(1) == [1, 2, 3, 4, 5, 6]
     assert run.trained(2) == [1, 2]
-    assert run.exported == ["stage1 global_step_6", "stage2 global_step_2"]
+    assert run.exported_checkpoints == ["stage1 global_step_6", "stage2 global_step_2"]
     assert [(step.number, step.stage, step.stage_step) for step in run_steps(run.path)][-3:] == [
         (6, 1, 6),
         (7, 2, 1),
         (8, 2, 2),
     ]
-    [shown] = snapshot(run.path).decisions
-    assert (shown["stage"], shown["step"], shown["text"]) == (1, 5, decided.text)
+    [watched_decision] = snapshot(run.path).decisions
+    assert (watched_decision["stage"], watched_decision["step"], watched_decision["text"]) == (
+        1,
+        5,
+        decision.text,
+    )
 
     run.ends()
     assert run.trained(1) == [1, 2, 3, 4, 5, 6], "a stage that a rule has ended is not run again"
-    assert read_decision(stage) == decided
+    assert read_decision(stage) == decision
 
 
 @rehearsed
@@ -255,18 +268,18 @@ def test_a_decision_outlives_a_kill_and_is_not_taken_again(tmp_path: Path) -> No
     run.rates(1, 0.2, 0.4, *[0.4] * 28)
     run.ends(code=1)
     stage = run.path / "stage1"
-    decided = read_decision(stage)
-    assert decided is not None
-    assert (decided.step, decided.last_step) == (5, None)
+    decision = read_decision(stage)
+    assert decision is not None
+    assert (decision.step, decision.last_step) == (5, None)
     assert steps_of(stage / "checkpoints") == [4]
-    # By what the repeated step measures now, the rule would not have decided.
+    # The new measurement of the repeated step would not lead to this decision.
     run.rates(1, *[0.1 * step for step in range(30)])
-    said = run.ends()
-    assert run.trained(1) == [1, 2, 3, 4, 5, 5], "the step is repeated that the decision was taken after"
-    ended = read_decision(stage)
-    assert ended == Decision(decided.step, decided.action, decided.reason, None, last_step=5)
-    assert said.count("warning: step 5: the pass rate has not risen") == 1
-    assert run.exported == ["stage1 global_step_5", "stage2 global_step_2"]
+    output = run.ends()
+    assert run.trained(1) == [1, 2, 3, 4, 5, 5], "only the step after the decision is repeated"
+    final_decision = read_decision(stage)
+    assert final_decision == Decision(decision.step, decision.action, decision.reason, None, last_step=5)
+    assert output.count("warning: step 5: the pass rate has not risen") == 1
+    assert run.exported_checkpoints == ["stage1 global_step_5", "stage2 global_step_2"]
 
 
 BACK = ("rules.window=1", "stage1.rules.fall=0.3", "checkpoint.every=2", "held_out.every=2")
@@ -280,19 +293,21 @@ def test_a_collapsed_stage_goes_back_to_its_best_checkpoint_with_its_optimizer(
     run = Run(tmp_path, *BACK, faults={"stage1 9": fault})
     run.rates(1, *[0.6] * 7, *[0.2] * 23, held_out={2: 0.5, 4: 0.8, 6: 0.7, 8: 0.1})
     killed = fault != WAIT
-    said = run.ends(code=int(killed))
+    output = run.ends(code=int(killed))
     if killed:
-        assert steps_of(run.path / "stage1" / "checkpoints") == [4, 8], "the best is kept beside the last"
-        said = run.ends()
-    decided = read_decision(run.path / "stage1")
-    assert decided is not None
-    assert (decided.step, decided.action, decided.model_step) == (8, "back", 4)
+        assert steps_of(run.path / "stage1" / "checkpoints") == [4, 8], (
+            "the best checkpoint stays beside the last one"
+        )
+        output = run.ends()
+    decision = read_decision(run.path / "stage1")
+    assert decision is not None
+    assert (decision.step, decision.action, decision.model_step) == (8, "back", 4)
     assert run.trained(1) == [*range(1, 9 if killed else 10)], "going back needs no further step"
-    assert decided.last_step == run.trained(1)[-1]
-    assert run.exported == ["stage1 global_step_4", "stage2 global_step_2"]
+    assert decision.last_step == run.trained(1)[-1]
+    assert run.exported_checkpoints == ["stage1 global_step_4", "stage2 global_step_2"]
     actor = run.path / "stage2" / "checkpoints" / "global_step_0" / "actor"
     assert actor.resolve() == run.path / "stage1" / "checkpoints" / "global_step_4" / "actor"
-    assert "the stage ended with step" in said
+    assert "the stage ended with step" in output
 
 
 @rehearsed
@@ -300,10 +315,10 @@ def test_a_rule_that_stops_ends_the_run_and_the_same_command_runs_no_further_sta
     run = Run(tmp_path, *FLAT, "rules.when_flat=stop", faults={"stage1 6": WAIT})
     run.rates(1, 0.2, *[0.4] * 29)
     for _start in range(2):
-        said = run.ends()
+        output = run.ends()
         assert run.trained(1) == [1, 2, 3, 4, 5, 6]
         assert not (run.path / "stage2").exists()
-    assert "and no further stage is run" in said
+    assert "and no further stage is run" in output
     assert json.loads((run.path / "model.json").read_text()) == {"path": "stage1/model"}
     assert json.loads((run.path / "status.json").read_text())["state"] == "finished"
 
@@ -312,7 +327,7 @@ def test_a_rule_that_stops_ends_the_run_and_the_same_command_runs_no_further_sta
 def test_verls_trainer_ends_by_a_rule_and_the_stage_returns_the_model_of_its_best_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """A random model solves nothing, so no measurement is better than the first."""
+    """A random model solves no problem, so no measurement is better than the first."""
     base, problems = tmp_path / "model", tmp_path / "train.parquet"
     make_tiny_model(
         base,
@@ -331,15 +346,15 @@ def test_verls_trainer_ends_by_a_rule_and_the_stage_returns_the_model_of_its_bes
     command = [sys.executable, "-m", "rstar2", "train", "--stage", "1", "--profile", "laptop"]
     command += ["--model", str(base), "--data", str(problems), "--run", str(tmp_path / "run")]
     command += [word for change in changes for word in ("--set", change)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     stage = tmp_path / "run" / "stage1"
-    decided = read_decision(stage)
-    assert decided is not None
-    assert (decided.step, decided.action, decided.model_step) == (3, "back", 1)
-    assert decided.last_step is not None
-    assert 3 <= decided.last_step < 1000
-    assert steps_of(stage / "checkpoints") == sorted({1, decided.last_step})
+    decision = read_decision(stage)
+    assert decision is not None
+    assert (decision.step, decision.action, decision.model_step) == (3, "back", 1)
+    assert decision.last_step is not None
+    assert 3 <= decision.last_step < 1000
+    assert steps_of(stage / "checkpoints") == sorted({1, decision.last_step})
     from safetensors.torch import load_file
     from torch import load
 

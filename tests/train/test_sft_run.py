@@ -1,4 +1,4 @@
-"""An SFT as people run it: measured while it runs, killed, resumed, and then taught its own correct traces."""
+"""Tests of an SFT run: it is measured during the run, killed, resumed, and then taught its own correct traces."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "rstar2", *map(str, words)]
 
 
-def ran(*words: object) -> str:
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+def run_rstar2(*words: object) -> str:
+    result = subprocess.run(command(*words), capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -49,16 +49,16 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, conversations, and problems that are not among them."""
+    """A folder with a tiny model, conversations, and other problems."""
     root = tmp_path_factory.mktemp("sft")
     rows = [{"messages": messages} for messages in builtin.traces(1, TRACES, {})]
     jsonl(root / "sft.jsonl", rows)
     make_tiny_model(root / "base", TinyModel(layers=2), [row["messages"] for row in rows], builtin.FORMAT, 1)
-    asked = [
+    problem_rows = [
         {"id": each.id, "problem": each.problem, "answer": each.answer} for each in builtin.held_out(1, 16)
     ]
-    ran(
-        "data", "prepare", jsonl(root / "asked.jsonl", asked), "--filters", "duplicates",
+    run_rstar2(
+        "data", "prepare", jsonl(root / "asked.jsonl", problem_rows), "--filters", "duplicates",
         "--output", root / "held",
     )  # fmt: skip
     return root
@@ -72,13 +72,13 @@ def words(root: Path, run: str, *changes: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def whole(root: Path) -> Path:
-    """A run that nothing interrupted."""
-    ran(*words(root, "whole"))
+    """A run without an interruption."""
+    run_rstar2(*words(root, "whole"))
     return root / "whole"
 
 
 def validation_loss(model: Path, run: Path) -> float:
-    """The loss of a model on the held-out conversations, computed by transformers alone."""
+    """Returns the loss of a model on the held-out conversations, computed by transformers alone."""
     import pyarrow as pa
     import torch
     from transformers import AutoModelForCausalLM
@@ -86,15 +86,15 @@ def validation_loss(model: Path, run: Path) -> float:
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with pa.ipc.open_file(run / "validation.arrow") as reader:
         table = reader.read_all()
-    total, taught = 0.0, 0
+    total, token_count = 0.0, 0
     for number in np.load(run / "validation.npy").tolist():
         ids, mask = (torch.tensor(table.column(name)[number].as_py()) for name in ("input_ids", "loss_mask"))
         with torch.no_grad():
             log_probs = network(ids[None]).logits[0, :-1].log_softmax(-1)
-        chosen = log_probs.gather(-1, ids[1:, None])[:, 0]
-        total -= float((chosen * mask[1:]).sum())
-        taught += int(mask.sum())
-    return total / taught
+        token_log_probs = log_probs.gather(-1, ids[1:, None])[:, 0]
+        total -= float((token_log_probs * mask[1:]).sum())
+        token_count += int(mask.sum())
+    return total / token_count
 
 
 def test_the_loss_is_that_of_all_held_out_conversations_and_the_model_that_of_the_chosen_step(
@@ -106,9 +106,11 @@ def test_the_loss_is_that_of_all_held_out_conversations_and_the_model_that_of_th
     losses = {each.step: each.validation_loss for each in choice.measured}
     best = min(losses, key=lambda step: losses[step] or 0.0)
     assert choice.step == best
-    assert len(np.load(whole / "validation.npy")) == 19, "more than a batch, and no whole number of them"
+    assert len(np.load(whole / "validation.npy")) == 19, (
+        "19 conversations are more than one batch and no whole number of batches"
+    )
     assert validation_loss(whole / "model", whole) == pytest.approx(losses[best], rel=2e-3)
-    assert "the model is that of step" in (whole / "attempts" / "1" / "sft.log").read_text()
+    assert "the model comes from step" in (whole / "attempts" / "1" / "sft.log").read_text()
 
 
 def test_a_run_that_was_killed_between_two_epochs_resumes_exactly(root: Path, whole: Path) -> None:
@@ -120,14 +122,14 @@ def test_a_run_that_was_killed_between_two_epochs_resumes_exactly(root: Path, wh
         wait_until(lambda: 18 in finished_steps(run / "checkpoints"))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    # However late the kill came.
+    # The kill may have come later than this checkpoint.
     for folder in (run / "checkpoints").glob("global_step_*"):
         if folder.name != "global_step_18":
             shutil.rmtree(folder)
     (run / "checkpoints" / POINTER).write_text("18")
     for later in (run / "model", run / "models"):
         shutil.rmtree(later, ignore_errors=True)
-    ran(*words(root, "killed", "checkpoint_every=18"))
+    run_rstar2(*words(root, "killed", "checkpoint_every=18"))
     resumed, straight = sft_metrics(run), sft_metrics(whole)
     second = {int(json.loads(line)["step"]) for line in (run / "metrics-2.jsonl").read_text().splitlines()}
     assert second == set(range(19, 37))
@@ -144,25 +146,25 @@ def test_a_run_that_was_killed_while_it_samples_samples_what_is_missing(root: Pa
     run = root / "killed-sampling"
     traces = run / "held_out" / "step-20" / "traces.jsonl"
 
-    def sampled() -> list[str]:
-        """The lines that are whole."""
+    def sampled_lines() -> list[str]:
+        """Returns the complete lines."""
         return traces.read_text().splitlines(keepends=True)[:-1] if traces.exists() else []
 
     with subprocess.Popen(
         command(*line), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:
-        wait_until(lambda: bool(sampled()))
+        wait_until(lambda: bool(sampled_lines()))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    before = sampled()
+    before = sampled_lines()
     assert len(before) < 16 * 16
-    ran(*line)
-    assert sampled()[: len(before)] == before
-    drawn = [(trace.problem_id, trace.sample) for trace in read_traces(traces)]
-    assert len(drawn) == len(set(drawn)) == 16 * 16
+    run_rstar2(*line)
+    assert sampled_lines()[: len(before)] == before
+    rollouts = [(trace.problem_id, trace.sample) for trace in read_traces(traces)]
+    assert len(rollouts) == len(set(rollouts)) == 16 * 16
     assert [each.step for each in measurements(run) if each.accuracy is not None] == [20, 36]
     assert not (run / "metrics-3.jsonl").exists(), (
-        "training continues after step 20, and starts no third time"
+        "training continues after step 20, and does not start a third time"
     )
     second = {int(json.loads(line)["step"]) for line in (run / "metrics-2.jsonl").read_text().splitlines()}
     assert second == set(range(21, 37))
@@ -170,49 +172,51 @@ def test_a_run_that_was_killed_while_it_samples_samples_what_is_missing(root: Pa
 
 
 def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(root: Path) -> None:
-    held_out = [
+    settings = [
         f"held_out.data={root / 'held'}", "held_out.every=20", "held_out.samples=2", "held_out.tokens=128",
         "held_out.max_turns=4", "epochs=4",
     ]  # fmt: skip
-    ran(*words(root, "sampled", *held_out))
+    run_rstar2(*words(root, "sampled", *settings))
     run = root / "sampled"
-    choice, measured = read_choice(run), measurements(run)
+    choice, step_measurements = read_choice(run), measurements(run)
     assert choice is not None
-    sampled = {each.step: each for each in measured if each.accuracy is not None}
-    assert list(sampled) == [20, 40, 60, 72]
-    assert all(set(each.pass_at_k or ()) == {"1", "2"} for each in sampled.values())
-    best = max(sampled, key=lambda step: (sampled[step].accuracy or 0.0, -step))
+    sampled_steps = {each.step: each for each in step_measurements if each.accuracy is not None}
+    assert list(sampled_steps) == [20, 40, 60, 72]
+    assert all(set(each.pass_at_k or ()) == {"1", "2"} for each in sampled_steps.values())
+    best = max(sampled_steps, key=lambda step: (sampled_steps[step].accuracy or 0.0, -step))
     assert (choice.by, choice.step) == ("held_out", best)
     assert (run / "model").is_dir()
     assert not (run / "models").exists()
-    assert sorted(sft_metrics(run)) == list(range(1, 73)), "each start continues after the stop before it"
+    assert sorted(sft_metrics(run)) == list(range(1, 73)), "each start continues after the last stop"
 
-    refused = subprocess.run(
+    refusal = subprocess.run(
         command("data", "from-traces", run, "--output", root / "traces"), capture_output=True, text=True
     )
-    assert refused.returncode == 2, "the held-out problems have chosen the checkpoint"
+    assert refusal.returncode == 2, "the held-out problems chose the checkpoint, so their traces are refused"
     problems = [
         {"id": each.id, "problem": each.problem, "answer": each.answer} for each in builtin.training(2, 16)
     ]
-    ran(
+    run_rstar2(
         "eval", jsonl(root / "training.jsonl", problems), "--model", run, "-n", 4, "--max-tokens", 128,
         "--max-turns", 4, "--run", root / "own",
     )  # fmt: skip
-    ran("data", "from-traces", root / "own", "--output", root / "traces")
-    written = set[tuple[int, ...]]()
+    run_rstar2("data", "from-traces", root / "own", "--output", root / "traces")
+    correct_rollouts = set[tuple[int, ...]]()
     for trace in read_traces(root / "own" / "training" / "traces.jsonl"):
         if trace.correct and not trace.failed_calls:
-            own = zip(trace.response_ids, trace.response_mask, strict=True)
-            written.add(tuple(token for token, mask in own if mask))
+            response = zip(trace.response_ids, trace.response_mask, strict=True)
+            correct_rollouts.add(tuple(token for token, mask in response if mask))
     line = ["sft", "--profile", "laptop", "--model", root / "base", "--data", root / "traces"]
-    ran(*line, "--run", root / "again", "--set", "batch=2", "--set", "epochs=1", "--set", "max_tokens=512")
-    taught = taught_tokens(root / "again")
-    assert taught
-    assert set(taught) <= written, "exactly the tokens that the model wrote"
+    run_rstar2(
+        *line, "--run", root / "again", "--set", "batch=2", "--set", "epochs=1", "--set", "max_tokens=512"
+    )
+    trained_rollouts = tokens_trained_on(root / "again")
+    assert trained_rollouts
+    assert set(trained_rollouts) <= correct_rollouts, "exactly the tokens that the model wrote"
 
 
-def taught_tokens(run: Path) -> list[tuple[int, ...]]:
-    """The taught tokens of each conversation that VERL's trainer was given."""
+def tokens_trained_on(run: Path) -> list[tuple[int, ...]]:
+    """Returns the tokens of each conversation that VERL's trainer learned from."""
     from rstar2.train.verl.sft_dataset import EncodedConversations
 
     rows = EncodedConversations(str(run / "train.npy"), {"max_length": 512})

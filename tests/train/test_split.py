@@ -1,4 +1,4 @@
-"""Which conversations SFT trains on and measures on, and which step's model it returns."""
+"""Tests of SFT's split into training and held-out conversations, and of the step whose model SFT returns."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     return tmp_path / "model"
 
 
-def row(asked: str, said: str = "!") -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+def row(question: str, answer: str = "!") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def questions(copies: int) -> list[dict[str, Any]]:
-    """A hundred questions, each with as many answers."""
-    asked = [f"Tell me of the {one} and then of the {other}" for one in ANIMALS for other in OTHERS]
-    return [row(text, str(copy)) for copy in range(copies) for text in asked]
+    """A hundred different questions, each with one answer."""
+    questions = [f"Tell me of the {one} and then of the {other}" for one in ANIMALS for other in OTHERS]
+    return [row(text, str(copy)) for copy in range(copies) for text in questions]
 
 
-def planned(model: Path, rows: list[dict[str, Any]], *changes: str) -> SftPlan:
+def plan_of(model: Path, rows: list[dict[str, Any]], *changes: str) -> SftPlan:
     data = model.parent / "x.jsonl"
     data.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     return plan_sft(sft_recipe("laptop", ["batch=2", *changes]), model, data)
@@ -47,28 +47,28 @@ def planned(model: Path, rows: list[dict[str, Any]], *changes: str) -> SftPlan:
 
 def test_all_answers_to_a_question_are_on_one_side(model: Path) -> None:
     rows = questions(3)
-    found = planned(model, rows, "validation.share=0.1").split
-    asked = [each["messages"][0]["content"] for each in rows]
-    trained, measured = ({asked[at] for at in numbers} for numbers in (found.train, found.validation))
-    assert not trained & measured
-    assert len(found.validation) == 30
-    assert sorted([*found.train, *found.validation]) == list(range(300))
+    split = plan_of(model, rows, "validation.share=0.1").split
+    texts = [each["messages"][0]["content"] for each in rows]
+    trained, held_out = ({texts[at] for at in numbers} for numbers in (split.train, split.validation))
+    assert not trained & held_out
+    assert len(split.validation) == 30
+    assert sorted([*split.train, *split.validation]) == list(range(300))
     again, other = (
-        planned(model, rows, "validation.share=0.1"),
-        planned(model, rows, "validation.share=0.1", "seed=2"),
+        plan_of(model, rows, "validation.share=0.1"),
+        plan_of(model, rows, "validation.share=0.1", "seed=2"),
     )
-    assert np.array_equal(again.split.validation, found.validation)
-    assert not np.array_equal(other.split.validation, found.validation)
+    assert np.array_equal(again.split.validation, split.validation)
+    assert not np.array_equal(other.split.validation, split.validation)
 
 
 def test_what_is_held_out_is_bounded_and_may_be_nothing(model: Path) -> None:
     rows = questions(3)
-    assert len(planned(model, rows, "validation.most=4").split.validation) == 3
-    assert len(planned(model, rows, "validation.share=0.5", "validation.most=31").split.validation) == 30
-    assert not len(planned(model, rows[:99]).split.validation), "one percent of 99 is none"
-    assert not len(planned(model, rows, "validation.share=0").split.validation)
+    assert len(plan_of(model, rows, "validation.most=4").split.validation) == 3
+    assert len(plan_of(model, rows, "validation.share=0.5", "validation.most=31").split.validation) == 30
+    assert not len(plan_of(model, rows[:99]).split.validation), "one percent of 99 conversations is none"
+    assert not len(plan_of(model, rows, "validation.share=0").split.validation)
     with pytest.raises(UserError, match="has 150 conversations without the 150 that validation"):
-        planned(model, rows, "validation.share=0.5", "batch=151")
+        plan_of(model, rows, "validation.share=0.5", "batch=151")
 
 
 def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> None:
@@ -76,7 +76,7 @@ def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> Non
     new = [row("What is quite another matter?"), row("Who wrote it, and when?")]
     file.write_text("".join(f"{json.dumps(each)}\n" for each in [*questions(1)[:5], *new]))
     changes = [f"validation.data={file}"]
-    plan = planned(model, questions(2), *changes)
+    plan = plan_of(model, questions(2), *changes)
     assert (len(plan.split.train), plan.split.repeated) == (200, 5)
     assert plan.split.validation.tolist() == [5, 6]
     plan.split.write(model.parent / "run")
@@ -85,27 +85,29 @@ def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> Non
     assert {each.name for each in (model.parent / "run").iterdir()} == names
     before = plan.config()
     file.write_text(json.dumps(new[0]) + "\n")
-    assert planned(model, questions(2), *changes).config() != before, "another file resumes no run"
+    assert plan_of(model, questions(2), *changes).config() != before, (
+        "a run does not resume with another file"
+    )
     file.write_text("".join(f"{json.dumps(each)}\n" for each in questions(1)[:5]))
     with pytest.raises(UserError, match="no conversation to measure the loss on: 5 ask nearly the same"):
-        planned(model, questions(2), *changes)
+        plan_of(model, questions(2), *changes)
 
 
 def checkpoint(folder: Path, step: int) -> Path:
-    """A checkpoint of one rank, of the files that are looked at, as the last that was finished."""
-    made = folder / "checkpoints" / f"global_step_{step}"
-    made.mkdir(parents=True)
-    (made / "fsdp_config.json").write_text(json.dumps({"world_size": 1}))
+    """Creates a checkpoint of one rank as the last complete one. It has only the files that are read."""
+    checkpoint = folder / "checkpoints" / f"global_step_{step}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "fsdp_config.json").write_text(json.dumps({"world_size": 1}))
     parts = (f"{part}_world_size_1_rank_0.pt" for part in ("model", "optim", "extra_state"))
     for name in (*parts, "data_0.pt"):
-        with zipfile.ZipFile(made / name, "w") as file:
+        with zipfile.ZipFile(checkpoint / name, "w") as file:
             file.writestr("x", "x")
     (folder / "checkpoints" / POINTER).write_text(str(step))
-    return made
+    return checkpoint
 
 
-def measured(folder: Path, losses: dict[int, float | None], accuracies: dict[int, float]) -> None:
-    """What a run writes of its steps."""
+def write_measurements(folder: Path, losses: dict[int, float | None], accuracies: dict[int, float]) -> None:
+    """Writes a run's measurements of these steps."""
     lines = [
         json.dumps({"step": step, "data": {"train/loss": 1.0, "val/loss": loss}})
         for step, loss in losses.items()
@@ -137,8 +139,8 @@ def measured(folder: Path, losses: dict[int, float | None], accuracies: dict[int
 def test_the_recipe_says_which_measure_chooses(
     tmp_path: Path, changes: list[str], step: int, reason: str
 ) -> None:
-    # Step 25 is the best, but it is not saved; of equal ones the earliest is chosen.
-    measured(tmp_path, {5: 0.9, 10: 0.6, 20: 0.4, 25: 0.1, 30: 0.5}, {15: 0.25, 30: 0.25})
+    # Step 25 is the best one, but it is not saved. Of equal steps, the earliest one is chosen.
+    write_measurements(tmp_path, {5: 0.9, 10: 0.6, 20: 0.4, 25: 0.1, 30: 0.5}, {15: 0.25, 30: 0.25})
     for saved in (10, 15, 20, 25, 30):
         checkpoint(tmp_path, saved)
     choice = choose(sft_recipe("laptop", ["checkpoint_every=10", *changes]), tmp_path, 30)
@@ -149,18 +151,18 @@ def test_the_recipe_says_which_measure_chooses(
 
 
 def test_a_loss_that_is_no_number_is_not_chosen(tmp_path: Path) -> None:
-    measured(tmp_path, {10: None, 20: 0.4}, {})
+    write_measurements(tmp_path, {10: None, 20: 0.4}, {})
     checkpoint(tmp_path, 20)
     recipe = sft_recipe("laptop", ["checkpoint_every=10"])
     assert choose(recipe, tmp_path, 20).step == 20
-    measured(tmp_path, {10: None}, {})
+    write_measurements(tmp_path, {10: None}, {})
     assert choose(recipe, tmp_path, 20).reason == "the last step: no validation loss was measured"
     assert [each.step for each in measurements(tmp_path)] == [10]
 
 
 def test_a_step_without_a_checkpoint_is_not_chosen_and_the_reason_names_it(tmp_path: Path) -> None:
-    """A run that saved each 100th step at first, and was resumed with each 2nd."""
-    measured(tmp_path, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.5, 6: 0.6}, {})
+    """A run that first saved every 100th step, and every 2nd step after it was resumed."""
+    write_measurements(tmp_path, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.5, 6: 0.6}, {})
     recipe = sft_recipe("laptop", ["checkpoint_every=2", "validation.every=1"])
     last = checkpoint(tmp_path, 6)
     choice = choose(recipe, tmp_path, 6)
@@ -168,18 +170,18 @@ def test_a_step_without_a_checkpoint_is_not_chosen_and_the_reason_names_it(tmp_p
         "step 6: lowest validation loss (validation loss 0.6), the only one; better steps have no checkpoint: "
         "2 (validation loss 0.2), 4 (validation loss 0.4)"
     )
-    assert best_so_far(recipe, tmp_path, 6) == 6, "it is kept"
+    assert best_so_far(recipe, tmp_path, 6) == 6, "the model stays"
     shutil.rmtree(last)
     checkpoint(tmp_path, 4)
     assert best_so_far(recipe, tmp_path, 6) == 4
     (tmp_path / "checkpoints" / "global_step_4" / "data_0.pt").write_bytes(b"cut short")
     assert best_so_far(recipe, tmp_path, 6) is None
     (tmp_path / "models" / "step-2").mkdir(parents=True)
-    assert choose(recipe, tmp_path, 6).step == 2, "a model that was made for an evaluation is enough"
+    assert choose(recipe, tmp_path, 6).step == 2, "a model that was exported for an evaluation is enough"
 
 
 def test_another_measure_chooses_among_the_models_that_are_left(tmp_path: Path) -> None:
-    measured(tmp_path, {10: 0.1, 20: 0.4, 30: 0.5}, {15: 0.5})
+    write_measurements(tmp_path, {10: 0.1, 20: 0.4, 30: 0.5}, {15: 0.5})
     checkpoint(tmp_path, 20)
     checkpoint(tmp_path, 30)
     recipe = sft_recipe("laptop", ["checkpoint_every=10", "held_out.data=x", "held_out.every=15"])

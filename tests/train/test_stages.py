@@ -1,4 +1,4 @@
-"""A stage's folder: what is left behind is whole, and what is there already is not done again."""
+"""Tests of a stage's folder: files are complete or absent, and finished work is not repeated."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def row(name: str) -> dict[str, dict[str, str]]:
 
 def test_only_problems_solved_every_time_are_dropped() -> None:
     samples = [("a", True)] * 4 + [("b", n != 2) for n in range(4)]
-    kept = drop_solved([row("a"), row("b")], samples, times=4, fill=0)
-    assert [item["extra_info"]["id"] for item in kept] == ["b"]
+    unsolved_rows = drop_solved([row("a"), row("b")], samples, times=4, fill=0)
+    assert [item["extra_info"]["id"] for item in unsolved_rows] == ["b"]
 
 
 def test_solved_problems_fill_up_a_batch_that_would_be_too_small() -> None:
@@ -72,7 +72,7 @@ def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A folder with a tokenizer, and what looks like weights."""
+    """Creates a folder with a tokenizer and an empty weights file."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text("{}")
@@ -80,8 +80,8 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     return folder
 
 
-def written(path: Path, short: int, long: int) -> Path:
-    """A file of problems, of which some have prompts of more than 600 tokens."""
+def write_problems(path: Path, short: int, long: int) -> Path:
+    """Writes `short` problems, and `long` problems whose prompts have more than 600 tokens."""
     texts = ["How many?"] * short + ["How many? " * 600] * long
     write_parquet(path, rl_rows([Problem(str(n), text, "7") for n, text in enumerate(texts)], 8, "made"))
     return path
@@ -91,26 +91,26 @@ def written(path: Path, short: int, long: int) -> Path:
 def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
     model: Path, tmp_path: Path
 ) -> None:
-    data = written(tmp_path / "train.parquet", short=10, long=30)
-    held_out = written(tmp_path / "held.parquet", short=2, long=1)
+    data = write_problems(tmp_path / "train.parquet", short=10, long=30)
+    held_out = write_problems(tmp_path / "held.parquet", short=2, long=1)
 
-    def planned(*changes: str) -> TrainPlan:
+    def plan_of(*changes: str) -> TrainPlan:
         recipes = stage_recipes([1, 2], None, ["stage2.optim.state=fresh", *changes])
         return plan_training(recipes, model, data, None, JudgeChoice("http://judge"))
 
-    assert list(left_out(planned("rollout.prompts=10", "rollout.prompt_tokens=9999"))) == []
+    assert list(left_out(plan_of("rollout.prompts=10", "rollout.prompt_tokens=9999"))) == []
     changes = ("stage1.rollout.prompt_tokens=600", "stage2.rollout.prompt_tokens=9999")
-    plan = planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
+    plan = plan_of("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
     assert list(left_out(plan)) == [
         "stage 1: left out 30 problems and 1 held-out problem with a prompt of more than 600 tokens"
     ]
-    said = r"train\.parquet has 10 problems whose prompt has at most rollout.prompt_tokens = 600 tokens, but 16 are"
-    with pytest.raises(UserError, match=said) as refused:
-        planned("rollout.prompts=16", *changes)
-    assert refused.value.hint == "Raise rollout.prompt_tokens, or lower rollout.prompts."
-    written(held_out, short=0, long=3)
+    message = r"train\.parquet has 10 problems whose prompt has at most rollout.prompt_tokens = 600 tokens, but 16 are"
+    with pytest.raises(UserError, match=message) as excinfo:
+        plan_of("rollout.prompts=16", *changes)
+    assert excinfo.value.hint == "Raise rollout.prompt_tokens, or lower rollout.prompts."
+    write_problems(held_out, short=0, long=3)
     with pytest.raises(UserError, match=r"held\.parquet has 0 problems whose prompt has at most"):
-        planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
+        plan_of("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
 
 
 @needs("torch")
@@ -146,7 +146,7 @@ def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left
     }
     with pytest.raises(
         UserError,
-        match="3 problems without the 2 that no output can be graded correct against, but a step needs 4",
+        match=r"3 problems \(not counting 2 that are left out, .* their answers\), but a step needs 4",
     ):
         plan_training(
             stage_recipes([1], None, ["rollout.prompts=4"]), model, data, None, JudgeChoice("http://judge")
@@ -155,7 +155,7 @@ def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left
 
 @needs("torch")
 def test_a_stage_does_not_begin_with_fewer_prompts_than_a_step_needs(model: Path, tmp_path: Path) -> None:
-    rows = read_rows(written(tmp_path / "train.parquet", short=3, long=3))
+    rows = read_rows(write_problems(tmp_path / "train.parquet", short=3, long=3))
     recipe = stage_recipe(1, None, ["rollout.prompts=4", "rollout.prompt_tokens=600"])
     with pytest.raises(
         UserError, match=r"the training data has 3 problems whose prompt .*, but 4 are needed"
@@ -167,7 +167,7 @@ def test_a_stage_does_not_begin_with_fewer_prompts_than_a_step_needs(model: Path
 def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_are_too_long(
     model: Path, tmp_path: Path
 ) -> None:
-    rows = read_rows(written(tmp_path / "train.parquet", short=4, long=2))
+    rows = read_rows(write_problems(tmp_path / "train.parquet", short=4, long=2))
     changes = ("drop_solved=1", "rollout.prompts=3", "rollout.prompt_tokens=600", "optim.state=continued")
     run = tmp_path / "run"
     solved = tmp_path / VERDICTS
@@ -181,18 +181,18 @@ def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_a
         PhaseTimer(run),
         solved,
     )
-    # The stage's inputs are written; then there is no optimizer to continue.
+    # The stage first writes its inputs. Then it finds no optimizer to continue.
     with pytest.raises(UserError, match="has no optimizer state beside it"):
         list(pipeline.train_stages({3: stage_recipe(3, None, [*changes])}, model, rows, run))
-    kept = read_rows(run / "stage3" / "train.parquet")
-    assert [each["extra_info"]["id"] for each in kept] == ["1", "2", "3"]
+    rows_left = read_rows(run / "stage3" / "train.parquet")
+    assert [each["extra_info"]["id"] for each in rows_left] == ["1", "2", "3"]
 
 
 @needs("torch")
 def test_a_stage_leaves_out_what_the_one_before_is_believed_to_solve_without_sampling_anything(
     model: Path, tmp_path: Path
 ) -> None:
-    rows = read_rows(written(tmp_path / "train.parquet", short=5, long=0))
+    rows = read_rows(write_problems(tmp_path / "train.parquet", short=5, long=0))
     changes = ("drop_solved=8", "solved_by=outcomes", "rollout.prompts=3", "optim.state=continued")
     recipe = stage_recipe(3, None, [*changes])
     run, before = tmp_path / "run", tmp_path / "run" / "stage2"
@@ -204,18 +204,18 @@ def test_a_stage_leaves_out_what_the_one_before_is_believed_to_solve_without_sam
     with pytest.raises(UserError, match=r'solved_by = "outcomes" needs .*stage2/outcomes\.jsonl'):
         list(pipeline.train_stages({3: recipe}, before / "model", rows, run))
     begin(before, "01234", "paper", tmp_path / "sft" / "model")
-    # In the last step 0 and 1 were solved every time, 2 often and 3 never; 4 was not asked.
+    # In the last step, problems 0 and 1 were solved every time, 2 often and 3 never. Problem 4 was not used.
     counts = {"0": (32, 32), "1": (32, 32), "2": (28, 32), "3": (0, 32)}
     with (before / OUTCOMES_FILE).open("a") as file:
         file.write(StepOutcomes(85, counts).to_json())
-    # The stage's inputs are written; then there is no optimizer to continue.
+    # The stage first writes its inputs. Then it finds no optimizer to continue.
     with pytest.raises(UserError, match="has no optimizer state beside it"):
         list(pipeline.train_stages({3: recipe}, before / "model", rows, run))
-    kept = read_rows(run / "stage3" / "train.parquet")
-    assert [each["extra_info"]["id"] for each in kept] == ["2", "3", "4"]
-    begun = outcomes_of(run / "stage3" / "model")
-    assert begun is not None
-    assert [(each.step, each.counts) for each in begun.steps] == [(0, {"2": (28, 32), "3": (0, 32)})]
+    rows_left = read_rows(run / "stage3" / "train.parquet")
+    assert [each["extra_info"]["id"] for each in rows_left] == ["2", "3", "4"]
+    outcomes = outcomes_of(run / "stage3" / "model")
+    assert outcomes is not None
+    assert [(each.step, each.counts) for each in outcomes.steps] == [(0, {"2": (28, 32), "3": (0, 32)})]
 
 
 def test_a_training_that_leaves_out_problems_by_outcomes_it_will_not_have_is_refused_before_it_begins(
@@ -238,27 +238,27 @@ def test_a_training_that_leaves_out_problems_by_outcomes_it_will_not_have_is_ref
 
 @needs("torch")
 def test_verdicts_are_looked_at_before_the_first_stage(model: Path, tmp_path: Path) -> None:
-    """Those that a stage would find missing hours later, and those that no stage would use."""
-    data = written(tmp_path / "train.parquet", short=4, long=1)
+    """Covers verdicts that a stage would miss hours later, and verdicts that no stage would use."""
+    data = write_problems(tmp_path / "train.parquet", short=4, long=1)
     verdicts = tmp_path / "solved" / VERDICTS
     changes = ["rollout.prompts=3", "rollout.prompt_tokens=600", "stage2.optim.state=fresh"]
 
-    def planned(numbers: list[int], *more: str) -> TrainPlan:
+    def plan_of(numbers: list[int], *more: str) -> TrainPlan:
         recipes = stage_recipes(numbers, None, [*changes, *more])
         return plan_training(recipes, model, data, verdicts.parent, JudgeChoice("http://judge"))
 
     write_verdicts(verdicts, ((problem, sample, "wrong") for problem in "012" for sample in range(8)))
     with pytest.raises(UserError, match=r"--solved .*solved: problem 3 has 0 samples, but 8 are needed"):
-        planned([1, 2, 3])
+        plan_of([1, 2, 3])
     write_verdicts(verdicts, (("3", sample, "correct") for sample in range(8)))
-    assert planned([1, 2, 3]).solved == verdicts.parent, (
+    assert plan_of([1, 2, 3]).solved == verdicts.parent, (
         "the fifth problem's prompt is too long for any stage"
     )
     with pytest.raises(UserError, match="9 are needed"):
-        planned([1, 2, 3], "stage3.drop_solved=9")
+        plan_of([1, 2, 3], "stage3.drop_solved=9")
     for numbers, more in (([1, 2], ()), ([1, 2, 3], ("drop_solved=0",))):
         with pytest.raises(UserError, match=r"no stage of this run leaves out solved problems \(drop_solved"):
-            planned(numbers, *more)
+            plan_of(numbers, *more)
 
 
 def stage2(ranks: int = 2, lr: float = 1e-6, weight_decay: float = 0.01) -> StageRecipe:
@@ -268,7 +268,7 @@ def stage2(ranks: int = 2, lr: float = 1e-6, weight_decay: float = 0.01) -> Stag
 
 @pytest.fixture
 def stage1(tmp_path: Path) -> Path:
-    """VERL's last checkpoint of a stage on two ranks, of the files that are looked at."""
+    """VERL's last checkpoint of a stage on two ranks. It has only the files that are read."""
     actor = tmp_path / "stage1" / "checkpoints" / "global_step_12" / "actor"
     actor.mkdir(parents=True)
     for rank in range(2):
@@ -286,7 +286,7 @@ def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path
     checkpoints = folder / "checkpoints"
     assert (checkpoints / "global_step_0" / "actor").resolve() == stage1
     assert (checkpoints / POINTER).read_text() == "0"
-    # A checkpoint of the stage itself comes first.
+    # A checkpoint of the stage itself has precedence.
     (checkpoints / "global_step_3").mkdir()
     (checkpoints / "global_step_3" / "data.pt").touch()
     (checkpoints / POINTER).write_text("3")
@@ -296,18 +296,18 @@ def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path
 
 def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, stage1: Path) -> None:
     model, folder = tmp_path / "stage1" / "model", tmp_path / "stage2"
-    for recipe, said in (
+    for recipe, message in (
         (stage2(ranks=8), "was not written by 8 ranks"),
         (stage2(lr=2e-6), r"optim.lr = 2e-06, but .*/actor was trained with 1e-06"),
         (stage2(weight_decay=0.5), r"optim.weight_decay = 0.5, but .*/actor was trained with 0.01"),
     ):
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(UserError, match=message) as excinfo:
             continue_optimizer(model, folder, recipe)
-        assert "--set optim.state=fresh" in refused.value.hint
+        assert "--set optim.state=fresh" in excinfo.value.hint
     assert not folder.exists()
     continue_optimizer(model, folder, stage2())
     shutil.rmtree(tmp_path / "stage1")
-    # Begun, killed before a checkpoint of its own, and the stage before was removed.
+    # The stage was killed before its first checkpoint, and the stage before it was removed.
     with pytest.raises(UserError, match="has no optimizer state beside it"):
         continue_optimizer(model, folder, stage2())
 
@@ -316,7 +316,7 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
 def test_a_training_that_begins_with_a_continued_stage_is_refused_before_it_begins(
     model: Path, tmp_path: Path
 ) -> None:
-    written(tmp_path / "train.parquet", short=512, long=0)
+    write_problems(tmp_path / "train.parquet", short=512, long=0)
     with pytest.raises(
         UserError, match=r"optim.state = continued, but .*/model has no optimizer state beside it"
     ):
@@ -343,7 +343,10 @@ def test_a_stage_has_the_format_of_the_one_before() -> None:
 
 
 def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
-    """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
+    """The error comes before stage 1 instead of after it.
+
+    VERL needs as many ranks to read AdamW's state as wrote it.
+    """
     change = "stage2.hardware.nodes=4"
     with pytest.raises(UserError, match=r"which is saved by 64 ranks .*: it cannot use 32"):
         stage_recipes([1, 2], "64xh100", [change])
@@ -382,8 +385,8 @@ def test_models_are_made_of_saved_steps_only() -> None:
 
 
 def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start, list[str]]:
-    """A phase whose trainer is a program; and what is warned of."""
-    warned: list[str] = []
+    """Returns a phase whose trainer is a program, and the list of its warnings."""
+    warnings: list[str] = []
     start = Start(
         command=Command(
             [sys.executable, "-c", code], {"VERL_FILE_LOGGER_PATH": str(folder / "metrics-1.jsonl")}
@@ -395,13 +398,13 @@ def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start
         hardware=Hardware(),
         checkpoint=CheckpointSettings(every=2, **checkpoint),
         timer=PhaseTimer(folder),
-        warn=warned.append,
+        warn=warnings.append,
     )
-    return start, warned
+    return start, warnings
 
 
 def two_steps(folder: Path, metric: str = "rstar2/pass_rate", **checkpoint: int) -> tuple[Start, list[str]]:
-    """A trainer that writes two steps and an empty checkpoint; and what is warned of.
+    """Returns a phase whose trainer writes two steps and an empty checkpoint, and the list of its warnings.
 
     VERL writes the second step's metric, which is not a number, as null.
     """
@@ -422,24 +425,24 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
     def on_step(step: int, metrics: dict[str, float]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/rl/steps.csv")
 
-    with pytest.raises(Failure, match=r"runs/rl/steps\.csv: No space left on device") as caught:
+    with pytest.raises(Failure, match=r"runs/rl/steps\.csv: No space left on device") as excinfo:
         train(start, on_step)
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 def test_a_disk_that_is_full_before_the_trainer_starts_is_one_message_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(command: Command, *about: object) -> None:
+    def full(command: Command, *args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), command.argv[-1])
 
     whole_checkpoints(monkeypatch)
-    saved(tmp_path, 2)
+    save_checkpoints(tmp_path, 2)
     monkeypatch.setattr(stages, "run_export", full)
     start, _ = phase(tmp_path, "raise SystemExit", 4, export_every=2)
-    with pytest.raises(Failure, match=r"step-2\.part: No space left on device") as caught:
+    with pytest.raises(Failure, match=r"step-2\.part: No space left on device") as excinfo:
         train(start, lambda step, metrics: None)
-    assert "continues from the last checkpoint" in caught.value.hint
+    assert "continues from the last checkpoint" in excinfo.value.hint
 
 
 def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_starts(
@@ -447,14 +450,14 @@ def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_sta
 ) -> None:
     whole_checkpoints(monkeypatch)
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
-        saved(disk, 2)
+        save_checkpoints(disk, 2)
         (disk / "checkpoints" / "global_step_2" / "model.pt").write_bytes(bytes(5 << 20))
         start, _ = phase(disk, f"open({str(tmp_path / 'started')!r}, 'w')", 4)
         with pytest.raises(
             UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB for it"
-        ) as refused:
+        ) as excinfo:
             train(start, lambda step, metrics: None)
-        assert "checkpoint.keep" in refused.value.hint
+        assert "checkpoint.keep" in excinfo.value.hint
         assert not (tmp_path / "started").exists()
         resize(disk, 64 << 20)
         with contextlib.suppress(Failure):  # this trainer saves nothing
@@ -462,8 +465,8 @@ def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_sta
         assert (tmp_path / "started").exists()
 
 
-def fails(*about: object) -> None:
-    """Stands in for what makes a model of a checkpoint."""
+def fails(*args: object) -> None:
+    """Stands in for the export of a checkpoint, and fails."""
     raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
 
 
@@ -473,28 +476,28 @@ def test_a_measurement_that_is_not_a_number_ends_no_training(
 ) -> None:
     monkeypatch.setattr(stages, "run_export", fails)
     start, _ = two_steps(tmp_path, metric)
-    told: list[str] = []
-    with pytest.raises(Failure, match="the reason"):  # there is no checkpoint to make a model of
-        train(start, lambda step, metrics: told.append(f"{metrics[metric]:.1f}"))
-    assert told == ["0.5", "nan"]
+    losses: list[str] = []
+    with pytest.raises(Failure, match="the reason"):  # no checkpoint exists for an export
+        train(start, lambda step, metrics: losses.append(f"{metrics[metric]:.1f}"))
+    assert losses == ["0.5", "nan"]
 
 
 def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "run_export", fails)
-    start, warned = two_steps(tmp_path, export_every=2)
-    seen: list[int] = []
-    with pytest.raises(Failure, match="the reason"):  # the last model is what was asked for
-        train(start, lambda step, metrics: seen.append(step))
-    assert seen == [1, 2]
-    assert warned == [
+    start, warnings = two_steps(tmp_path, export_every=2)
+    steps: list[int] = []
+    with pytest.raises(Failure, match="the reason"):  # the user needs the last model
+        train(start, lambda step, metrics: steps.append(step))
+    assert steps == [1, 2]
+    assert warnings == [
         "making the model of a checkpoint ended with exit code 1: the reason; step 2 has no model"
     ]
 
 
-def saved(folder: Path, *steps: int) -> None:
-    """Checkpoints of a stage, of which the models are still to be made."""
+def save_checkpoints(folder: Path, *steps: int) -> None:
+    """Creates checkpoints whose models are not exported yet."""
     for step in steps:
         (folder / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
         (folder / "checkpoints" / POINTER).write_text(str(step))
@@ -504,7 +507,7 @@ def whole_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "choose_checkpoint", lambda checkpoints, warn: None)
 
 
-def kept(folder: Path) -> list[int]:
+def checkpoint_steps(folder: Path) -> list[int]:
     return steps_of(folder / "checkpoints")
 
 
@@ -518,23 +521,23 @@ def test_models_that_a_kill_left_out_are_made_before_their_checkpoints_are_remov
 ) -> None:
     tokenizer.save_pretrained(tmp_path / "base")
     whole_checkpoints(monkeypatch)
-    saved(tmp_path, 2, 3, 4, 6, 7)
-    (tmp_path / "checkpoints" / "global_step_8").mkdir()  # which was being written
+    save_checkpoints(tmp_path, 2, 3, 4, 6, 7)
+    (tmp_path / "checkpoints" / "global_step_8").mkdir()  # a checkpoint that was not complete
     (tmp_path / "models" / "step-2").mkdir(parents=True)
     (tmp_path / "models" / ".step-4.part").mkdir()
-    made: list[str] = []
+    models_made: list[str] = []
 
-    def export(command: Command, *about: object) -> None:
+    def export(command: Command, *args: object) -> None:
         checkpoint = Path(command.argv[-2])
         assert checkpoint.is_dir()
-        made.append(checkpoint.name)
+        models_made.append(checkpoint.name)
 
     monkeypatch.setattr(stages, "run_export", export)
-    start, warned = phase(tmp_path, "raise AssertionError", 7, keep=1, export_every=2)
+    start, warnings = phase(tmp_path, "raise AssertionError", 7, keep=1, export_every=2)
     train(start, lambda step, metrics: pytest.fail("no step is left"))
-    assert made == ["global_step_4", "global_step_6", "global_step_7"]
-    assert (models(tmp_path), warned) == (["step-2", "step-4", "step-6"], [])
-    assert kept(tmp_path) == [7, 8]
+    assert models_made == ["global_step_4", "global_step_6", "global_step_7"]
+    assert (models(tmp_path), warnings) == (["step-2", "step-4", "step-6"], [])
+    assert checkpoint_steps(tmp_path) == [7, 8]
 
 
 @needs("torch")
@@ -554,18 +557,18 @@ def test_a_trainer_that_saves_faster_than_models_are_made_loses_none(
         f"file.write({lines[1]!r} + {lines[2]!r})\n"
     )
 
-    def export(command: Command, *about: object) -> None:
+    def export(command: Command, *args: object) -> None:
         checkpoint = Path(command.argv[-2])
         assert checkpoint.is_dir()
         if checkpoint.name == "global_step_2":
-            saved(tmp_path, 4, 6)
+            save_checkpoints(tmp_path, 4, 6)
 
     monkeypatch.setattr(stages, "run_export", export)
-    start, warned = phase(tmp_path, code, 6, keep=1, export_every=2)
-    seen: list[int] = []
-    assert train(start, lambda step, metrics: seen.append(step)) == tmp_path / "model"
-    assert (seen, models(tmp_path), warned) == ([2, 4, 6], ["step-2", "step-4", "step-6"], [])
-    assert kept(tmp_path) == [6]
+    start, warnings = phase(tmp_path, code, 6, keep=1, export_every=2)
+    steps: list[int] = []
+    assert train(start, lambda step, metrics: steps.append(step)) == tmp_path / "model"
+    assert (steps, models(tmp_path), warnings) == ([2, 4, 6], ["step-2", "step-4", "step-6"], [])
+    assert checkpoint_steps(tmp_path) == [6]
 
 
 STOPPABLE = """
@@ -588,9 +591,9 @@ def test_a_stage_that_a_signal_stops_is_saved_without_a_model_and_the_same_call_
 ) -> None:
     tokenizer.save_pretrained(tmp_path / "base")
     whole_checkpoints(monkeypatch)
-    monkeypatch.setattr(stages, "run_export", lambda *about: None)
+    monkeypatch.setattr(stages, "run_export", lambda *args: None)
     code = STOPPABLE.format(stage=str(tmp_path), pointer=POINTER, progress=PROGRESS_FILE, stop=STOP_FILE)
-    start, warned = phase(tmp_path, code, 2)
+    start, warnings = phase(tmp_path, code, 2)
     steps: list[int] = []
 
     def signalled() -> None:
@@ -599,36 +602,36 @@ def test_a_stage_that_a_signal_stops_is_saved_without_a_model_and_the_same_call_
 
     sender = threading.Thread(target=signalled)
     sender.start()
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as excinfo:
         train(start, lambda step, metrics: steps.append(step))
     sender.join(TIMEOUT_S)
-    assert stopped.value.code == 75
-    assert [text.split(":")[0] for text in warned] == ["SIGTERM"]
-    assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1], [1], False)
+    assert excinfo.value.code == 75
+    assert [text.split(":")[0] for text in warnings] == ["SIGTERM"]
+    assert (steps, checkpoint_steps(tmp_path), is_done(tmp_path)) == ([1], [1], False)
     env = {"VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics-2.jsonl")}
     again = replace(start, command=Command(start.command.argv, env))
     assert train(again, lambda step, metrics: steps.append(step)) == tmp_path / "model"
-    assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1, 2], [1, 2], True)
+    assert (steps, checkpoint_steps(tmp_path), is_done(tmp_path)) == ([1, 2], [1, 2], True)
 
 
 def test_a_model_that_cannot_be_made_at_the_start_is_a_warning_and_its_checkpoint_is_kept_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_checkpoints(monkeypatch)
-    saved(tmp_path, 2, 3)
+    save_checkpoints(tmp_path, 2, 3)
     monkeypatch.setattr(stages, "run_export", fails)
-    start, warned = phase(tmp_path, "raise SystemExit", 3, keep=1, export_every=2)
+    start, warnings = phase(tmp_path, "raise SystemExit", 3, keep=1, export_every=2)
     with pytest.raises(Failure, match="the reason"):
         train(start, lambda step, metrics: None)
-    assert [text.rpartition("; ")[2] for text in warned] == ["step 2 has no model"]
-    assert kept(tmp_path) == [3]
+    assert [text.rpartition("; ")[2] for text in warnings] == ["step 2 has no model"]
+    assert checkpoint_steps(tmp_path) == [3]
 
 
 def test_a_trainer_that_ends_too_early_makes_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_checkpoints(monkeypatch)
-    saved(tmp_path, 2, 3)
+    save_checkpoints(tmp_path, 2, 3)
     start, _ = phase(tmp_path, "raise SystemExit", 4)
     with pytest.raises(Failure, match="ended with global_step_3, before step 4"):
         train(start, lambda step, metrics: None)
@@ -636,7 +639,7 @@ def test_a_trainer_that_ends_too_early_makes_no_model(
 
 
 def test_verl_removes_no_checkpoint_whose_model_is_still_to_be_made(tmp_path: Path) -> None:
-    for every, kept in ((0, 2), (10, "null")):
+    for every, keep in ((0, 2), (10, "null")):
         recipe = stage_recipe(1, None, [f"checkpoint.export_every={every}"])
         argv = stage_command(recipe, tmp_path / "stage1", tmp_path).argv
-        assert f"trainer.max_actor_ckpt_to_keep={kept}" in argv
+        assert f"trainer.max_actor_ckpt_to_keep={keep}" in argv

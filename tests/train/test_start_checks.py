@@ -1,4 +1,4 @@
-"""What training starts from is checked before anything is made."""
+"""Tests of the checks of models and data before training writes anything."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"messages": GOOD[::-1]}, "row 2: begins with an assistant message"),
         ({"messages": GOOD, "tools": "{"}, "row 2: tools is not a list of schemas"),
@@ -72,10 +72,10 @@ def lines(path: Path, *rows: object) -> Path:
         ([], "line 2: not a JSON object"),
     ],
 )
-def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_bad_conversation_is_named(tmp_path: Path, row: object, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         list(read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row)))
-    assert said in caught.value.message
+    assert message in excinfo.value.message
 
 
 def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
@@ -87,19 +87,23 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
     long = [GOOD[0], {"role": "assistant", "content": "so " * 200}]
     data = lines(tmp_path / "x.jsonl", {"messages": GOOD}, {"messages": long}, {"messages": GOOD})
 
-    def planned(*changes: str) -> SftPlan:
+    def plan_of(*changes: str) -> SftPlan:
         return plan_sft(sft_recipe("laptop", ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
 
-    dropped, cut = planned(), planned("too_long=cut")
-    assert (dropped.split.too_long, cut.split.too_long) == (1, 1)
-    assert [len(plan.split.train) for plan in (dropped, cut)] == [2, 3]
-    assert planned("max_tokens=2000").split.too_long == 0
+    dropped, with_cut = plan_of(), plan_of("too_long=cut")
+    assert (dropped.split.too_long, with_cut.split.too_long) == (1, 1)
+    assert [len(plan.split.train) for plan in (dropped, with_cut)] == [2, 3]
+    assert plan_of("max_tokens=2000").split.too_long == 0
     question = [{"role": "user", "content": "so " * 200}, GOOD[-1]]
     data = lines(tmp_path / "y.jsonl", {"messages": GOOD}, {"messages": question}, {"messages": GOOD})
-    cut = planned("too_long=cut")
-    assert (cut.split.too_long, cut.split.cut_to_nothing, len(cut.split.train)) == (1, 1, 2)
+    with_cut = plan_of("too_long=cut")
+    assert (
+        with_cut.split.too_long,
+        with_cut.split.cut_to_nothing,
+        len(with_cut.split.train),
+    ) == (1, 1, 2)
     with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, but a batch needs 3"):
-        planned("batch=3")
+        plan_of("batch=3")
 
 
 def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, tokenizer: Any) -> None:
@@ -110,16 +114,16 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     rows = [{"messages": messages} for messages in turns]
     data = lines(tmp_path / "x.jsonl", *rows)
 
-    def told(*changes: str) -> tuple[float, int]:
+    def mean_and_longest(*changes: str) -> tuple[float, int]:
         recipe = sft_recipe("laptop", ["batch=2", "max_tokens=2000", "validation.share=0", *changes])
-        found = survey(recipe, tmp_path, data)
-        sample = found.lengths
-        assert found.estimate is not None
-        assert found.estimate.sampled <= SAMPLED_CONVERSATIONS < found.conversations == len(rows)
+        surveyed = survey(recipe, tmp_path, data)
+        sample = surveyed.lengths
+        assert surveyed.estimate is not None
+        assert surveyed.estimate.sampled <= SAMPLED_CONVERSATIONS < surveyed.conversations == len(rows)
         plan = plan_sft(recipe, tmp_path, data)
         every = plan.split.lengths.tolist()
-        assert found.estimate.train == pytest.approx(len(every), rel=0.02)
-        assert found.estimate.too_long == pytest.approx(plan.split.too_long, abs=6)
+        assert surveyed.estimate.train == pytest.approx(len(every), rel=0.02)
+        assert surveyed.estimate.too_long == pytest.approx(plan.split.too_long, abs=6)
         encoded = survey(recipe, tmp_path, data)
         assert encoded.split is not None
         assert (encoded.lengths, encoded.split.too_long) == (every, plan.split.too_long)
@@ -129,9 +133,13 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
         assert max(sample) >= 0.98 * max(every)
         return sum(sample) / len(sample), max(sample)
 
-    whole, dropped, cut = told(), told("max_tokens=700"), told("max_tokens=700", "too_long=cut")
-    assert dropped[0] < cut[0] < whole[0]
-    assert cut[1] == 700
+    whole, dropped, with_cut = (
+        mean_and_longest(),
+        mean_and_longest("max_tokens=700"),
+        mean_and_longest("max_tokens=700", "too_long=cut"),
+    )
+    assert dropped[0] < with_cut[0] < whole[0]
+    assert with_cut[1] == 700
     assert survey(sft_recipe(None, ["max_tokens=2"]), tmp_path, data).lengths == []
 
 
@@ -158,9 +166,9 @@ def test_a_dry_run_holds_few_conversations_and_says_what_becomes_of_them(
             yield each
 
     monkeypatch.setattr("rstar2.train.survey.read_conversations", watched)
-    found = survey(recipe, tmp_path, data)
+    surveyed = survey(recipe, tmp_path, data)
     assert most <= SAMPLED_CONVERSATIONS + 3
-    assert list(survey_lines(found, recipe)) == [
+    assert list(survey_lines(surveyed, recipe)) == [
         "about 461 conversations to train on; the loss is measured on about 51 others, held out",
         "these are estimates from 256 of 512 conversations: SFT encodes all of them when it starts",
     ]
@@ -173,7 +181,7 @@ def test_a_dry_run_holds_few_conversations_and_says_what_becomes_of_them(
 
 
 class Row(dict[str, Any]):
-    """A row that can be watched."""
+    """A row that a weak reference can watch."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -185,21 +193,21 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
         list(read_conversations(path))
 
 
-def learnt(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
-    """The whole text of a conversation as SFT sees it, and the part of it that is learnt."""
+def sample_texts(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
+    """Returns the whole text of a conversation as SFT trains on it, and the part that is learned."""
     row = encode({"messages": list(messages), **more}, codec)
     assert len(row.input_ids) == len(row.loss_mask)
-    taught = [token for token, counts in zip(row.input_ids, row.loss_mask, strict=True) if counts]
-    return tuple(codec.tokenizer.decode(ids) for ids in (row.input_ids.tolist(), taught))
+    learned = [token for token, counts in zip(row.input_ids, row.loss_mask, strict=True) if counts]
+    return tuple(codec.tokenizer.decode(ids) for ids in (row.input_ids.tolist(), learned))
 
 
 def test_chat_is_taught_as_it_is_from_where_generation_begins(codec: ChatCodec) -> None:
-    whole, taught = learnt(codec, *GOOD)
-    assert taught == "</reason>\n!<|im_end|>"
+    whole, learned = sample_texts(codec, *GOOD)
+    assert learned == "</reason>\n!<|im_end|>"
     assert whole == (
         "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n?<|im_end|>\n"
         "<|im_start|>assistant\n<reason></reason>\n!<|im_end|>"
-    ), "it is shown no tools, and no system text that it would not follow"
+    ), "the prompt has no tools and no system text that the answer does not follow"
 
 
 def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_start(
@@ -208,11 +216,11 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
-    asked = [{"role": "system", "content": "Answer inside <answer>."}, *GOOD]
+    conversation = [{"role": "system", "content": "Answer inside <answer>."}, *GOOD]
     form = {"role": "assistant", "content": "<reason>so</reason>\n<answer>\\boxed{1}</answer>"}
     recipe = sft_recipe("laptop", ["batch=1"])
 
-    def warned(*rows: Any) -> list[str]:
+    def warnings_for(*rows: Any) -> list[str]:
         data = lines(tmp_path / "x.jsonl", *rows)
         assert survey(recipe, tmp_path, data).estimate is not None
         before = survey(recipe, tmp_path, data).form
@@ -221,15 +229,15 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
         assert survey(recipe, tmp_path, data).split is not None
         return at_the_start
 
-    assert warned({"messages": [GOOD[0], form]}, {"messages": GOOD}) == []
-    (both,) = warned({"messages": [GOOD[0], form]}, {"messages": GOOD}, {"messages": asked})
+    assert warnings_for({"messages": [GOOD[0], form]}, {"messages": GOOD}) == []
+    (both,) = warnings_for({"messages": [GOOD[0], form]}, {"messages": GOOD}, {"messages": conversation})
     assert both.startswith(
         "1 of 2 turns does not keep the form that their own system text or question asks for"
     )
     assert "the first in conversation 3" in both
-    (mixed,) = warned({"messages": [GOOD[0], form, *GOOD]}, {"messages": [GOOD[0], form]})
+    (mixed,) = warnings_for({"messages": [GOOD[0], form, *GOOD]}, {"messages": [GOOD[0], form]})
     assert mixed.startswith("1 of 2 conversations has some turns in the format's form and some not")
-    (never,) = warned({"messages": GOOD})
+    (never,) = warnings_for({"messages": GOOD})
     assert never.startswith(
         "none of the 1 conversations ends in the form that RL rewards, \\boxed{} inside <answer>"
     )
@@ -237,8 +245,8 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
 
 
 def test_a_thought_is_taught_after_the_generation_prompt(codec: ChatCodec) -> None:
-    whole, taught = learnt(codec, GOOD[0], {"role": "assistant", "content": "<reason>so</reason>\n!"})
-    assert taught == "so</reason>\n!<|im_end|>"
+    whole, learned = sample_texts(codec, GOOD[0], {"role": "assistant", "content": "<reason>so</reason>\n!"})
+    assert learned == "so</reason>\n!<|im_end|>"
     assert whole.endswith("<|im_start|>assistant\n<reason>so</reason>\n!<|im_end|>")
 
 
@@ -253,16 +261,18 @@ CALLING = [
 
 
 def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: ChatCodec) -> None:
-    whole, taught = learnt(codec, *CALLING)
+    whole, learned = sample_texts(codec, *CALLING)
     call = json.dumps({"name": "run", "arguments": ARGUMENTS}, ensure_ascii=False)
     assert (
-        taught
+        learned
         == f"</reason>\n<tool_call>\n{call}\n</tool_call><|im_end|>so</reason>\n<answer>1</answer><|im_end|>"
     )
-    assert default_format().tool_names[0] in whole, "a conversation with calls is shown the format's tools"
-    own = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
-    for tools in (own, json.dumps(own)):
-        whole, _ = learnt(codec, *CALLING, tools=tools)
+    assert default_format().tool_names[0] in whole, (
+        "the prompt of a conversation with calls has the format's tools"
+    )
+    row_tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
+    for tools in (row_tools, json.dumps(row_tools)):
+        whole, _ = sample_texts(codec, *CALLING, tools=tools)
         assert '"name": "run", "parameters"' in whole
         assert default_format().tool_names[0] not in whole
 
@@ -278,15 +288,15 @@ def test_what_sft_shows_is_what_a_rollout_shows(codec: ChatCodec) -> None:
 def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_written(tokenizer: Any) -> None:
     plain = default_format().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
     codec = codec_for(tokenizer, default_format().model_copy(update={"template": plain}))
-    _, taught = learnt(codec, *CALLING)
-    assert taught.startswith("<tool_call>\n")
-    assert taught.endswith("<|im_end|><reason>so</reason>\n<answer>1</answer><|im_end|>")
+    _, learned = sample_texts(codec, *CALLING)
+    assert learned.startswith("<tool_call>\n")
+    assert learned.endswith("<|im_end|><reason>so</reason>\n<answer>1</answer><|im_end|>")
 
 
 def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="RL trains on parquet") as refused:
+    with pytest.raises(UserError, match="RL trains on parquet") as excinfo:
         read_rows(tmp_path / "mine.jsonl", "prompt")
-    assert f"rstar2 data prepare {tmp_path / 'mine.jsonl'}" in refused.value.hint
+    assert f"rstar2 data prepare {tmp_path / 'mine.jsonl'}" in excinfo.value.hint
 
 
 @pytest.mark.slow
@@ -299,17 +309,17 @@ def test_verls_trainer_gets_the_same_ids_and_mask(tmp_path: Path, codec: ChatCod
     numbers = [2, 3, 0, *range(4, len(rows))]
     np.save(tmp_path / "x.npy", numbers)
     most = len(encode({"messages": CALLING}, codec).input_ids) - 1
-    made = EncodedConversations(str(tmp_path / "x.npy"), {"max_length": most})
-    for read in (made, pickle.loads(pickle.dumps(made))):
-        assert len(read) == len(numbers)
-        for given, number in zip(read, numbers, strict=True):
+    conversations = EncodedConversations(str(tmp_path / "x.npy"), {"max_length": most})
+    for dataset in (conversations, pickle.loads(pickle.dumps(conversations))):
+        assert len(dataset) == len(numbers)
+        for item, number in zip(dataset, numbers, strict=True):
             row = rows[number].cut(most)
-            for name, wanted in (("input_ids", row.input_ids), ("loss_mask", row.loss_mask)):
-                assert given[name].dtype == torch_int64()
-                assert given[name].tolist() == wanted.tolist()
-            assert given["position_ids"].tolist() == list(range(len(row.input_ids)))
+            for name, expected in (("input_ids", row.input_ids), ("loss_mask", row.loss_mask)):
+                assert item[name].dtype == torch_int64()
+                assert item[name].tolist() == expected.tolist()
+            assert item["position_ids"].tolist() == list(range(len(row.input_ids)))
     with pytest.raises(IndexError):
-        made[len(numbers)]
+        conversations[len(numbers)]
 
 
 def torch_int64() -> Any:
@@ -346,13 +356,13 @@ def test_a_rank_holds_the_conversations_in_memory_that_all_ranks_share(tmp_path:
     write_batches(tmp_path / "x.arrow", (batch_of([row] * 500) for _ in range(10)))
     np.save(tmp_path / "x.npy", np.arange(5000))
     assert (tmp_path / "x.arrow").stat().st_size < 5.2 * 5000 * tokens
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _RANK, str(tmp_path / "x.npy")],
         capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
     )  # fmt: skip
-    read, own = map(int, ran.stdout.split())
-    assert read == 5000 * tokens
-    assert own < 0.5 * read, "113 bytes a token as Python lists"
+    token_count, added_bytes = map(int, result.stdout.split())
+    assert token_count == 5000 * tokens
+    assert added_bytes < 0.5 * token_count, "Python lists would take 113 bytes per token"
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet at all"])
@@ -374,15 +384,15 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path, present: list[str]) -> None:
     for name in present:
         (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as excinfo:
         check_model(tmp_path)
     missing = ["config.json", "weights"][len(present)]
-    assert missing in caught.value.message
+    assert missing in excinfo.value.message
 
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A folder with a tokenizer that has a chat template, and what looks like weights."""
+    """Creates a folder with a tokenizer that has a chat template, and with an empty weights file."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -413,17 +423,19 @@ def test_the_format_travels_in_the_models_folder(model: Path, tmp_path: Path) ->
     assert load_codec(base).format == fmt
     assert (base / "model.safetensors").resolve() == (model / "model.safetensors").resolve()
     assert (base / "chat_template.jinja").read_text() == fmt.template
-    assert with_format(base, fmt, tmp_path / "other") == base, "a model that has the format is not copied"
+    assert with_format(base, fmt, tmp_path / "other") == base, (
+        "a model that already has the format is not copied"
+    )
     assert taught_codec(None, base).format == rl_format(None, base) == fmt
 
 
 def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) -> None:
     base = with_format(model, default_format(), tmp_path / "base")
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         rl_format("release", base)
-    assert f"the recipe's format release is not the format of {base}; these differ: " in refused.value.message
+    assert f"the recipe's format release is not the format of {base}; these differ: " in excinfo.value.message
     assert rl_format("", base) == default_format()
-    assert "layout, limits.characters" in refused.value.message
+    assert "layout, limits.characters" in excinfo.value.message
 
 
 def test_rl_may_give_calls_more_time_than_the_models_format(model: Path, tmp_path: Path) -> None:
@@ -441,6 +453,6 @@ def test_a_format_file_and_a_chat_template_that_disagree_are_refused(model: Path
     save_format(default_format(), model)
     with pytest.raises(
         UserError, match="the chat template of the tokenizer differs from the one in"
-    ) as refused:
+    ) as excinfo:
         load_codec(model)
-    assert FORMAT_FILE in refused.value.hint
+    assert FORMAT_FILE in excinfo.value.hint

@@ -1,4 +1,4 @@
-"""A signal to a real training on VERL: the step is saved, the command ends, and the same command continues."""
+"""Tests of a signal to a real training on VERL: the step is saved, the command ends, and the same command continues."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def noted(self, activity):
     write(self, activity)
 ActivityWriter.write = noted
 """
-"""Loaded into every process as `sitecustomize`, because alive.json shows the last activity only."""
+"""A `sitecustomize` for every process, because alive.json shows only the last activity."""
 TRACES = 200
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model; what it writes is never correct, which updates it nevertheless."""
+    """A random model. Its answers are never correct, but updates change it nevertheless."""
     folder = tmp_path_factory.mktemp("base") / "model"
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, size, builtin.traces(1, TRACES, {}), builtin.FORMAT, seed=1)
@@ -50,11 +50,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Training:
-    """A command that trains, started in a process of its own."""
+    """A training command in its own process."""
 
     def __init__(self, out: Path, *words: object) -> None:
         self._out = out
-        self._noted = out.with_name("activity.jsonl")
+        self._activity_file = out.with_name("activity.jsonl")
         hooks = out.with_name("hooks")
         hooks.mkdir(exist_ok=True)
         (hooks / "sitecustomize.py").write_text(NOTES_ACTIVITY)
@@ -64,22 +64,22 @@ class Training:
                 [sys.executable, "-m", "rstar2", *map(str, words)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path, "NOTED_ACTIVITY": str(self._noted)},
+                env={**os.environ, "PYTHONPATH": path, "NOTED_ACTIVITY": str(self._activity_file)},
             )
 
     def after_step(self, step: int, metrics: Path) -> list[Activity]:
-        """Wait until a step has ended; returns what the trainer has done so far."""
+        """Waits until a step has ended. Returns the trainer's activities so far."""
         until = time.monotonic() + BOUND_S
         while logged_steps(metrics)[-1:] < [step]:
             assert self.process.poll() is None, self._out.read_text()[-5000:]
             assert time.monotonic() < until
             time.sleep(0.05)
         assert read_activity(metrics.parent / ACTIVITY_FILE) is not None
-        noted = [json.loads(line) for line in self._noted.read_text().splitlines()]
-        return [Activity(**each) for each in noted]
+        records = [json.loads(line) for line in self._activity_file.read_text().splitlines()]
+        return [Activity(**each) for each in records]
 
     def ends_with(self, code: int) -> str:
-        """Wait for the end; returns what was printed."""
+        """Waits for the end. Returns the output."""
         assert self.process.wait(BOUND_S) == code, self._out.read_text()[-5000:]
         return self._out.read_text()
 
@@ -105,24 +105,24 @@ def test_a_schedulers_signal_saves_the_step_of_an_rl_stage_and_the_same_command_
     stage, out = tmp_path / "run" / "stage1", tmp_path / "out"
 
     training = Training(out, *words, "--set", "checkpoint.every_minutes=1000")
-    seen = training.after_step(1, stage / "metrics-1.jsonl")
+    activities = training.after_step(1, stage / "metrics-1.jsonl")
     training.process.send_signal(signal.SIGUSR1)
-    said = training.ends_with(75)
-    assert "SIGUSR1: training saves at the end of the current step" in said
+    output = training.ends_with(75)
+    assert "SIGUSR1: training saves at the end of the current step" in output
     assert not (stage / STOP_FILE).exists()
     assert {"loading the model", "log-probabilities", "update", "weights to the engines"} <= {
-        activity.phase for activity in seen
+        activity.phase for activity in activities
     }
-    assert max(each.total for each in seen if each.phase == "update") > 1
+    assert max(each.total for each in activities if each.phase == "update") > 1
     first = logged_steps(stage / "metrics-1.jsonl")
     assert first == list(range(1, first[-1] + 1))
-    assert finished_steps(stage / "checkpoints") == first[-1:], "only the step that was under way is saved"
+    assert finished_steps(stage / "checkpoints") == first[-1:], "only the running step is saved"
     assert ["timing_s/save_checkpoint" in line for line in lines(stage / "metrics-1.jsonl")] == [
         step == first[-1] for step in first
     ]
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
 
-    # Every step now takes longer than is allowed between two checkpoints.
+    # Every step now takes longer than the time between two checkpoints.
     training = Training(out, *words, "--set", "checkpoint.every_minutes=0.001")
     training.ends_with(0)
     assert logged_steps(stage / "metrics-2.jsonl") == list(range(first[-1] + 1, 7))
@@ -141,10 +141,10 @@ def test_a_signal_saves_the_step_of_an_sft_on_two_ranks_and_the_same_command_con
     run, out = tmp_path / "run", tmp_path / "out"
 
     training = Training(out, *words)
-    seen = training.after_step(2, run / "metrics-1.jsonl")
+    activities = training.after_step(2, run / "metrics-1.jsonl")
     training.process.send_signal(signal.SIGTERM)
     assert "SIGTERM: training saves at the end of the current step" in training.ends_with(75)
-    assert "update" in {activity.phase for activity in seen}
+    assert "update" in {activity.phase for activity in activities}
     first = logged_steps(run / "metrics-1.jsonl")
     assert first == list(range(1, first[-1] + 1))
     assert first[-1] < TRACES // 4

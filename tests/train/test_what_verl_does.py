@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
@@ -46,18 +46,18 @@ def stage(request: pytest.FixtureRequest) -> int:
 
 
 def trainer(recipe: StageRecipe, root: Path) -> Any:
-    """VERL's config of an RL stage."""
-    return composed("ppo_trainer", stage_command(recipe, root / "stage1", root / "model").argv[3:])
+    """Returns VERL's config of an RL stage."""
+    return compose_config("ppo_trainer", stage_command(recipe, root / "stage1", root / "model").argv[3:])
 
 
 def sft_trainer(root: Path, profile: str, *changes: str) -> Any:
-    """VERL's config of SFT."""
+    """Returns VERL's config of SFT."""
     argv = sft_command(sft_recipe(profile, list(changes)), root / "sft", root / "m", root).argv
-    return composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
+    return compose_config("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
 
 
 def built_optimizer(config: Any, steps: int) -> tuple[Any, Any]:
-    """VERL's optimizer of one parameter of value 1, and its scheduler for this many steps."""
+    """Returns VERL's optimizer of one parameter of value 1, and its scheduler for this number of steps."""
     import torch
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config.optimizer import build_optimizer
@@ -71,15 +71,15 @@ def built_optimizer(config: Any, steps: int) -> tuple[Any, Any]:
 
 
 def rates(config: Any, steps: int) -> list[float]:
-    """The learning rate of each step."""
+    """Returns the learning rate of each step."""
     optimizer, scheduler = built_optimizer(config, steps)
-    found = []
+    learning_rates = []
     for _ in range(steps):
         [group] = optimizer.param_groups
-        found.append(group["lr"])
+        learning_rates.append(group["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return learning_rates
 
 
 def test_the_rate_of_rl_rises_for_20_steps_and_is_then_constant(
@@ -96,13 +96,13 @@ def test_the_rate_of_sft_rises_over_4_percent_of_the_steps_and_falls_as_a_cosine
     profile: str, tmp_path: Path
 ) -> None:
     steps, warmup = 500, 20
-    found = rates(sft_trainer(tmp_path, profile).optim, steps)
-    assert found[:warmup] == pytest.approx([5e-6 * step / warmup for step in range(1, warmup + 1)])
+    learning_rates = rates(sft_trainer(tmp_path, profile).optim, steps)
+    assert learning_rates[:warmup] == pytest.approx([5e-6 * step / warmup for step in range(1, warmup + 1)])
     falling = [
         5e-6 * (1 + math.cos(math.pi * step / (steps - warmup))) / 2 for step in range(steps - warmup + 1)
     ]
-    assert found[warmup - 1 :] == pytest.approx(falling)
-    assert found[-1] == pytest.approx(0, abs=1e-12)
+    assert learning_rates[warmup - 1 :] == pytest.approx(falling)
+    assert learning_rates[-1] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("phase", ["rl", "sft"])
@@ -126,7 +126,7 @@ def test_the_optimizer_is_adamw(phase: str, profile: str, tmp_path: Path) -> Non
 
 
 class Worker:
-    """VERL's worker that hands prompts to agent loops, ours in place of the loop."""
+    """VERL's worker that hands prompts to agent loops. It records them instead."""
 
     def __init__(self, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         from verl.trainer.ppo.v1 import agent_loop_tq
@@ -140,7 +140,7 @@ class Worker:
         self._worker.config, self._worker.background_tasks = config, set()
         self._worker._run_agent_loop = self._note
         self.rollouts: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """The sampling parameters and the row of each."""
+        """The sampling parameters and the row of each rollout."""
 
     async def _note(self, sampling_params: dict[str, Any], **row: Any) -> None:
         self.rollouts.append((sampling_params, row))
@@ -183,22 +183,22 @@ def test_each_problem_is_rolled_out_32_times_at_temperature_1(
     assert len(worker.rollouts) == 32
     untouched = {"temperature": 1.0, "top_p": 1, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     assert all(sampling == untouched for sampling, _ in worker.rollouts)
-    assert {given["agent_name"] for _, given in worker.rollouts} == {"rstar2"}
+    assert {problem_row["agent_name"] for _, problem_row in worker.rollouts} == {"rstar2"}
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0])
 def test_held_out_problems_are_sampled_as_the_recipe_says(
     temperature: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held_out = tmp_path / "problems.parquet"
-    changes = [f"held_out.data={held_out}", "held_out.samples=3", "held_out.every=7"]
+    problems_file = tmp_path / "problems.parquet"
+    changes = [f"held_out.data={problems_file}", "held_out.samples=3", "held_out.every=7"]
     recipe = stage_recipe(1, "laptop", [*changes, f"held_out.temperature={temperature}"])
     write_stage_inputs(recipe, model, problems(tmp_path, 512), tmp_path / "stage1", ("http://judge", None))
     [row, *_] = read_rows(tmp_path / "stage1" / "held_out.parquet")
     config = trainer(recipe, tmp_path)
-    for given in (row, {key: value for key, value in row.items() if key != "__rollout_n__"}):
+    for problem_row in (row, {key: value for key, value in row.items() if key != "__rollout_n__"}):
         worker = Worker(config, monkeypatch)
-        worker.roll_out(given, validate=True)
+        worker.roll_out(problem_row, validate=True)
         assert [sampling["temperature"] for sampling, _ in worker.rollouts] == [temperature] * 3
     assert config.actor_rollout_ref.rollout.val_kwargs.do_sample == (temperature > 0)
     assert (config.trainer.test_freq, config.trainer.val_before_train) == (7, False)
@@ -208,7 +208,7 @@ def test_held_out_problems_are_sampled_as_the_recipe_says(
 def test_a_rollout_has_the_stages_turns_tokens_and_reward(
     stage: int, profile: str, model: Path, codec: ChatCodec, tmp_path: Path
 ) -> None:
-    """VERL makes our agent loop by the file that its config names."""
+    """VERL creates our agent loop from the file that its config names."""
     from hydra.utils import instantiate
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
@@ -244,7 +244,7 @@ def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(
     hardware = stage_recipe(stage, profile, []).hardware
     assert rollout.log_prob_max_token_len_per_gpu == hardware.log_prob_tokens
     assert rollout.log_prob_max_token_len_per_gpu >= 2048 + TOKENS[stage]
-    # VERL multiplies it by `rollout.n`, and makes an optimizer step of each such batch in each pass (`optim.epochs`).
+    # VERL multiplies it by `rollout.n`. Each such batch gets one optimizer step in each pass (`optim.epochs`).
     assert (actor.ppo_mini_batch_size, actor.ppo_epochs) == (512, 1)
     sampler = config.trainer.v1.sampler
     assert sampler.custom_sampler.path == "pkg://rstar2.train.verl.sampler"
@@ -281,7 +281,7 @@ def test_the_recipes_of_others_reach_verl(name: str, steps: int, update_tokens: 
 
 
 def test_the_data_outlast_the_steps(stage: int, profile: str, tmp_path: Path) -> None:
-    """VERL ends after its epochs, or after its steps, whichever comes first: here 512 problems are one step."""
+    """VERL ends after its epochs or its steps, whichever comes first. Here 512 problems are one step."""
     config = trainer(stage_recipe(stage, profile, []), tmp_path)
     assert config.trainer.total_training_steps == STEPS[stage]
     assert config.trainer.total_epochs * (512 // config.data.train_batch_size) >= STEPS[stage]
@@ -306,22 +306,24 @@ def test_a_checkpoint_holds_all_that_a_resumed_run_needs(profile: str, tmp_path:
 
     rl = trainer(stage_recipe(1, profile, ["checkpoint.every=5", "checkpoint.keep=3"]), tmp_path)
     sft = sft_trainer(tmp_path, profile, "checkpoint_every=50")
-    for saved in (rl.actor_rollout_ref.actor.checkpoint, sft.checkpoint):
+    for saved_parts in (rl.actor_rollout_ref.actor.checkpoint, sft.checkpoint):
         manager = BaseCheckpointManager.__new__(BaseCheckpointManager)
-        manager.checkpoint_save_contents = saved.save_contents
-        manager.checkpoint_load_contents = saved.load_contents
+        manager.checkpoint_save_contents = saved_parts.save_contents
+        manager.checkpoint_load_contents = saved_parts.load_contents
         assert manager.should_save_model
         assert manager.should_save_optimizer
         assert manager.should_save_extra
-        assert not manager.should_save_hf_model, "as large as the weights; it is made of the last one only"
+        assert not manager.should_save_hf_model, (
+            "a Hugging Face model is as large as the weights; only the last one is exported"
+        )
         assert manager.should_load_model
         assert manager.should_load_optimizer
         assert manager.should_load_extra
     assert (rl.trainer.save_freq, rl.trainer.max_actor_ckpt_to_keep) == (5, 3)
     assert (sft.trainer.save_freq, sft.trainer.max_ckpt_to_keep) == (50, None)
     assert rl.trainer.resume_mode == sft.trainer.resume_mode == "auto"
-    kept_by_us = trainer(stage_recipe(1, profile, ["checkpoint.export_every=10"]), tmp_path)
-    assert kept_by_us.trainer.max_actor_ckpt_to_keep is None
+    our_config = trainer(stage_recipe(1, profile, ["checkpoint.export_every=10"]), tmp_path)
+    assert our_config.trainer.max_actor_ckpt_to_keep is None
 
 
 def test_sft_has_the_papers_batch_and_epochs_and_reads_our_conversations(
@@ -351,7 +353,10 @@ def test_sequences_are_split_over_as_many_gpus_as_the_recipe_says(tmp_path: Path
 def test_the_loss_has_no_term_besides_the_clipped_one_and_weighs_all_tokens_alike(
     profile: str, tmp_path: Path
 ) -> None:
-    """VERL's own loss on two rollouts of one and of three tokens, with entropies and another policy's beside them."""
+    """VERL's own loss on two rollouts of one and of three tokens.
+
+    Entropies and another policy's log-probabilities are included.
+    """
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
@@ -370,7 +375,7 @@ def test_the_loss_has_no_term_besides_the_clipped_one_and_weighs_all_tokens_alik
     old, advantages = nested([-1.0], [-2.0, -2.0, -2.0]), nested([3.0], [-1.0, -1.0, -1.0])
     data = TensorDict(
         {
-            # A prompt of one token before each.
+            # Each row has a prompt of one token.
             "prompts": nested([5], [5], dtype=torch.int64),
             "responses": nested([1], [1, 1, 1], dtype=torch.int64),
             "input_ids": nested([5, 1], [5, 1, 1, 1], dtype=torch.int64),

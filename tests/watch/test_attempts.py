@@ -1,4 +1,4 @@
-"""The count of a command's starts that brought its run no further."""
+"""Tests of the count of a command's starts that did not advance its run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rstar2.watch.attempts import STATE_FILE, main, next_attempt, progress
 
 def test_each_sign_of_progress_counts(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    seen = [progress(run)]
+    reports = [progress(run)]
 
     def further() -> bool:
-        seen.append(progress(run))
-        return seen[-1] > seen[-2]
+        reports.append(progress(run))
+        return reports[-1] > reports[-2]
 
     write_text(run / "metrics-1.jsonl", json.dumps({"step": 1, "data": {"train/loss": 2.0}}) + "\n")
     assert further(), "a step of SFT"
@@ -30,7 +30,7 @@ def test_each_sign_of_progress_counts(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     assert not further(), "a checkpoint that is being written"
     write_text(checkpoint.parent / "latest_checkpointed_iteration.txt", "4")
-    assert further(), "a checkpoint of a step whose metrics a kill has lost"
+    assert further(), "the new checkpoint counts, although a kill has lost its step's metrics"
     (run / "stage1" / "model").mkdir()
     assert further(), "a finished model"
     write_text(run / "stage3" / "solved" / "verdicts.jsonl", '{"id": "a", "verdict": "error"}\n')
@@ -56,11 +56,11 @@ def test_too_many_name_the_last_cause_and_the_count_begins_anew(tmp_path: Path) 
     assert next_attempt(run, "job", 1) == 1
     with pytest.raises(Failure, match="the disk is full"), open_run(run, "train", {}):
         raise Failure("the disk is full")
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(Failure) as excinfo:
         next_attempt(run, "job", 1)
-    assert "1 attempt in a row ended without a new step" in caught.value.message
-    assert caught.value.message.endswith("The last one failed: the disk is full")
-    assert str(run / "attempts") in caught.value.hint
+    assert "1 attempt in a row ended without a new step" in excinfo.value.message
+    assert excinfo.value.message.endswith("The last one failed: the disk is full")
+    assert str(run / "attempts") in excinfo.value.hint
     assert next_attempt(run, "job", 1) == 1
 
 
@@ -77,11 +77,11 @@ def test_the_command_prints_the_number_and_ends_as_the_cli_does(
     words = [str(tmp_path), "job", "1"]
     main(words)
     assert capsys.readouterr().out == "1\n"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as excinfo:
         main(words)
-    assert ended.value.code == 1
+    assert excinfo.value.code == 1
     assert "without a new step" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as excinfo:
         main([str(tmp_path), "job", "often"])
-    assert ended.value.code == 2
+    assert excinfo.value.code == 2
     assert "usage" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`rstar2 watch` shows a run from its files: as it stands, as it goes, and how it ended."""
+"""Tests of `rstar2 watch`, which shows a run from its files: its state, its course, and its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.commands import rstar2
-from support.eval.made_runs import made_run, staged_run
+from support.eval.example_runs import write_run, write_staged_run
 from support.eval.verdict_files import write_verdicts
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -60,46 +60,46 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
         (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
         write_decision(tmp_path / "run" / "stage1", Decision(2, "back", "the pass rate fell", model_step=1))
-        ran = rstar2("watch", tmp_path / "run")
-        told = json.loads(rstar2("watch", tmp_path / "run", "--json").stdout)
-    assert ran.code == 0
-    assert "\x1b" not in ran.stdout
-    assert "train, running  stage 1, step 2 of 3" in ran.stdout
-    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in ran.stdout
-    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in ran.stdout
-    assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
-    assert "▁█" in ran.stdout
-    assert "all with a verdict 50.0 %" in ran.stdout
-    assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
-    assert told["latest"]["pass_rate"] == 0.5
-    assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
-    assert [each["sign"] for each in told["alarms"]] == ["entropy"]
-    decided = "the pass rate fell: the stage ends, and its model is that of step 1"
-    assert f"DECIDED  stage 1, step 2: {decided}" in ran.stdout
-    assert [(each["stage"], each["action"], each["text"]) for each in told["decisions"]] == [
-        (1, "back", decided)
+        result = rstar2("watch", tmp_path / "run")
+        data = json.loads(rstar2("watch", tmp_path / "run", "--json").stdout)
+    assert result.code == 0
+    assert "\x1b" not in result.stdout
+    assert "train, running  stage 1, step 2 of 3" in result.stdout
+    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in result.stdout
+    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in result.stdout
+    assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in result.stdout
+    assert "▁█" in result.stdout
+    assert "all with a verdict 50.0 %" in result.stdout
+    assert (data["state"], data["phase"], data["step"], data["of"]) == ("running", "stage 1", 2, 3)
+    assert data["latest"]["pass_rate"] == 0.5
+    assert [step["entropy"] for step in data["steps"]] == [0.4, 0.2]
+    assert [each["sign"] for each in data["alarms"]] == ["entropy"]
+    decision_text = "the pass rate fell: the stage ends, and its model is that of step 1"
+    assert f"DECIDED  stage 1, step 2: {decision_text}" in result.stdout
+    assert [(each["stage"], each["action"], each["text"]) for each in data["decisions"]] == [
+        (1, "back", decision_text)
     ]
 
 
 def test_a_policy_that_forgets_its_problems_is_shown_while_its_pass_rate_still_holds(tmp_path: Path) -> None:
-    run, warned = tmp_path / "run", list[str]()
+    run, warnings = tmp_path / "run", list[str]()
     with open_run(run, "train", CONFIG):
         (run / "stage1").mkdir()
-        recorder = AlarmRecorder(run / "stage1", AlarmSettings(window=2), {}, warned.append)
+        recorder = AlarmRecorder(run / "stage1", AlarmSettings(window=2), {}, warnings.append)
         for step, nats in enumerate((0.7, 0.7, 0.7, 0.5, 0.4), 1):
-            measured = {"rstar2/information": nats, "rstar2/calls": 1.2, "rstar2/dropped_groups": 0.4}
-            add_step(run, step, **measured, **{"rstar2/pass_rate": 0.6})
-            recorder.on_step(step, {**measured, "rstar2/pass_rate": 0.6})
-        shown = rstar2("watch", run)
-        told = json.loads(rstar2("watch", run, "--json").stdout)
-    [alarm] = told["alarms"]
+            metrics = {"rstar2/information": nats, "rstar2/calls": 1.2, "rstar2/dropped_groups": 0.4}
+            add_step(run, step, **metrics, **{"rstar2/pass_rate": 0.6})
+            recorder.on_step(step, {**metrics, "rstar2/pass_rate": 0.6})
+        result = rstar2("watch", run)
+        data = json.loads(rstar2("watch", run, "--json").stdout)
+    [alarm] = data["alarms"]
     assert (alarm["stage"], alarm["step"], alarm["sign"]) == (1, 5, "information")
-    assert warned == [f"step 5: {alarm['text']}"]
-    shown_words = " ".join(shown.stdout.split())
-    assert f"ALARM stage 1, step 5: {alarm['text']}" in shown_words
-    assert told["latest"]["information"] == 0.4
+    assert warnings == [f"step 5: {alarm['text']}"]
+    one_line = " ".join(result.stdout.split())
+    assert f"ALARM stage 1, step 5: {alarm['text']}" in one_line
+    assert data["latest"]["information"] == 0.4
     for panel in ("information", "calls", "groups"):
-        assert re.search(rf"^{panel} ", shown.stdout, re.MULTILINE), panel
+        assert re.search(rf"^{panel} ", result.stdout, re.MULTILINE), panel
 
 
 def test_each_figure_has_its_unit_and_the_step_of_the_stage_is_told_from_that_of_the_run(
@@ -117,17 +117,19 @@ def test_each_figure_has_its_unit_and_the_step_of_the_stage_is_told_from_that_of
             line = {"step": step, "data": {"rstar2/pass_rate": 0.5, **figures}}
             with (run / "stage2" / "metrics-1.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
-        shown = rstar2("watch", run).stdout
-    assert "stage 2, step 2 of 6 of the stage, step 3 of the run" in shown
-    assert "at step 3 of the run" in shown
-    rows = {name: " ".join(text.split()) for name, text in re.findall(r"^([a-z]+) +\S+  +(.+)$", shown, re.M)}
+        output = rstar2("watch", run).stdout
+    assert "stage 2, step 2 of 6 of the stage, step 3 of the run" in output
+    assert "at step 3 of the run" in output
+    rows = {
+        name: " ".join(text.split()) for name, text in re.findall(r"^([a-z]+) +\S+  +(.+)$", output, re.M)
+    }
     assert rows["calls"].startswith("per rollout 1.09")
     assert rows["gradient"].startswith("norm 0.702")
     assert rows["entropy"].startswith("nats per token 0.124")
     assert rows["length"].startswith("tokens, mean 46")
     assert rows["groups"].startswith("share of groups, rewards differ 60.0 %")
     assert rows["unsolved"].startswith("share of problems 25.0 %")
-    assert shown.count("not trained on 40.0 %") == 1
+    assert output.count("not trained on 40.0 %") == 1
 
 
 def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_rollouts(
@@ -152,15 +154,15 @@ def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_ro
         with (solved / "verdicts.jsonl").open("a") as file:
             file.write('{"id": "p1", "sam')
         assert "train, running  filter before stage 3, 3 of 240 samples\n" in rstar2("watch", run).stdout
-        told = json.loads(rstar2("watch", run, "--json").stdout)
-        assert (told["phase"], told["samples"]) == ("filter before stage 3", {"done": 3, "wanted": 240})
-        assert (told["step"], told["of"], told["rollouts"], len(told["steps"])) == (0, None, None, 2)
+        data = json.loads(rstar2("watch", run, "--json").stdout)
+        assert (data["phase"], data["samples"]) == ("filter before stage 3", {"done": 3, "wanted": 240})
+        assert (data["step"], data["of"], data["rollouts"], len(data["steps"])) == (0, None, None, 2)
         write_json(solved / "card.json", {})
-        shown = snapshot(run)
-        assert (shown.phase, shown.step, shown.samples, shown.rollouts) == ("stage 2", 2, None, None)
+        state = snapshot(run)
+        assert (state.phase, state.step, state.samples, state.rollouts) == ("stage 2", 2, None, None)
         (run / "stage3" / "train.parquet").touch()
-        shown = snapshot(run)
-        assert (shown.phase, shown.step, shown.of, len(shown.steps)) == ("stage 3", 0, 9, 2)
+        state = snapshot(run)
+        assert (state.phase, state.step, state.of, len(state.steps)) == ("stage 3", 0, 9, 2)
 
 
 @pytest.mark.parametrize(("kind", "folder"), [("train", "stage1"), ("sft", ".")])
@@ -202,19 +204,19 @@ def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
         os.utime(run / "stage2" / "rollouts.json", ns=(1, 1))
         ActivityWriter(run / "stage2").write(Activity("update", 37, 120, "micro-batches"))
         first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
-        told = json.loads(rstar2("watch", run / "stage2", "--json").stdout)
-        shown = rstar2("watch", run / "stage1")
+        data = json.loads(rstar2("watch", run / "stage2", "--json").stdout)
+        result = rstar2("watch", run / "stage1")
     assert (first.state, first.phase, first.step, first.of) == ("finished", "stage 1", 2, 2)
     assert (len(first.steps), len(first.alarms), first.rollouts, first.activity) == (2, 1, None, None)
     assert (len(first.decisions), second.decisions) == (1, [])
-    assert "update" not in shown.stdout
-    assert told["activity"] == "update, 37 of 120 micro-batches"
+    assert "update" not in result.stdout
+    assert data["activity"] == "update, 37 of 120 micro-batches"
     assert (second.state, second.phase, second.step, second.of) == ("running", "stage 2", 1, 5)
     assert second.alarms == []
-    assert told["rollouts"] == "step 2, 7 of 64 rollouts finished"
-    assert [(step["step"], step["stage"], step["pass_rate"]) for step in told["steps"]] == [(3, 2, 0.9)]
-    assert (told["run"], told["kind"]) == (str(run / "stage2"), "train")
-    assert (shown.code, "train, finished  stage 1, step 2 of 2" in shown.stdout) == (0, True), shown.stderr
+    assert data["rollouts"] == "step 2, 7 of 64 rollouts finished"
+    assert [(step["step"], step["stage"], step["pass_rate"]) for step in data["steps"]] == [(3, 2, 0.9)]
+    assert (data["run"], data["kind"]) == (str(run / "stage2"), "train")
+    assert (result.code, "train, finished  stage 1, step 2 of 2" in result.stdout) == (0, True), result.stderr
 
 
 def test_the_cause_of_a_failure_is_shown_for_the_stage_that_failed(tmp_path: Path) -> None:
@@ -259,25 +261,25 @@ def test_a_stage_is_found_by_a_relative_path_and_one_of_no_run_is_refused(
 
 
 def test_the_stages_of_both_arms_and_sft_can_be_watched(tmp_path: Path) -> None:
-    run = staged_run(tmp_path / "demo")
+    run = write_staged_run(tmp_path / "demo")
     alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
     (run / "plain" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     arms = snapshot(run / "stage1"), snapshot(run / "plain" / "stage1")
-    assert [shown.phase for shown in arms] == ["stage 1", "stage 1"]
-    assert [len(shown.alarms) for shown in arms] == [0, 1]
+    assert [watched.phase for watched in arms] == ["stage 1", "stage 1"]
+    assert [len(watched.alarms) for watched in arms] == [0, 1]
     (run / "sft").mkdir(exist_ok=True)
     line = {"step": 1, "data": {"train/loss": 0.5}}
     (run / "sft" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
-    shown = snapshot(run / "sft")
-    assert (shown.phase, shown.step, shown.losses, shown.steps) == ("SFT", 1, [0.5], [])
+    watched = snapshot(run / "sft")
+    assert (watched.phase, watched.step, watched.losses, watched.steps) == ("SFT", 1, [0.5], [])
 
 
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:
     with pytest.raises(Failure), open_run(tmp_path / "run", "train", CONFIG):
         raise Failure("the trainer ended with exit code 1: CUDA out of memory")
-    shown = rstar2("watch", tmp_path / "run").stdout
-    assert "failed" in shown
-    assert "exit code 1: CUDA out of memory" in shown
+    output = rstar2("watch", tmp_path / "run").stdout
+    assert "failed" in output
+    assert "exit code 1: CUDA out of memory" in output
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     write_json(tmp_path / "run" / "status.json", {**status, "state": "running"})
     assert snapshot(tmp_path / "run").state == "killed"
@@ -295,23 +297,23 @@ def test_a_run_of_another_machine_whose_locks_are_not_seen_here_runs_while_it_wr
 
 
 def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Path) -> None:
-    run = staged_run(tmp_path / "demo")
-    assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO, which comes last"
+    run = write_staged_run(tmp_path / "demo")
+    assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO comes last"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     loss = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2)]
     (tmp_path / "sft" / "metrics-1.jsonl").write_text("".join(loss))
-    shown = rstar2("watch", tmp_path / "sft").stdout
-    assert "SFT, step 2" in shown
-    assert "loss   0.5" in shown
+    output = rstar2("watch", tmp_path / "sft").stdout
+    assert "SFT, step 2" in output
+    assert "loss   0.5" in output
 
 
 def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    made_run(tmp_path / "eval", problems=1, samples=1)
+    write_run(tmp_path / "eval", problems=1, samples=1)
     with pytest.raises(UserError, match="is a run of `eval`, not a training run"):
         snapshot(tmp_path / "eval")
-    ran = rstar2("watch", tmp_path / "nothing")
-    assert ran.code == 2
-    assert "no run at" in ran.stderr
+    result = rstar2("watch", tmp_path / "nothing")
+    assert result.code == 2
+    assert "no run at" in result.stderr
 
 
 def test_a_step_that_a_kill_left_without_its_line_is_counted(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_in_ascii_a_course_still_rises() -> None:
 
 
 def strict(text: str) -> Any:
-    """The value of JSON, without what only Python reads as such."""
+    """Returns the value of JSON. Words that only Python's reader accepts, such as NaN, are errors."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is no JSON")
@@ -343,31 +345,31 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("written", ["null", "NaN", "Infinity"])
+@pytest.mark.parametrize("file_name", ["null", "NaN", "Infinity"])
 def test_a_measurement_that_is_not_a_number_is_shown_as_that_and_left_out_of_the_curve(
-    tmp_path: Path, written: str
+    tmp_path: Path, file_name: str
 ) -> None:
     with open_run(tmp_path / "run", "train", CONFIG):
         for step in (1, 2):
             add_step(tmp_path / "run", step)
-        data = f'{{"rstar2/pass_rate": 0.7, "actor/entropy": {written}, "actor/grad_norm": {written}}}'
+        data = f'{{"rstar2/pass_rate": 0.7, "actor/entropy": {file_name}, "actor/grad_norm": {file_name}}}'
         with (tmp_path / "run" / "stage1" / "metrics-1.jsonl").open("a") as file:  # VERL writes null for NaN
             file.write(f'{{"step": 3, "data": {data}}}\n')
-        ran, told = (rstar2("watch", tmp_path / "run", *words) for words in ((), ("--json",)))
-    assert (ran.code, told.code) == (0, 0), ran.stderr + told.stderr
-    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+        text_result, json_result = (rstar2("watch", tmp_path / "run", *words) for words in ((), ("--json",)))
+    assert (text_result.code, json_result.code) == (0, 0), text_result.stderr + json_result.stderr
+    [entropy] = [line for line in text_result.stdout.splitlines() if line.startswith("entropy")]
     assert entropy.split()[1] == "█▁"
     assert entropy.split("nats per token ")[1].split()[0] in ("nan", "inf")
-    shown = strict(told.stdout)
-    assert [step["entropy"] for step in shown["steps"]] == [0.4, 0.2, None]
-    assert (shown["latest"]["entropy"], shown["latest"]["pass_rate"]) == (None, 0.7)
+    watch_data = strict(json_result.stdout)
+    assert [step["entropy"] for step in watch_data["steps"]] == [0.4, 0.2, None]
+    assert (watch_data["latest"]["entropy"], watch_data["latest"]["pass_rate"]) == (None, 0.7)
 
 
 def test_a_curve_without_a_number_and_a_loss_that_is_none_are_shown(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "train", CONFIG):
         add_step(tmp_path / "run", 1, **{"actor/entropy": float("nan")})
-        ran = rstar2("watch", tmp_path / "run")
-    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+        result = rstar2("watch", tmp_path / "run")
+    [entropy] = [line for line in result.stdout.splitlines() if line.startswith("entropy")]
     assert " ".join(entropy.split()) == "entropy nats per token nan"
     write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
     losses = "".join(
@@ -389,19 +391,19 @@ def test_what_was_measured_of_an_sft_and_the_chosen_step_are_shown(tmp_path: Pat
     summary = {"accuracy": 0.25, "pass@k": {"1": 0.25, "4": 0.5}, "mean_tokens": 80.0}
     write_json(run / "held_out" / "step-3" / "results.json", {"complete": True, "summary": summary})
     write_json(run / "held_out" / "step-4" / "results.json", {"complete": False, "summary": summary})
-    said = rstar2("watch", run).stdout
-    assert "validation loss   step 3: 0.6   █▁" in said
-    assert "accuracy on held-out problems   step 3: 0.25" in said
-    assert "mean tokens on held-out problems   step 3: 80" in said
-    assert "chosen" not in said
+    output = rstar2("watch", run).stdout
+    assert "validation loss   step 3: 0.6   █▁" in output
+    assert "accuracy on held-out problems   step 3: 0.25" in output
+    assert "mean tokens on held-out problems   step 3: 80" in output
+    assert "chosen" not in output
     (run / "models" / "step-3").mkdir(parents=True)
     choose(sft_recipe("laptop", ["held_out.data=x", "held_out.every=3"]), run, 3)
-    shown = strict(rstar2("watch", run, "--json").stdout)
-    assert shown["chosen"] in rstar2("watch", run).stdout
-    assert shown["chosen"].startswith("step 3: highest accuracy on the held-out problems")
-    assert [each["validation_loss"] for each in shown["measured"]] == [0.7, None, 0.6]
+    data = strict(rstar2("watch", run, "--json").stdout)
+    assert data["chosen"] in rstar2("watch", run).stdout
+    assert data["chosen"].startswith("step 3: highest accuracy on the held-out problems")
+    assert [each["validation_loss"] for each in data["measured"]] == [0.7, None, 0.6]
     page = collect(run)
-    assert page.chosen == f"The model is that of {shown['chosen']}."
+    assert page.chosen == f"The model is that of {data['chosen']}."
     assert [chart["title"] for chart in page.charts][:2] == ["Loss", "Validation loss"]
     assert all(chart["marks"] == [(3, "chosen")] for chart in page.charts)
 

@@ -16,7 +16,8 @@ from rstar2.data.problem import Problem
 
 
 class RowFilter(Protocol):
-    """A filter that judges each row by itself. A row filter runs in the process that reads the rows."""
+    """A filter that judges each row independently of the other rows. A row filter runs in the process that reads the
+    rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -27,7 +28,8 @@ class RowFilter(Protocol):
 
 
 SetFilter = Callable[[Candidates, Path], Iterable[Drop]]
-"""A filter that compares rows with each other. A set filter may write to a scratch file at the path."""
+"""A filter that compares rows with each other. A set filter may write to a scratch file at the path that it
+receives."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ OF_PROBLEMS = frozenset(NAMES) - {"language", "length", "grams", "duplicates", "
 
 
 def row_filter(name: str, inputs: Inputs) -> RowFilter:
-    """Create a filter of `ROW_FILTERS` or of the recipe's patterns."""
+    """Create a filter by its name in `ROW_FILTERS` or in the recipe's patterns."""
     if name in inputs.settings.patterns:
         return PatternFilter.of(inputs.settings.patterns[name])
     return ROW_FILTERS[name](inputs)

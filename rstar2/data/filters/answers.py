@@ -1,4 +1,4 @@
-"""Filters that judge a problem by its answer. The paper cleans its data with such filters (arXiv 2508.20722).
+"""Filters that judge a problem by its answer. The paper (arXiv 2508.20722) cleans its data with filters of this kind.
 
 Examples of what these filters find: 'The limit does not exist' cannot be verified, 'Perimeter=54cm, Area=180cm²' is
 compound, and 6.5e27330467 is huge.
@@ -27,7 +27,7 @@ _TOWER = re.compile(r"(\d+)\s*(?:\^|\*\*)\s*\{?\s*(\d+)")
 
 @dataclass(frozen=True)
 class AnswerFilter:
-    """Drops the rows for whose answer `drops` returns True."""
+    """Drops each row if `drops` returns True for the row's answer."""
 
     drops: Callable[[str], bool]
     columns: tuple[str, ...] = ("answer",)
@@ -40,7 +40,7 @@ class AnswerFilter:
 
 @dataclass(frozen=True)
 class UnreadableFilter:
-    """Drops rows for whose answer the grader can accept no output. `fault` returns the reason, or None."""
+    """Drops a row if the grader can accept no output for the row's answer. `fault` returns the reason, or None."""
 
     fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("answer",)
@@ -73,7 +73,8 @@ def compound(answer: str) -> bool:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """Tests whether an answer is a whole number with more than `digits` digits, written in digits or as a power."""
+    """Tests whether an answer is a whole number with more than `digits` digits. The number may be written in digits or
+    as a power."""
 
     digits: int
 

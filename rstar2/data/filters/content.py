@@ -10,9 +10,10 @@ r"""Filters that judge a problem by its text. The filters on content read proble
 | `links` | contains a web address |
 | `html` | contains tags or entities of HTML |
 
-The filters search for words and signs, and do not understand the text. The details of a drop contain the words that
-decided. Markup that changes only the look of a text is removed before the search (`plain_text`), except for the markup
-that `figures` and `html` search for. Code that draws a figure is searched only by `figures`.
+The filters search for words and signs, and do not understand the text. The details of a dropped row contain the words
+because of which the row was dropped. Markup that changes only the look of a text is removed before the search
+(`plain_text`), except for the markup that `figures` and `html` search for. Code that draws a figure is searched only by
+`figures`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SPOKEN_OF = (
     r"|look(?:ing)? at)"
 )
 _OTHER_FIGURES = r"(?! (?:of|eight|skat\w+)\b)(?!:? ?\$?\d[\d$]{0,9},)"
-"""Excludes words after 'figure' with which it is not a picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
+"""Excludes phrases in which a figure is not a picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
 _REFERS_TO_FIGURE = re.compile(
     rf"\b(?:{_SPOKEN_OF} (?:the|this)(?: (?:\w+ )?{_FIGURE}| (?:following|given|above) pictures?)\b{_OTHER_FIGURES}"
     r"|(?:see|according to|refer(?:ring)? to|based on) (?:the|this) (?:pictures?|images?|photos?)\b(?! of\b)"
@@ -70,8 +71,8 @@ _FIGURE_STEMS = (
     *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
     *("image", "photo", "graph", "chart", "grid", "map", "scale"),
 )
-"""Every text that refers to a figure contains one of these words. A search for these words first takes a tenth of the
-time."""
+"""Every text that refers to a figure contains one of these words. If the filter first searches for these words, it
+needs a tenth of the time."""
 _THEN_TEXT = re.compile(
     r"[^\\$|]{0,80}?(?:\\\[|\$\$)|.*?(?:\\begin\{(?:array|tabular|[bpv]?matrix)|^[^|\n]*\|[^|\n]*\|)",
     re.DOTALL | re.MULTILINE,
@@ -92,13 +93,14 @@ _ASKS_PROOF = re.compile(
     re.IGNORECASE,
 )
 _PROOF_WORD = re.compile(r"(?:[Pp]ro[vo]|[Ss]how|[Dd]emonstr|[Vv]erif|[Ee]stabl|[Dd]educ|[Jj]ustif)")
-"""Matches the stems of the verbs above. A search for these stems first is fast."""
+"""Matches the stems of the verbs in `_ASKS_PROOF`. A search for these stems is fast and comes first."""
 _NOT_AN_ORDER = re.compile(
     r"\b(?:can|could|may|must|should|will|would|needs?|wants?|wish(?:es)?|tr(?:y|ies|ied|ying)|able|has|have|had|used|"
     r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she)(?: to)?\Z",
     re.IGNORECASE,
 )
-"""Matches words before 'show that' with which it is not a task, as in 'we can show that'."""
+"""Matches the words before a verb such as 'show' if they make clear that the verb is not a task, as in 'we can show
+that'."""
 _ORDER = (
     r"(?:find|compute|determine|calculate|evaluate|solve|simplify|express|estimate|factor(?:ise|ize)?|state|give|list"
     r"|how (?:many|much|long|far|old)|what (?:is|are|was|will|would|percent\w*|fraction|value))"
@@ -131,11 +133,11 @@ def _named(labels: Sequence[str]) -> re.Pattern[str]:
 
 
 _LABELS = tuple((labels, _labelled(labels)) for labels in (_LETTER_LABELS, _ROMAN_LABELS, _NUMBER_LABELS))
-"""Patterns for the labels of parts: (a), a) before a space, and `a.` at the start of a line."""
+"""Patterns for the labels of the parts of a problem: `(a)`, `a)` before a space, and `a.` at the start of a line."""
 _NAMED_LABELS = tuple(
     (labels, _named(labels)) for labels in (_LETTER_LABELS, _CAPITAL_LABELS, _NUMBER_LABELS)
 )
-"""Patterns for labels with a word, as in 'Part A:' and 'Q1.'."""
+"""Patterns for labels that contain a word, such as 'Part A:' and 'Q1.'."""
 _LABEL_WORDS = ("Part", "part", "Question", "question", "Task", "task", "Q")
 _ITEM = re.compile(r"\\item\b(?:\s?\[[^\]]{0,20}\])?")
 
@@ -153,7 +155,7 @@ _MAX_OPTION_CHARS = 300
 _MAX_SMALL_OPTION_CHARS = 80
 
 _WIDE_SIGNS = str.maketrans({"、": ".", "（": " ("})
-"""Replaces wide signs around labels, as in A、 and 1（B）.
+"""Replaces full-width signs around labels, as in A、 and 1（B）.
 
 `plain_text` would turn such signs into a comma and into text that looks like a function call.
 """
@@ -166,8 +168,8 @@ _ANNOUNCED = re.compile(
     r"\s{0,4}\*{0,2}\s{0,4}(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d{1,20})?)\s{0,4}\*{0,2}(?=[.;)\n]|\Z)",
     re.IGNORECASE,
 )
-"""Matches an answer that the text announces. If words follow the value, the words are part of the match, and such a
-match equals no answer."""
+"""Matches an announcement and the answer after it, as in 'the answer is 42'. If other words follow the value, the match
+includes these words and therefore equals no answer."""
 _TAGGED = re.compile(r"<answer>([^<>]{1,200})</answer>", re.IGNORECASE)
 _ANSWER_SIGNS = ("answer", "ans", "result", "####", "boxed", "fbox", "solution")
 """Every text that states an answer contains one of these words or signs."""
@@ -206,7 +208,8 @@ class StatedAnswerFilter:
 
 @dataclass(frozen=True)
 class Figures:
-    """Finds problems that refer to a figure or contain one. With `keep_drawn`, figures drawn in code are ignored."""
+    """Finds problems that refer to a figure or contain one. If `keep_drawn` is set, figures that are drawn in code do
+    not count."""
 
     keep_drawn: bool
 
@@ -258,7 +261,7 @@ def questions(text: str) -> str | None:
 
 
 def _parts_of_each_kind(words: str) -> Iterator[list[str]]:
-    """Yields one list of the text's parts for each kind of label that the text may contain."""
+    """Yields a list of the text's parts for each kind of label that may occur in the text."""
     for labels, expression in _LABELS:
         if any(all(f"{label}{sign}" in words for label in labels[:2]) for sign in ")."):
             yield _parts(words, expression, labels)
@@ -317,7 +320,7 @@ def stated_answer(text: str, answer: str) -> str | None:
 
     The words are an announcement ('Answer: 42', 'the answer is 42', '#### 42'), a box, or a heading 'Solution' or
     'Answer' that is followed by the answer. An announced or boxed value counts only if the grader finds it equal to the
-    answer. A number of the problem that happens to be the answer does not count.
+    answer. A number in the problem that merely happens to equal the answer does not count.
     """
     words = searched(text)
     lower = words.lower()
@@ -358,7 +361,7 @@ def without_drawings(text: str) -> str:
 def _parts(text: str, expression: re.Pattern[str], labels: Sequence[str]) -> list[str]:
     """Returns the text after each label, up to the next label or the end.
 
-    Only labels in the right order, from the first one on, count.
+    Labels count only in the order of `labels`, beginning with the first of `labels`.
     """
     places: list[re.Match[str]] = []
     for match in expression.finditer(text):

@@ -1,10 +1,10 @@
 """Drops rows that share words with a benchmark (decontamination).
 
-Texts are normalised first, so that markup does not hide copies. There are three rules:
+Texts are normalised first, so that markup does not hide copies. One of three rules decides which rows are dropped:
 
-- `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight words in a row. This rule also
-  drops problems that share only standard phrases of contests, such as 'm and n are relatively prime positive
-  integers'.
+- `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight consecutive words with a
+  benchmark problem. This rule also drops problems that share only standard phrases of contests, such as 'm and n are
+  relatively prime positive integers'.
 - `distinctive` is the `literal` rule, but ignores runs of words that two or more benchmark problems share.
 - `contained` drops a row that contains a large share of a benchmark problem's runs of three words.
 """
@@ -37,10 +37,10 @@ MAX_WORDS_CHARS = 200
 _ROUNDING = 1e-9
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 20
-"""Number of leading bits of a hash that index the table of prefixes."""
+"""The table of prefixes is indexed by this many leading bits of a hash."""
 _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
-"""Masks that keep the first `count` bytes of a little-endian number, by count."""
+"""Bit masks. The mask with the index `count` keeps the first `count` bytes of a little-endian number."""
 _END = ord("\n")
 """Separator after each text. No word contains this separator."""
 
@@ -48,10 +48,10 @@ _END = ord("\n")
 def benchmark_grams(
     measured: Mapping[str, Iterable[Problem]], words: int, distinctive: bool
 ) -> dict[Gram, tuple[str, str]]:
-    """Returns the grams of the benchmarks, each with the benchmark and the id of the first problem that contains it.
+    """Returns each gram of the benchmarks, with the benchmark and the id of the first problem that contains the gram.
 
-    A problem with fewer than `words` words is a single gram. With `distinctive`, grams that another problem also
-    contains are left out. For `distinctive`, two problems that share half of their grams count as the same problem.
+    A problem with fewer than `words` words is a single gram. If `distinctive` is set, grams that two or more problems
+    contain are left out. Two problems that share half of their grams then count as the same problem.
     """
     place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()
@@ -118,16 +118,16 @@ def _contained(benchmark: str, problem: Problem, text: str) -> Contained:
 
 @dataclass(frozen=True)
 class ContainedFilter:
-    """Drops rows with a text that contains at least `share` of a benchmark problem's shingles.
+    """Drops a row if one of its texts contains at least the share `share` of a benchmark problem's shingles.
 
-    For a problem with fewer than `SHORT` words there are two more conditions, because many texts contain three given
-    words. The text must contain the problem's letters, digits and signs as one piece, and it must have at most `LONGER`
-    times as many words.
+    For a problem with fewer than `SHORT` words there are two more conditions, because many unrelated texts contain the
+    few shingles of such a problem. The text must contain the problem's letters, digits and signs as one piece, and it
+    must have at most `LONGER` times as many words as the problem.
     """
 
     share: float
     problems: Mapping[Gram, tuple[Contained, ...]]
-    """The index from `rarest_shingles`."""
+    """The index that `rarest_shingles` returned."""
     columns: tuple[str, ...] = ("text",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -174,7 +174,7 @@ class ContainedFilter:
 
 
 def _longest_run(listed: list[Gram], shared: Set[Gram]) -> str:
-    """Returns the longest run of words whose shingles are all shared."""
+    """Returns the longest run of a text's words in which every shingle is one of the `shared` shingles."""
     runs = [list(run) for inside, run in groupby(listed, shared.__contains__) if inside]
     longest = max(runs, key=len)
     return " ".join([*longest[0], *(gram[-1] for gram in longest[1:])])[:MAX_WORDS_CHARS]
@@ -182,7 +182,7 @@ def _longest_run(listed: list[Gram], shared: Set[Gram]) -> str:
 
 @dataclass(frozen=True)
 class GramFilter:
-    """Drops rows with a text that shares a gram with a benchmark. The details name the first shared gram."""
+    """Drops a row if one of its texts shares a gram with a benchmark. The details name the first shared gram."""
 
     words: int
     grams: Mapping[Gram, tuple[str, str]]
@@ -204,21 +204,23 @@ class GramFilter:
 
 
 class _GramIndex:
-    """Finds the texts that may contain one of many grams, by hashes of their words."""
+    """Uses hashes of words to find the texts that may contain one of many grams."""
 
     def __init__(self, grams: list[Gram], words: int) -> None:
         self._words = words
         self._short = list({len(gram) for gram in grams if len(gram) < words})
-        """The lengths, in words, of the grams that are whole problems."""
+        """The lengths, in words, of all grams that have fewer than `words` words. Each of these grams is a whole
+        problem."""
         whole = [" ".join(gram) for gram in grams if len(gram) == words]
         hashes = _hashes(_heads(whole), words)[:: words + 1]
         self._begins = np.zeros(2**_BITS, dtype=np.bool_)
-        """Whether the hash of a gram has this prefix, by prefix."""
+        """For each prefix: whether the hash of any gram begins with this prefix."""
         self._begins[hashes >> _SHIFT] = True
         self._known: Hashes = np.sort(hashes)
 
     def suspects(self, texts: list[str]) -> list[int]:
-        """Returns the indices of all texts that contain a gram, and of a few others whose hashes collide."""
+        """Returns the indices of all texts that contain a gram, and of a few other texts whose hashes collide with the
+        hash of a gram."""
         heads = _heads(texts)
         ends = np.flatnonzero(heads == _END)
         hashes = _hashes(heads, self._words)

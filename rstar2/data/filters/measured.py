@@ -1,4 +1,4 @@
-"""Filters that use measurements of a model on the problems: agreement with the label, and pass rate."""
+"""Filters that use the measured results of a model on the problems: agreement with the label, and pass rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rates_of_run(run: Path) -> Rates:
     run.
 
     Raises:
-        UserError: there is no such file, a file is damaged, or samples are missing, because problems without samples
+        UserError: the run has no results.json, a file is damaged, or samples are missing. Problems without samples
             would count as unsolved.
     """
     rates: dict[str, tuple[int, int]] = {}
@@ -36,7 +36,7 @@ def rates_of_run(run: Path) -> Rates:
         if not complete:
             raise UserError(
                 f"the evaluation at {run} is not complete: {results.get('missing', 'some')} samples are missing",
-                "Run its command again; it continues where it stopped.",
+                "Run the command of the evaluation again. The evaluation continues where it stopped.",
             )
     if not files:
         raise UserError(
@@ -48,7 +48,7 @@ def rates_of_run(run: Path) -> Rates:
 
 @dataclass(frozen=True)
 class AgreementFilter:
-    """Drops problems if less than the share `least` of a strong model's samples gave the label.
+    """Drops a problem if the share of a strong model's samples that gave the label is less than `least`.
 
     Problems without a measurement are dropped too.
     """
@@ -56,7 +56,7 @@ class AgreementFilter:
     least: float
     sources: tuple[str, ...] | None
     rates: Rates | None
-    """Measured rates. If None, the column `pass_rate` of the rows is used."""
+    """The measured pass rates. If None, the column `pass_rate` of the rows is used."""
     columns: tuple[str, ...] = ("id", "source", "pass_rate")
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -5,9 +5,9 @@ Two normalised texts are near duplicates if the Jaccard similarity of their shin
 numbers in the same order. Problems must also have the same operators, and answers that the grader finds equal.
 Therefore 'the remainder of 2^10 by 7' and 'the remainder of 2^11 by 7' are different problems.
 
-A shingle is three words in a row by default. One changed word changes three such shingles, and three shingles are many
-in a short problem. With shingles of one word, the filter therefore drops more short problems. Signatures come from
-rensa (R-MinHash). Rows that share one of `BANDS` bands of a signature are compared.
+A shingle is three words in a row by default. One changed word changes three such shingles, and three shingles are a
+large share of a short problem. Therefore the filter drops more short problems if a shingle is one word. Signatures
+come from rensa (R-MinHash). Two rows are compared if at least one of the `BANDS` bands of their signatures is the same.
 """
 
 from __future__ import annotations
@@ -127,13 +127,14 @@ def _shingled(text: str, size: int) -> list[str]:
 
 
 def _rows_of_a_band(similarity: float) -> int:
-    """Returns the largest number of rows per band that misses a pair of this similarity with at most `MAX_MISSED`."""
+    """Returns the largest number of rows per band for which the probability of missing a pair of this similarity is at
+    most `MAX_MISSED`."""
     fitting = (rows for rows in range(MAX_ROWS, 1, -1) if (1 - similarity**rows) ** BANDS <= MAX_MISSED)
     return next(fitting, 1)
 
 
 def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Drop]:
-    """Yields each row that is a near duplicate of an earlier row that stays.
+    """Yields each row that is a near duplicate of an earlier row which is not dropped.
 
     `scratch` is the path of a temporary file.
     """
@@ -153,7 +154,7 @@ def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Dro
 
 
 def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Returns the pairs (earlier, later) of row indices that share a band, shape (P, 2), sorted by the later row.
+    """Returns the pairs (earlier, later) of indices of rows that share a band, shape (P, 2), sorted by the later row.
 
     In each band, a row is paired with the first row that has the same key, and with the previous row that has the same
     key.
@@ -207,7 +208,8 @@ def _verified(
             compared[number] = _Row(shingles, _equal_key(text, is_problem), answer)
     original_of: dict[int, tuple[int, float]] = {}
     leader_of: dict[int, int] = {}
-    """The earliest row with a similar text, for each row whose answer differs from that of an earlier, similar row."""
+    """For each row whose answer differs from the answer of an earlier, similar row: the earliest row with a similar
+    text."""
     led: dict[int, list[int]] = {}
     for earlier, later in live[pairs].tolist():
         if later in original_of:

@@ -1,7 +1,7 @@
 """Filters that a recipe defines as regular expressions.
 
-The expressions are searched with RE2, which is part of pyarrow. A search with RE2 takes time proportional to the length
-of the text, for every expression. In return, RE2 has no look-around and no back-references, and rejects expressions
+RE2, which is part of pyarrow, searches for the expressions. For every expression, the time of a search with RE2 is
+proportional to the length of the text. However, RE2 has no look-around and no back-references, and rejects expressions
 that need too much memory.
 """
 
@@ -34,7 +34,8 @@ _BEFORE, _LENGTH = 20, 120
 
 @dataclass(frozen=True)
 class PatternFilter:
-    """Drops rows with a match in one of the fields. If `fields` is None, the default fields of the kind are searched.
+    """Drops rows with a match in one of the fields. If `fields` is None, the default fields of problems or of
+    conversations are searched.
 
     Each message and the arguments of each call are searched separately, so that `^` and `$` match at the ends of each
     message and of each call's arguments.
@@ -74,12 +75,12 @@ def check_regex(key: str, regex: str) -> None:
         raise UserError(
             f"{key}.regex = {regex!r} is not a regular expression of RE2: {reason}",
             "RE2 has no look-around and no back-references: https://github.com/google/re2/wiki/Syntax. In TOML, write "
-            "expressions in single quotes, in which a backslash is a backslash.",
+            "a regular expression in single quotes, so that backslashes need no escaping.",
         ) from error
 
 
 def _texts(batch: Any, field: PatternField) -> tuple[Any, Any]:
-    """Returns the row of each text of a field, and the texts."""
+    """Returns the index of the row of each text in a field, and the texts."""
     if field in ("problem", "answer"):
         return np.arange(batch.num_rows), batch.column(field)
     messages = batch.column("messages")

@@ -11,11 +11,11 @@ from rstar2.config import Strict
 
 class Huge(Strict):
     digits: int = Field(12, ge=1)
-    """A whole number with more digits is huge. The paper states no limit for whole numbers."""
+    """A whole number with more digits than this value counts as huge. The paper states no limit for whole numbers."""
 
 
 class Length(Strict):
-    """Limits in characters, because no tokenizer is chosen yet.
+    """Limits on the length of a text. They are in characters, because no tokenizer is chosen yet.
 
     The data card counts the tokens of the rows.
     """
@@ -26,14 +26,15 @@ class Length(Strict):
 
 class Language(Strict):
     foreign: float = Field(0.2, ge=0, le=1)
-    """Maximum share of letters from scripts other than Latin and Greek."""
+    """Maximum share of a text's letters that may be from scripts other than Latin and Greek."""
 
 
 class Near(Strict):
     similarity: float = Field(0.8, gt=0, le=1)
     """Two texts are near duplicates if the Jaccard similarity of their shingles is at least `similarity`."""
     words: int = Field(3, ge=1)
-    """Number of words in a shingle. With 1, the filter also finds short problems that differ in one word."""
+    """Number of words in a shingle. If the number is 1, the filter also finds short problems that differ in one
+    word."""
 
 
 class Grams(Strict):
@@ -43,16 +44,17 @@ class Grams(Strict):
     """The rule by which a text counts as a copy of a benchmark problem.
 
     `literal` is the paper's rule. `distinctive` ignores words that two or more benchmark problems share, such as 'm and
-    n are relatively prime positive integers'. `contained` drops a text that contains the share `share` of a problem.
+    n are relatively prime positive integers'. `contained` drops a text that contains at least the share `share` of a
+    problem.
     """
     share: float = Field(0.8, gt=0, le=1)
-    """The rule `contained` drops a text that has this share of a benchmark problem's runs of three words."""
+    """The rule `contained` drops a text that has at least this share of a benchmark problem's runs of three words."""
 
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """The column `pass_rate` of the rows, or the folder of an `rstar2 eval` or `rstar2 data agree` run over the
-    rows."""
+    """Where the share of samples that gave the label is read: `pass_rate`, which is a column of the rows, or the folder
+    of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None
@@ -89,7 +91,7 @@ class FilterSettings(Strict):
     """The settings of all filters. Settings of unused filters are ignored."""
 
     against: tuple[str, ...] = ()
-    """Benchmarks, by name or file, whose words no row may share, see `grams`."""
+    """Benchmarks, by name or file. The filter `grams` drops rows that share words with these benchmarks."""
     huge: Huge = Huge()
     length: Length = Length()
     language: Language = Language()
@@ -103,7 +105,7 @@ class FilterSettings(Strict):
     """Filters of the user, by the names that `filters` uses for them."""
 
     def unset_keys(self) -> set[str]:
-        """Returns unset keys that a card leaves out, because cards of earlier versions do not have these keys."""
+        """Returns the unset keys to leave out of a card, because cards of earlier versions do not have these keys."""
         unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
         return {key for key, is_unset in unset.items() if is_unset}
 

@@ -13,12 +13,12 @@ from rstar2.data.rows import texts_of
 
 _LETTER = re.compile(r"[^\W\d_]")
 _FOREIGN = re.compile(r"[^\W\d_\u0000-\u03ff\u1e00-\u1fff\u2070-\u2bff\uff21-\uff5a\U0001d400-\U0001d7ff]")
-"""Matches a letter that is neither Latin nor Greek, and not a mathematical letter."""
+"""Matches a letter that is neither Latin nor Greek nor mathematical."""
 
 
 @dataclass(frozen=True)
 class LanguageFilter:
-    """Drops texts with more than the share `foreign` of letters from other scripts than Latin and Greek.
+    """Drops a text if more than the share `foreign` of its letters are neither Latin nor Greek.
 
     Languages that use Latin letters are not distinguished.
     """

@@ -1,1 +1,2 @@
-"""From sources to a prepared set: a recipe in TOML, its rows read, filtered, chosen and written, with a data card."""
+"""Turns sources into a prepared set: a recipe in TOML says which rows are read, filtered, drawn and written with a data
+card."""

@@ -28,12 +28,13 @@ FORM_COLUMNS = {
     "compliant_turns": "turns that have this form",
     "mixed": "conversations in which only some turns have the format's form",
 }
-"""The columns of the card's table of forms: counts of `FormCounts` and `AnswerForm.card`, and their titles."""
+"""The columns of the table about forms in the card. The keys are names of counts in `AnswerForm.card`, and the values
+are the titles of the columns."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The numbers of rows that a filter dropped."""
+    """How many rows a filter dropped."""
 
     filter: str
     dropped: int
@@ -42,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Taken:
-    """The number of a source's rows that the filters left, and the number of rows that was drawn from these."""
+    """How many rows of a source the filters left, and how many of these rows were drawn."""
 
     left: int
     taken: int
@@ -79,7 +80,7 @@ class Card:
     sha256: str
     """SHA-256 of data.parquet."""
     tokens: dict[str, Any] = field(default_factory=dict)
-    """Lengths in tokens. Empty if no tokenizer was chosen.
+    """Lengths of the rows in tokens. Empty if no tokenizer was chosen.
 
     The keys are the tokenizer's `name`, the number of `counted` rows, `mean`, `most`, `limit`, the share `over` of rows
     above the limit, and a `histogram` of [upper bound, rows].
@@ -87,12 +88,12 @@ class Card:
 
     @property
     def checked(self) -> bool:
-        """Whether rows were compared with benchmarks, and dropped if they share words."""
+        """Whether rows were compared with benchmarks, and dropped if they shared words with a benchmark."""
         return bool(self.config["against"]) and "grams" in self.config["recipe"]["filters"]
 
     @classmethod
     def load(cls, folder: Path) -> Card:
-        """Read the card of a prepared folder. Raises UserError if the folder has none."""
+        """Read the card of a prepared folder. Raises UserError if the folder has no card."""
         try:
             return cls(**json.loads((folder / CARD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:

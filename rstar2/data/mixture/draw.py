@@ -17,7 +17,8 @@ from rstar2.errors import UserError
 def draw(
     rows: Candidates, plan: MixturePlan, counts: Mapping[str, ReadCounts], dropped: list[Step]
 ) -> dict[str, Taken]:
-    """Drop the rows of each source beyond its count, chosen at random.
+    """Drop random rows of each source that has more rows than its count, until the source has as many rows as its
+    count.
 
     Raises:
         UserError: a source has fewer rows than its minimum, or no rows are left.

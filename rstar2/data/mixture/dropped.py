@@ -27,7 +27,8 @@ _SCHEMA = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", 
 
 @dataclass(frozen=True)
 class DroppedRows:
-    """The rows that one step dropped. A step has one filter, or several filters that judge each row by itself."""
+    """The rows that one step dropped. A step has one filter, or several filters that judge each row independently of
+    the other rows."""
 
     filters: Sequence[str]
     file: Path
@@ -82,7 +83,7 @@ class DroppedRows:
                 }
 
     def shared_grams(self) -> Counter[str]:
-        """Returns the number of rows for each detail of the filter `grams`, which is the key, as JSON text.
+        """Counts the rows for each detail of the filter `grams`. The keys of the result are the details as JSON text.
 
         A detail contains the words that the rows share with a benchmark.
         """

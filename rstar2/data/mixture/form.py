@@ -19,7 +19,7 @@ from rstar2.loop.turns.demands import FormatTexts, format_texts
 
 @dataclass(frozen=True)
 class _Marked:
-    """The marks of a record batch, whose rows are all of one source."""
+    """Which rows of a record batch are marked for the answer form. All rows of the batch are of one source."""
 
     source: str
     marks: list[bool]
@@ -29,7 +29,7 @@ class _Marked:
 
 @dataclass(frozen=True)
 class _Marking:
-    """Marks the rows of a record batch, in the process that reads the batch."""
+    """Marks rows of a record batch for the answer form, in the process that reads the batch."""
 
     shares: Mapping[str, float]
     seed: int
@@ -54,11 +54,11 @@ class _Marking:
 class AnswerForm:
     """Marks conversations for the answer form, which is the form that RL rewards.
 
-    A share of the suitable conversations is marked. The same seed marks the same conversations. The counts are those of
-    the format rstar2, before a model rewrites texts.
+    A share of the suitable conversations is marked. The same seed marks the same conversations. The turns are counted
+    in the format `rstar2`, before a model rewrites texts.
 
     Args:
-        shares: the share to mark, from 0 to 1, by source.
+        shares: the share of conversations to mark, from 0 to 1, by source.
         seed: the seed of the random choice.
     """
 
@@ -70,7 +70,7 @@ class AnswerForm:
         self._counts = dict.fromkeys(shares, FormCounts())
 
     def marks(self, rows: Candidates) -> Iterator[Any]:
-        """Yields the column of marks for each record batch that has rows left, in order."""
+        """Yields the column of marks for each record batch with at least one row that is not dropped, in order."""
         for marked in mapped(
             _Marking(self._shares, self._seed, format_texts(default_format())), rows.groups()
         ):

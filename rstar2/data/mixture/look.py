@@ -25,7 +25,7 @@ TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 LIMITS: dict[Kind, int] = {"problems": 2048, "conversations": 16384}
 """The recipe's limits in tokens, for a prompt in RL and for a conversation in SFT."""
 _COUNTED = 20_000
-"""Maximum number of rows that are counted. In a larger set, rows at equal distances are counted."""
+"""Maximum number of rows whose tokens or forms are counted. In a larger set, only every n-th row is counted."""
 _BATCH = 1000
 
 
@@ -64,7 +64,8 @@ def open_prepared(path: Path) -> Prepared:
 
 
 def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dict[str, Any]:
-    """Returns the lengths of a set's rows for `Card.tokens`. `name` is the name of the tokenizer."""
+    """Returns the lengths of a set's rows in tokens, in the form of `Card.tokens`. `name` is the name of the
+    tokenizer."""
     prepared = open_prepared(file)
     step = _step(prepared)
     counts: list[int] = []
@@ -99,7 +100,7 @@ def by_source(prepared: Prepared) -> dict[str, int]:
 def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str, int]]:
     """Returns the counts of `FormCounts` in a format, and the number of `marked` rows, by source.
 
-    In a large set only some rows are counted, which are the same rows as in `count_tokens`.
+    In a large set only some rows are counted, namely the same rows as in `count_tokens`.
     """
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
@@ -110,7 +111,7 @@ def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str
 
 
 def _step(prepared: Prepared) -> int:
-    """Returns the distance between counted rows."""
+    """Returns n if every n-th row is counted."""
     return -(-prepared.rows // _COUNTED)
 
 
@@ -123,7 +124,7 @@ class Difference:
     only_second: Counter[str]
     """Number of rows that only the second set has, by source."""
     changed: Counter[str]
-    """Number of rows with the same id and different contents, by source."""
+    """Number of rows with the same id but different contents in the two sets, by source."""
     same: int
     examples: dict[str, list[str]]
     """A few ids of each kind of difference."""
@@ -132,7 +133,7 @@ class Difference:
 def difference(first: Path, second: Path) -> Difference:
     """Compare two prepared sets.
 
-    Raises UserError if one of the two is not a prepared set, or if the sets are of two kinds.
+    Raises UserError if one of the two paths is not a prepared set, or if the sets contain different kinds of rows.
     """
     one, other = open_prepared(first), open_prepared(second)
     if one.kind != other.kind:

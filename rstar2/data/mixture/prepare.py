@@ -7,9 +7,9 @@ OUTPUT/
   card.md          the data card; card.json has the same facts
   .work/           files of finished steps, until the preparation ends
 ```
-The name of a step's file is a digest of everything that determines its content, and the file is written atomically.
-Therefore a killed preparation continues after its last finished step. If a setting changed, steps that do not depend on
-that setting are reused.
+The name of a step's file is a digest of everything that determines the file's content, and the file is written
+atomically. Therefore a killed preparation continues after its last finished step. If a setting changed, steps that do
+not depend on that setting are reused.
 """
 
 from __future__ import annotations
@@ -54,16 +54,18 @@ from rstar2.runs import changed_keys, locked
 DROPPED = "dropped.jsonl"
 _WORK = ".work"
 _OUTPUT_PREFIXES = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
-"""Prefixes of the file names that a killed preparation may have left in the output folder."""
+"""Prefixes of the names of files that a killed preparation may have left in the output folder."""
 _BATCH = 8192
 _LARGE = 1 << 26
-"""Size of the inputs, in bytes, from which the reader processes start while the hashes of the inputs are computed."""
+"""If the inputs have at least this many bytes, the reader processes start while the hashes of the inputs are still
+being computed."""
 CountTokens = Callable[[Path, Kind], dict[str, Any]]
 """Counts the tokens of a written set, for `Card.tokens`."""
 
 
 class Progress(Protocol):
-    """Shows the steps of a preparation: the title of each step, and the number of its rows while it runs."""
+    """Shows the progress of a preparation: the title of each step, and the number of processed rows while the step
+    runs."""
 
     def start(self, title: str) -> None: ...
 
@@ -114,7 +116,7 @@ def prepare(
     except OSError as error:
         raise Failure(
             f"cannot write to {output}: {os.strerror(error.errno) if error.errno else error}",
-            "Free disk space and run the same command again. It continues after the last finished step.",
+            "Free disk space and run the same command again. The preparation continues after the last finished step.",
         ) from error
 
 
@@ -230,7 +232,7 @@ class _Preparation:
         return _with_tokens(card, self._output, self._progress, self._count_tokens)
 
     def _named(self, *parts: object) -> str:
-        """Returns a digest of the parts and of all earlier steps."""
+        """Returns a digest of `parts` and of the parts of all earlier steps."""
         self._digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
         return self._digest.hexdigest()[:16]
 
@@ -272,7 +274,7 @@ class _Preparation:
         return file, counts
 
     def _filter(self, rows: Candidates, names: Sequence[str]) -> DroppedRows:
-        """Run the filters of one step, and drop their rows."""
+        """Run the filters of one step, and drop the rows that the filters reject."""
         recipe = self._plan.recipe
         settings = recipe.model_dump(
             mode="json", exclude={"sources", "filters", "seed", "rewrite", "answer_form"}
@@ -289,7 +291,7 @@ class _Preparation:
         return step
 
     def _drops(self, rows: Candidates, names: Sequence[str]) -> Iterator[tuple[int, Drop]]:
-        """Yields (index of the filter, drop) pairs."""
+        """Yields a pair for each row to drop: the index of the filter and the `Drop`."""
         inputs = self._plan.inputs
         if names[0] in SET_FILTERS:
             judge = SET_FILTERS[names[0]](inputs)
@@ -326,7 +328,7 @@ class _Preparation:
         return texts, rewritten
 
     def _answer_shares(self) -> dict[str, float]:
-        """Returns the share of each source to mark for the answer form.
+        """Returns, for each source, the share of conversations to mark for the answer form.
 
         The share is 0 for a source whose rows have a model's token ids.
         """
@@ -411,7 +413,7 @@ def _together(filters: Sequence[str]) -> Iterator[list[str]]:
 class _RowPass:
     """Applies row filters to a record batch, in the process that reads the batch.
 
-    The first matching filter drops a row.
+    The first filter that rejects a row drops the row.
     """
 
     judges: Sequence[RowFilter]
@@ -419,7 +421,8 @@ class _RowPass:
     """The column that `text` stands for."""
 
     def __call__(self, group: Group) -> tuple[int, list[tuple[int, Drop]]]:
-        """Returns the number of rows, and (index of the filter, drop) pairs sorted by row number."""
+        """Returns the number of judged rows, and an (index of the filter, drop) pair for each dropped row, sorted by
+        row number."""
         columns = {self.text if name == "text" else name for judge in self.judges for name in judge.columns}
         numbers, batch = group.read(sorted(columns))
         row_count = batch.num_rows

@@ -38,9 +38,9 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     ),
     "conversations": ("length", "duplicates", "grams"),
 }
-"""The filters for sources that are named without a recipe."""
+"""The filters of a mixture whose sources the user names without a recipe."""
 DEFAULT_ANSWER_FORM = 0.5
-"""The share of conversations in the form that RL rewards, for sources that are named without a recipe.
+"""The share of conversations in the form that RL rewards, for sources that the user names without a recipe.
 
 For files of the user the share is 0.
 """
@@ -56,8 +56,8 @@ class SourceSettings(Strict):
     If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
-    """The minimum number of rows that the filters must leave, at most `count`. If fewer rows are left, the preparation
-    fails. If None, the source has no minimum."""
+    """The minimum number of rows that the filters must leave. This number must not be greater than `count`. If fewer
+    rows are left, the preparation fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """The share of conversations that SFT teaches in the form that RL rewards. If None, the share of the mixture is
     used."""
@@ -81,8 +81,8 @@ class MixtureRecipe(FilterSettings):
     seed: int = 1
     """Seed for drawing rows from a source with more than `count` rows, and for drawing rows for the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """The share of conversations that SFT teaches in the form that RL rewards, among those that can be taught in this
-    form. If None, no conversation is taught in this form."""
+    """Of the conversations that can be taught in the form that RL rewards, the share that SFT teaches in this form. If
+    None, no conversation is taught in this form."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites the answers or prompts of some sources."""
 
@@ -100,7 +100,8 @@ class MixtureRecipe(FilterSettings):
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """A recipe together with its sources, benchmarks and measured rates. A plan determines every byte of the output."""
+    """A recipe together with its sources, benchmarks and measured pass rates. A plan determines every byte of the
+    output."""
 
     name: str
     recipe: MixtureRecipe
@@ -159,12 +160,12 @@ def plan_mixture(
     Args:
         request: the mixture that the user wants.
         offline: leave out benchmarks on the hub, because the plan is only printed.
-        answer_fault: see `Inputs`. If `answer_fault` is set, problems for which the grader can accept no output are
-            dropped last.
+        answer_fault: see `Inputs`. If `answer_fault` is set, the preparation also drops problems for which the grader
+            can accept no output.
 
     Raises:
-        UserError: a name or key is unknown, a file cannot be read, the sources are of two kinds, or a filter does not
-            apply to the sources.
+        UserError: a name or key is unknown, a file cannot be read, the sources have different kinds of rows, or a
+            filter does not apply to the sources.
     """
     values, name, user_files, folders = _values(request.sources)
     values = merged(values, dict(request.changes))
@@ -179,7 +180,8 @@ def plan_mixture(
     }
     if taken := next((each for each in users if each in sources()), None):
         raise UserError(
-            f"the recipe's source {taken} has the name of a source of rstar2", "Rename it in the recipe."
+            f"the recipe's source {taken} has the name of a source of rstar2",
+            "Rename the source in the recipe.",
         )
     origins = [_origin(each, files.get(each, ()), user_files, users) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
@@ -259,9 +261,9 @@ def _values(requested: list[str]) -> tuple[dict[str, Any], str, dict[str, Path],
 
 
 def _name_of(source: str) -> str:
-    """Returns the name in a mixture of a source, which is a name, a file, or `module:object`.
+    """Returns the name that a source has in a mixture. `source` is a name, a file, or `module:object`.
 
-    The name of a file contains no points, because points separate the parts of a setting's key.
+    The name that a file gets contains no points, because points separate the parts of a setting's key.
     """
     if is_reference(source):
         return source_name(source)
@@ -292,7 +294,7 @@ def _files_by_name(
         if name in user_files or (name in recipe.against and name not in BENCHMARKS):
             place = "as the source" if name in user_files else "in --against"
             raise UserError(
-                f"--from {each}: {name} is already a file", f"To use another file, name it {place}."
+                f"--from {each}: {name} already names a file", f"To use another file, name that file {place}."
             )
         files[name] = (*files.get(name, ()), Path(path))
     return files
@@ -308,7 +310,9 @@ def _origin(
         source = known[name]
         if not files and not source.hub:
             missing = source.missing or f"name its file with --from {name}=FILE"
-            raise UserError(f"{name}: {missing}", "The file is JSON Lines, a JSON list or parquet.")
+            raise UserError(
+                f"{name}: {missing}", "The format of the file is JSON Lines, a JSON list or parquet."
+            )
         return Origin(name, source, files)
     if len(files) == 1:
         # The recipe uses a name of its own for a file of the user.
@@ -320,14 +324,14 @@ def _origin(
 
 
 def _one_kind(names: Mapping[Kind, str]) -> Kind:
-    """Returns the kind of all sources. `names` has the name of one source per kind.
+    """Returns the kind of rows that all sources have. `names` contains the name of one source for each kind.
 
     Raises UserError if there are two kinds.
     """
     if len(names) > 1:
         one, other = names.values()
         raise UserError(
-            f"{one} and {other} have rows of two kinds, {' and '.join(names)}",
+            f"{one} and {other} have different kinds of rows, {' and '.join(names)}",
             "Prepare each kind separately.",
         )
     return next(iter(names))
@@ -349,7 +353,10 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
         if recipe.filters.count(name) > 1:
             raise UserError(f"the filter {name} is listed twice", "List it once.")
         if name in ("pass-rate", "solved") and not recipe.measured.run:
-            raise UserError(f"the filter {name} needs an evaluation", "Name its folder with --measured RUN.")
+            raise UserError(
+                f"the filter {name} needs an evaluation",
+                "Name the folder of an evaluation with --measured RUN.",
+            )
     if recipe.measured.run and not {"pass-rate", "solved"} & set(recipe.filters):
         raise UserError(
             f"no filter uses the evaluation {recipe.measured.run}",
@@ -415,13 +422,13 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
         return
     if not any(origin.source.rewritten for origin in origins):
         known = ", ".join(name for name, source in sources().items() if source.rewritten)
-        raise UserError("--rewrite does not apply to any of these sources", f"It applies to {known}.")
+        raise UserError("--rewrite does not apply to any of these sources", f"--rewrite applies to {known}.")
 
 
 def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
-    """Returns the rates of each run that a filter uses.
+    """Returns the measured pass rates of each evaluation run that a filter uses.
 
-    Raises UserError if a run did not measure the sources to which the filter applies.
+    Raises UserError if an evaluation run did not measure the sources to which the filter applies.
     """
     agreement, run = recipe.agreement, recipe.measured.run
     rates: dict[str, Rates] = {}
@@ -437,7 +444,7 @@ def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
 
 
 def _check_measured(run: str, rates: Rates, sources: list[str]) -> None:
-    """Raise UserError if a run measured no problem of any of these sources."""
+    """Raise UserError if an evaluation run measured none of the problems of these sources."""
     if not any(name.startswith(tuple(f"{source}-" for source in sources)) for name in rates):
         raise UserError(
             f"the evaluation at {run} has no problem of {' or '.join(sources)}",

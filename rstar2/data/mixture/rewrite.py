@@ -2,9 +2,9 @@
 nothing is rewritten.
 
 The last message of the assistant or of the user in each conversation is rewritten. A new text is rejected in these
-cases: it is cut off, it is much shorter or longer, it equals the old text, it is in another language, it begins with
-words about the rewriting, or it contains tags of a chat format. The row of a rejected text keeps its old text, and the
-card counts such rows.
+cases: it is cut off, it is much shorter or longer than the old text, it equals the old text, it is in another language,
+it begins with words about the rewriting, or it contains tags of a chat format. The row of a rejected text keeps its old
+text, and the card counts such rows.
 
 Each text is stored as soon as it arrives, so that a preparation that continues does not request it again. If nearly all
 of the first texts are rejected, the preparation stops.
@@ -44,7 +44,7 @@ from rstar2.retry import RetryPolicy
 What = Literal["answers", "prompts"]
 """The part of a source's conversations that is rewritten."""
 KEY = "OPENAI_API_KEY"
-"""The environment variable with the server's key, if the server needs one."""
+"""The environment variable that contains the API key of the server, if the server needs a key."""
 _ROLES: dict[What, str] = {"answers": "assistant", "prompts": "user"}
 _ASK: dict[What, str] = {
     "answers": "Below is a conversation with an assistant. Rewrite the assistant's last message as a better answer, "
@@ -56,15 +56,15 @@ _ASK: dict[What, str] = {
 }
 _IN_FLIGHT = 32
 WAIT_S = 300.0
-"""Seconds of retries until a server that does not answer counts as failed."""
+"""A server counts as failed if it has not answered although requests were retried for this many seconds."""
 _ANSWER_S = 600.0
 """Timeout of one request in seconds."""
 _CHECK_S = 10.0
 _THINK_NOT = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-"""Request fields with variables of chat templates that switch thinking off.
+"""Request fields that set the variables with which chat templates switch thinking off.
 
-Qwen3, GLM and others read the first variable. DeepSeek, Granite and others read the second. vLLM, SGLang and llama.cpp
-pass both to the template.
+Qwen3, GLM and others read the first variable. DeepSeek, Granite and others read the second variable. vLLM, SGLang and
+llama.cpp pass both variables to the template.
 """
 _FIRST = 50
 """Number of texts of a source after which the share of accepted texts is compared with `Rewrite.accepted`."""
@@ -107,12 +107,12 @@ class Rewrite(Strict):
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The numbers of a source's rows that were rewritten and not rewritten."""
+    """How many rows of a source were rewritten, and how many were not."""
 
     what: What
     taken: int
     unchanged: dict[str, int]
-    """Number of rows with their old text, by reason."""
+    """Number of rows that keep their old text, by the reason."""
 
 
 def check_server(url: str, model: str) -> None:
@@ -206,7 +206,7 @@ class Texts:
         return Rewritten(what, faults.pop("", 0), dict(sorted(faults.items())))
 
     def put(self, number: int, what: What, messages: list[dict[str, Any]]) -> None:
-        """Replace the text of a row by its new text, if that was accepted."""
+        """Replace the text of a row by the row's new text, if the new text was accepted."""
         text, fault = self._texts[number]
         if not fault:
             messages[_place(what, messages)]["content"] = text
@@ -327,7 +327,9 @@ class Rewriter:
             raise
         except Refused as refused:
             if refused.status == 404:
-                raise UserError(refused.message, "Choose one of its models with --model.") from refused
+                raise UserError(
+                    refused.message, "Choose one of the server's models with --model."
+                ) from refused
             return _Answer(refused.message, fault=_REFUSED)
         except MalformedAnswer:
             return _Answer("", fault="not a completion")

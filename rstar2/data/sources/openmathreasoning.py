@@ -8,7 +8,7 @@ from rstar2.data.rows import Refused, problem_row, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _NO_LABEL = {"no_answer_extracted": "no answer extracted", "converted_proof": "converted proof"}
-"""Types of problems that have no answer by a person, and the reasons with which their rows are refused."""
+"""Types of problems for which no person wrote an answer, and the reason for which rows of each type are refused."""
 
 _NOT_MEASURED = ("", "n/a", "none")
 

@@ -73,7 +73,8 @@ def _read(row: Row) -> dict[str, Any]:
 
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
-    """Returns the functions in a system text, and its instructions without those about functions and calls."""
+    """Returns the functions in a system text, and the text's instructions without the sentences about functions and
+    calls."""
     listed = _functions(text)
     functions: list[Any] = []
     if listed is None:

@@ -1,4 +1,4 @@
-"""The benchmarks other than the mathematics sets, one file each. A file is named after its benchmark.
+"""The benchmarks that are not mathematics sets. Each benchmark has one file, which is named after the benchmark.
 
 Each file defines `BENCHMARK`. There is no list of benchmarks: a new file is a new benchmark of `rstar2 eval`. A user's
 own module defines `BENCHMARK` too, and `rstar2 eval my_module:BENCHMARK` measures it.
@@ -53,14 +53,16 @@ class BenchmarkFiles:
     data: Path | None = None
     """A file with the problems. If None, the problems are loaded from the hub."""
     baseline: Path | None = None
-    """A file with the answers that a judge model compares with. If None, these answers are loaded from the hub."""
+    """A file with the baseline's answers, with which a judge model compares the model's answers. If None, the
+    baseline's answers are loaded from the hub."""
     native_calls: bool = False
-    """Whether functions go into the request's `tools`. If False, the functions go into the prompt."""
+    """Whether the functions that the model may call are sent in the request's `tools`. If False, the functions are
+    written into the prompt."""
 
 
 @dataclass(frozen=True)
 class JudgeModel:
-    """A model that grades, on a server with OpenAI's API."""
+    """A model that grades answers, on a server with OpenAI's API."""
 
     url: str
     name: str | None = None
@@ -71,7 +73,8 @@ class JudgeModel:
 
 @dataclass(frozen=True)
 class Resources:
-    """The objects that the benchmarks of one run share. An object is None if no benchmark of the run needs it."""
+    """The objects that the benchmarks of one run share. `chat`, `agent` or `judge_model` is None if no benchmark of the
+    run needs it."""
 
     chat: Chat | None
     agent: Agent | None
@@ -83,7 +86,8 @@ class Resources:
 
 
 Score = dict[str, Any]
-"""A score over problems: `value`, `interval` (its low and high end), and `problems` (their number)."""
+"""A score that is averaged over problems: its `value`, the low and high end of its `interval`, and the number of
+`problems`."""
 Load = Callable[[BenchmarkFiles, EvalSettings], Sequence[Problem]]
 Open = Callable[[Resources, EvalSettings, BenchmarkFiles], contextlib.AbstractAsyncContextManager[Method]]
 
@@ -99,32 +103,32 @@ class Benchmark:
     load: Load
     """Returns the problems. Raises UserError if the problems cannot be read."""
     open: Open | None = None
-    """Opens the benchmark's method for the length of a block. If None, the agent loop runs on each problem."""
+    """Returns a context manager that provides the benchmark's method. If None, the agent loop runs on each problem."""
     correct: Correct | None = None
     """Returns whether an answer is correct. The function gets the problem, and the answer from the model's final turn.
     If None, the grader compares the answer with the problem's `answer`."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the benchmark that differ from those of the mathematics sets."""
+    """Settings whose defaults for this benchmark differ from their defaults for the mathematics sets."""
     harness: Harness | None = None
     """The benchmark's own program. None if the benchmark has no program of its own."""
     chat: bool = False
-    """Whether the model gets plain chat messages. If False, the agent loop runs, with tools."""
+    """Whether the model gets plain chat messages. If False, the model runs in the agent loop and has tools."""
     judged: bool = False
-    """Whether a judge model grades."""
+    """Whether a judge model grades the answers."""
     headline: str = ""
-    """Name of the score that people quote. Empty means the average of verdicts."""
+    """Name of the score that is usually quoted for the benchmark. If empty, the share of correct answers is quoted."""
     combined: Callable[[dict[str, Score]], dict[str, Score]] | None = None
-    """Computes more scores from those of the traces."""
+    """Computes further scores from the scores that the traces contain."""
 
     @property
     def compares_answers(self) -> bool:
-        """Whether the grader compares the model's answers with those of the problems."""
+        """Whether the grader compares the model's answers with the gold answers."""
         return self.open is None and self.correct is None
 
     def opened(
         self, resources: Resources, settings: EvalSettings, files: BenchmarkFiles
     ) -> contextlib.AbstractAsyncContextManager[Method]:
-        """Opens the benchmark's method for the length of a block."""
+        """Returns a context manager that provides the benchmark's method."""
         if self.open is not None:
             return self.open(resources, settings, files)
         assert resources.agent is not None
@@ -134,7 +138,7 @@ class Benchmark:
 def find(name: str) -> Benchmark:
     """Find a benchmark by name: one of `NAMES`, a mathematics set, a file of problems, or `module:object`.
 
-    A file of problems is not read before its problems are loaded.
+    A file of problems is not read by this function, but only when its problems are loaded.
 
     Raises:
         UserError: there is no such benchmark.
@@ -159,12 +163,13 @@ def find(name: str) -> Benchmark:
 
 
 def known_names() -> list[str]:
-    """The names that `rstar2 eval` takes: benchmarks, then groups of benchmarks."""
+    """The names that `rstar2 eval` accepts: first the benchmarks, then the groups of benchmarks."""
     return [*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS]
 
 
 def _check_functions(name: str, benchmark: Benchmark) -> None:
-    """Raises UserError if a function of a user's benchmark is not callable, or takes other arguments."""
+    """Raises UserError if a function of a user's benchmark is not callable, or does not take the arguments that it will
+    get."""
     for field_name, function, role, parameters in (
         ("load", benchmark.load, "the function load of the benchmark", ("files", "settings")),
         ("correct", benchmark.correct, "the benchmark's function", ("problem", "answer")),
@@ -185,7 +190,8 @@ def _problems_of(
 ) -> list[Problem]:
     """The problems of a user's benchmark.
 
-    Raises UserError if there are none, if one is not a Problem of texts, or if two share an id.
+    Raises UserError if the benchmark has no problems, if a problem is not a Problem whose fields are texts, or if two
+    problems have the same id.
     """
     with failures_named(name, "the benchmark"):
         problems = list(benchmark.load(files, settings))
@@ -206,11 +212,12 @@ def _problems_of(
     ids = Counter(problem.id for problem in problems)
     if not problems:
         raise UserError(
-            f"the benchmark {name} has no problems", "Return at least one from its function load."
+            f"the benchmark {name} has no problems", "Return at least one problem from its function load."
         )
     if repeated := [each for each, count in ids.items() if count > 1]:
         raise UserError(
-            f"the benchmark {name} has several problems with the id {repeated[0]!r}", "Give each its own id."
+            f"the benchmark {name} has several problems with the id {repeated[0]!r}",
+            "Give each problem its own id.",
         )
     return problems
 
@@ -222,9 +229,9 @@ def _loaded(name: str) -> Benchmark:
 
 
 def with_combined(name: str, scores: dict[str, Score]) -> dict[str, Score]:
-    """The scores, and the scores that the benchmark of this name computes from them.
+    """Returns `scores` together with the scores that the benchmark `name` computes from them.
 
-    An unknown benchmark adds no scores.
+    If the benchmark is unknown, no scores are added.
     """
     combined = _loaded(name).combined if name in NAMES else None
     return scores if combined is None else scores | combined(scores)
@@ -241,9 +248,9 @@ def needs_tokenizer(names: list[str]) -> bool:
 
 
 def harnesses_of(names: list[str]) -> list[Harness]:
-    """The harnesses of benchmarks and of the members of groups, each once.
+    """Returns the harnesses of the named benchmarks and groups, without duplicates.
 
-    Raises UserError if a benchmark is unknown or needs no harness.
+    Raises UserError if a name is unknown, or if a named benchmark or group needs no harness.
     """
     needed: list[Harness] = []
     for name in names:
@@ -262,5 +269,5 @@ def harness_of(name: str) -> Harness:
 
 
 def harnesses() -> list[Harness]:
-    """The harnesses of all benchmarks, each once."""
+    """The harnesses of all benchmarks, without duplicates."""
     return list(dict.fromkeys(harness for name in NAMES if (harness := _loaded(name).harness)))

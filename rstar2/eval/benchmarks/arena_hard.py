@@ -1,4 +1,5 @@
-"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's, once in each order."""
+"""Arena-Hard v0.1: 500 questions of users. A judge model compares each answer with GPT-4's answer twice, in both
+orders."""
 
 from __future__ import annotations
 
@@ -36,14 +37,15 @@ _FILES = {
 }
 _VERDICT = re.compile(r"\[\[([AB<>=]+)\]\]")
 _SHARES = {"A>>B": (0.0, 3), "A>B": (0.0, 1), "A=B": (0.5, 1), "B>A": (1.0, 1), "B>>A": (1.0, 3)}
-"""For each label: the model's share of a game in which its answer is B, and the number of times that the game counts.
+"""For each label of the judge, the result of a game in which the model's answer is B: how much of the game the model
+wins (0 to 1), and how many times the game counts.
 
 Source: lmarena/arena-hard-auto.
 """
 _JUDGE_TOKENS = 4096
 _ASK_AGAIN = "continue your judgment and finish by outputting a final verdict label"
 _MOST_UNREADABLE = 5
-"""Number of judgments without a verdict after which the run ends, if no judgment before them had a verdict."""
+"""If the first judgments of a run all lack a verdict, the run ends after this number of judgments."""
 WIN_RATE = "win rate"
 
 
@@ -59,7 +61,8 @@ def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
         name = str(_field(place, row, "uid", "question_id"))
         if name not in answers:
             raise UserError(
-                f"{baseline} has no answer to question {name}", "Give a file with answers to these questions."
+                f"{baseline} has no answer to question {name}",
+                "Give a file that has an answer to every question.",
             )
         problems.append(Problem(name, _question(place, row), answers[name]))
     if not problems:
@@ -90,17 +93,19 @@ def _field(place: str, row: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         if row.get(name):
             return row[name]
-    raise UserError(f'{place}: no field "{names[0]}"', f"Rows must be as in {_HUB}.")
+    raise UserError(f'{place}: no field "{names[0]}"', f"A row must have the form of the rows in {_HUB}.")
 
 
 def _question(place: str, row: Mapping[str, Any]) -> str:
-    """The question of a row, in either of the two forms that the dataset has had."""
+    """Returns the question of a row. The row may have either of the two forms in which the dataset was published."""
     if isinstance(row.get("prompt"), str):
         return str(row["prompt"])
     try:
         return str(row["turns"][0]["content"])
     except (LookupError, TypeError) as error:
-        raise UserError(f"{place}: no question in turns[0].content", f"Rows must be as in {_HUB}.") from error
+        raise UserError(
+            f"{place}: no question in turns[0].content", f"A row must have the form of the rows in {_HUB}."
+        ) from error
 
 
 def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
@@ -111,12 +116,14 @@ def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
         return str(row["choices"][0]["turns"][0]["content"])
     except (LookupError, TypeError) as error:
         raise UserError(
-            f"{place}: no answer in choices[0].turns[0].content", f"Rows must be as in {_HUB}."
+            f"{place}: no answer in choices[0].turns[0].content",
+            f"A row must have the form of the rows in {_HUB}.",
         ) from error
 
 
 class ArenaMethod(ChatMethod):
-    """Gets one answer to each question, and judges it in two games against the baseline, one in each order."""
+    """Gets one answer to each question. The judge model compares each answer with the baseline's answer in two games,
+    in which the order of the two answers differs."""
 
     def __init__(
         self, chat: Chat, settings: EvalSettings, judge: ServerChat, words: Mapping[str, str]
@@ -129,7 +136,8 @@ class ArenaMethod(ChatMethod):
         self.decides = {"judge_prompt_sha256": digest, "judge_model": judge.model}
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct if the answer wins more than it loses. A game without a verdict leaves the answer unverified."""
+        """The answer is correct if it wins more than half of the weighted games. If a game has no verdict, the answer's
+        verdict is `invalid`."""
         answer = answer_text(trace.final_text)
         first = await self._verdict(problem.problem, problem.answer, answer)
         second = await self._verdict(problem.problem, answer, problem.answer)
@@ -148,7 +156,7 @@ class ArenaMethod(ChatMethod):
         )
 
     async def _verdict(self, question: str, answer_1: str, answer_2: str) -> str | None:
-        """The judge's label for a game.
+        """Returns the judge's label for a game, or None if the judge gives no valid label.
 
         If the judge's reply has no label, the judge is asked once more, as the benchmark does.
         """
@@ -185,7 +193,7 @@ class ArenaMethod(ChatMethod):
         if not self._readable and self._unreadable >= _MOST_UNREADABLE:
             raise Failure(
                 f"the judge model gave no verdict such as [[A>B]] in {self._unreadable} judgments; {last}",
-                "Use another judge model. If the server has several, choose one with --judge-model-name.",
+                "Use another judge model. If the server has several models, choose one with --judge-model-name.",
             )
 
 

@@ -1,4 +1,5 @@
-"""BFCL v3, the paper's version: 4,440 conversations about function calls, of one turn or several."""
+"""BFCL v3, the version that the paper uses: 4,440 conversations with function calls. A conversation has one or more
+turns."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class BFCLMethod:
         return trace.model_copy(update={"extracted": json.dumps(result)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct if the harness's checker finds the result valid. The sample's score is stored under the entry's
-        category.
+        """The sample is correct if the harness's checker finds the result valid. The sample's score is stored under the
+        name of the entry's category.
 
         If the checker cannot check the result, the sample's verdict is `invalid` and the sample has no score.
         """
@@ -93,14 +94,15 @@ class BFCLMethod:
         return trace.model_copy(update=update)
 
     async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """The accuracy of each category by the harness's own runner, to check our numbers."""
+        """Returns the accuracy of each category as the harness's own runner computes it. This accuracy is used to check
+        our own accuracy."""
         return dict(await self._process.ask("check_all", results=results))
 
 
 def loading(harness: Harness, program: str) -> Load:
     """Returns the function that loads the entries of a BFCL harness.
 
-    The entries are taken in turn from all categories, so that the first N are a mixture.
+    The entries are taken in turn from all categories, so that the first N entries contain all categories.
     """
 
     def load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
@@ -113,8 +115,8 @@ def loading(harness: Harness, program: str) -> Load:
 def opening(harness: Harness, program: str, folder: str = "") -> Open:
     """Returns the function that starts a BFCL harness.
 
-    `folder` names a setting of the harness, and the folder in the run's folder to which it is set. Later starts use the
-    same folder. If `folder` is empty, the harness has no such setting.
+    `folder` is the name of a setting of the harness whose value is a folder, and also the name of this folder in the
+    run's folder. Later starts use the same folder. `folder` is empty if the harness has no such setting.
     """
 
     @contextlib.asynccontextmanager
@@ -135,11 +137,12 @@ def opening(harness: Harness, program: str, folder: str = "") -> Open:
 
 
 def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
-    """The weighted mean of independent scores, or of differences of scores. Without `weights`, all scores count alike.
+    """The weighted mean of independent scores, or of differences between scores. Without `weights`, all scores have the
+    same weight.
 
-    The squares of the errors below the mean and the squares of the errors above the mean are added separately (Zou and
-    Donner, Statistics in Medicine 27, 2008). Because of these separate sums, an interval that is shorter on one side,
-    because it ends at 0 or 1, widens the interval of the mean less on that side.
+    The lower end of the mean's interval is computed from the lower ends of the scores' intervals alone, and the upper
+    end from the upper ends alone (Zou and Donner, Statistics in Medicine 27, 2008). Therefore, if a score's interval is
+    shorter on one side because it ends at 0 or 1, the mean's interval is also shorter on this side.
     """
     all_weights = list(weights or [1.0] * len(parts))
     shares = [weight / sum(all_weights) for weight in all_weights]
@@ -159,9 +162,9 @@ def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> S
 def grouped(
     scores: dict[str, Score], groups: Mapping[str, Callable[[dict[str, Score]], Score]]
 ) -> dict[str, Score]:
-    """The scores of groups of categories. A group is left out if one of its categories has no score.
+    """Returns the scores of groups of categories. If a category has no score, its groups are left out.
 
-    A group may be computed from groups that stand before it in `groups`.
+    A group may be computed from groups that come earlier in `groups`.
     """
     extended = dict(scores)
     for name, combine in groups.items():
@@ -171,12 +174,13 @@ def grouped(
 
 
 def mean_by_name(*names: str) -> Callable[[dict[str, Score]], Score]:
-    """Returns a function that computes the mean of these scores, with equal weights."""
+    """Returns a function that computes the mean of the named scores, with equal weights."""
     return lambda scores: mean_of([scores[name] for name in names])
 
 
 def by_count(*names: str) -> Callable[[dict[str, Score]], Score]:
-    """Returns a function that computes the mean of these scores, weighted by their numbers of problems."""
+    """Returns a function that computes the mean of the named scores. The weight of a score is its number of
+    problems."""
     return lambda scores: mean_of(
         [scores[name] for name in names], [scores[name]["problems"] for name in names]
     )
@@ -189,7 +193,8 @@ _GROUPS = {
     "multi-turn": mean_by_name(*MULTI_TURN),
     "overall": mean_by_name("non-live", "live", "multi-turn"),
 }
-"""The groups of the v3 leaderboard, without its executable categories: they need API keys, and were dropped later."""
+"""The groups of the v3 leaderboard, without its executable categories, which need API keys and were later removed from
+the leaderboard."""
 
 BENCHMARK = Benchmark(
     load=loading(HARNESS, "bfcl_v3"),

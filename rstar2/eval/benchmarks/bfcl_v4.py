@@ -1,4 +1,4 @@
-"""BFCL v4 without web search, which needs keys of services, and without vector memory, which downloads a model."""
+"""BFCL v4 without two kinds of categories: web search needs API keys, and vector memory downloads a model."""
 
 from __future__ import annotations
 

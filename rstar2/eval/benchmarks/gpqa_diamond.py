@@ -1,4 +1,5 @@
-"""GPQA-Diamond: 198 questions of graduate science with four choices, whose order is random in each sample."""
+"""GPQA-Diamond: 198 multiple-choice questions about science at graduate level. The order of the four choices is random
+in each sample."""
 
 from __future__ import annotations
 
@@ -65,9 +66,10 @@ def _problem(place: str, row: Mapping[str, Any], number: int) -> ChoiceProblem:
 
 
 def order(seed: int, problem_id: str, sample: int) -> list[int]:
-    """The index of the choice at each letter in one sample. All orders of the choices are equally likely.
+    """Returns, for each letter in turn, the index of the choice that has this letter in one sample. All orders of the
+    choices are equally likely.
 
-    The order depends on the arguments alone, so the order is the same on every start.
+    The order depends only on the arguments, so it is the same on every start.
     """
 
     def digest(at: int) -> bytes:
@@ -91,7 +93,7 @@ class GPQAMethod(AgentMethod):
         return text, LETTERS[choice_order.index(0)]
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Grade an answer, and set its vote in maj@n.
+        """Grade an answer, and set the text for which the answer votes in maj@n.
 
         A wrong answer votes for the text of the choice that it names, because letters differ between samples.
         """
@@ -102,7 +104,8 @@ class GPQAMethod(AgentMethod):
         return graded.model_copy(update={"ballot": await self._choice(trace.sample, problem, part)})
 
     async def _choice(self, sample: int, problem: Problem, part: str) -> str | None:
-        """The text of the wrong choice that an answer names, by its letter in this sample or by its text."""
+        """Returns the text of the wrong choice that an answer names, or None. An answer may name a choice by its letter
+        in this sample or by its text."""
         assert isinstance(problem, ChoiceProblem)
         choice_order = order(self.settings.seed, problem.id, sample)
         for at, choice in enumerate(problem.choices[1:], 1):
@@ -112,7 +115,8 @@ class GPQAMethod(AgentMethod):
         return None
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
-        """Compare an answer with the right letter, and if it is not correct, with the text of the right choice."""
+        """Compare an answer with the letter of the right choice. If answer and letter differ, compare the answer with
+        the text of the right choice."""
         by_letter = await super().verdict(trace, problem, part)
         if by_letter.correct or by_letter.extracted is None:
             return by_letter

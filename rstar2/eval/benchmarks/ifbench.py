@@ -1,4 +1,4 @@
-"""IFBench: 294 prompts whose instructions are harder than IFEval's and absent from common training sets."""
+"""IFBench: 294 prompts with instructions that are harder than IFEval's and that common training sets do not contain."""
 
 from __future__ import annotations
 

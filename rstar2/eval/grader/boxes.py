@@ -12,9 +12,9 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""The number of characters to which an answer is cut. An answer that long is not parsed."""
+"""An answer is cut to this number of characters. An answer that is still this long is not parsed."""
 REMARK_CHARS = 80
-"""The number of characters beside an answer that are searched for a remark about it."""
+"""The number of characters before and after an answer that are searched for a remark about the answer."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BETWEEN_BOXES = re.compile(
@@ -26,20 +26,21 @@ _HEDGE_BETWEEN = re.compile(
     r"|[^.;\n]*?\b(?:or|versus|vs\.?)(?:\s+(?:also|else|maybe|perhaps|possibly|rather|even|the|other|one)\b)*[\s$\\(]*",
     re.IGNORECASE,
 )
-"""Words between two boxes that offer both as answers, or a slash."""
+"""Text between two boxes that offers both boxes as answers: words such as `or`, or a slash."""
 _POWER_AFTER = re.compile(r" ?\^ ?\{? ?[-\d]")
 _FORMULA_BEFORE = re.compile(
     r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
     r"|(?:^|[$(\[>])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
 )
-"""A formula before a box that continues in the box, so that the box holds only part of the formula."""
+"""The beginning of a formula that continues in the box after it. The box then holds only part of the formula."""
 _FORMULA_AFTER = re.compile(
     r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
     r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"
 )
 _DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _OPERATOR_BEFORE, _OPERATOR_AFTER = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
-"""Operators directly before and after a box. An operator counts if the box and the operator are in one formula."""
+"""Operators directly before and after a box. If the box is inside a formula, such an operator makes the box a part of
+the formula."""
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
@@ -50,7 +51,7 @@ _NO_NOUN = name_set("""
     actually rather either neither nor and yes again once twice only just still here there that this which what
     because when where while good bad true false
 """)
-"""Words after a box that are not a noun that it counts."""
+"""Words after a box that are not nouns. A noun after a box names the things that the number in the box counts."""
 _NEGATED = re.compile(
     r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bother than)[\s}]+(?:equal(?:\s+to)?\s+|exactly\s+)?[$({\\]*$",
     re.IGNORECASE,
@@ -120,7 +121,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 
 def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
-    """Whether a box continues in the text around it, as in \\boxed{3}^2 or 2 + \\boxed{3}."""
+    """Whether the text around a box makes the box a part of a formula, as in \\boxed{3}^2 or 2 + \\boxed{3}."""
     before = turn[max(0, start - _GAP_CHARS) : start]
     if _POWER_AFTER.match(turn, end) or _FORMULA_AFTER.match(turn, end) or _FORMULA_BEFORE.search(before):
         return True
@@ -130,7 +131,8 @@ def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
 
 
 def _noun_in(gap: str, pattern: re.Pattern[str]) -> str:
-    """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; the empty string without such a noun."""
+    """Returns the noun after a box, such as "papers" in \\boxed{1} papers and \\boxed{2} bins, or the empty string if
+    there is none."""
     noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
     return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""
 
@@ -144,9 +146,10 @@ def _side_by_side(gap: str) -> bool:
 
 
 def _braced(text: str, start: int) -> tuple[str, int, bool]:
-    """The content of the braces that open at `start`, the place after them, and whether they are closed.
+    """Returns the content of the braces that open at `start`, the index after the braces, and whether the braces are
+    closed.
 
-    Braces that are never closed end with the line.
+    If the braces are never closed, their content ends at the end of the line.
     """
     if text[start] != "{":
         bare = _BARE_NUMBER.match(text, start)

@@ -41,8 +41,8 @@ Certificate: TypeAlias = dict[str, Any]
 - `reading`: for equal values, whether a degree sign is π/180, a percent sign is 1/100, and a `logarithm` without a base
   is natural.
 - `replaced`: the expressions that replaced letters of the prediction, if any.
-- `name`: the name before a value, if the comparison dropped that name. Numbers that dots in the name leave out are
-  filled in.
+- `name`: the name before a value, if the comparison dropped that name. If the name has dots, the numbers for which the
+  dots stand are filled in.
 - `letters`: only in the first fact: the kinds of numbers that each answer states for its letters.
 """
 _INFINITY = Symbol("infinity")
@@ -65,7 +65,7 @@ class Fact:
 
     rule: str
     gold: Node | str
-    """The parsed answer or part, or text that needs no parsing."""
+    """The parsed answer, a parsed part of it, or a text that needs no parsing."""
     pred: Node | str
     because: tuple[Fact, ...] = ()
     """The facts that this fact follows from: about parts of the two answers, or about rewritten forms of the
@@ -73,12 +73,14 @@ class Fact:
     identity: Identity | None = None
     """The evidence that the values of two expressions are equal."""
     letters: tuple[tuple[str, Node], ...] = ()
-    """The expressions that replace letters of the prediction in the fact that this fact follows from."""
+    """The replaced letters of the prediction. The fact in `because` is about the answers after each letter was replaced
+    by its expression."""
     name: Node | None = None
     """The name before a value, if the comparison dropped that name."""
 
     def certificate(self) -> Certificate:
-        """Returns a fact about whole answers as plain data, with all facts that the returned fact follows from."""
+        """Returns this fact, which is about whole answers, as plain data. The data contain all facts from which this
+        fact follows."""
         return self._data() | {"letters": [letter_kinds(self.gold), letter_kinds(self.pred)]}
 
     def _data(self) -> Certificate:
@@ -100,16 +102,18 @@ class Fact:
 
 
 def plain(part: Any) -> Any:
-    """Returns a node as a list of its kind and its fields, such as ["Number", "1/2", 0, 0], and a tuple as a list.
+    """Returns a node as a list such as ["Number", "1/2", 0, 0], with the node's kind and then its fields. Returns a
+    tuple as a list.
 
     Nodes that mean the same to the checker get one form:
 
     - A relation with > or >= is reversed, so that it has < or <=.
-    - The two brackets are one field, after the items.
-    - Vectors in angle brackets, and lists of three or more, are tuples. A set of a single tuple is that tuple.
-    - A quantity has the size of its unit, and the powers of the basic units in it, as letters.
-    - A time of day is a quantity of hours.
-    - Functions have their names in sympy.
+    - The opening and the closing bracket are one field, which comes after the items.
+    - Vectors in angle brackets, and lists of three or more items in square brackets, are tuples. A set whose only
+      member is a tuple is replaced by this tuple.
+    - The unit of a quantity is described by its size, and by the letters of its basic units with their powers.
+    - A time of day becomes a quantity in hours.
+    - A function has the name that it has in sympy.
     - A series that cannot be added up is `Unsolved`.
     """
     match part:
@@ -172,7 +176,7 @@ def _plain_quantity(value: Node, unit: str) -> list[Any]:
 
 
 def _plain_time(time: Ratio) -> list[Any]:
-    """A time of day as a quantity. 15:30 is the same as 3:30 pm."""
+    """Returns a time of day as a quantity. 15:30 and 3:30 pm give the same quantity."""
     hours = _hours(time)
     if 1 <= hours < 13:
         return ["Quantity", plain(Number(hours)), "", "1", [["clock", 1]]]
@@ -188,7 +192,8 @@ def _hours(time: Ratio) -> Fraction:
 
 
 def _in_radians(node: Node) -> Node:
-    """The argument of a trigonometric function, in which a degree sign is always π/180."""
+    """Returns an argument of a trigonometric function with its degree signs as radians: in such an argument, a degree
+    sign always means π/180."""
     changed = with_parts(node, _in_radians)
     return (
         Call("radians", changed.args) if isinstance(changed, Call) and changed.name == "degree" else changed
@@ -202,6 +207,6 @@ def letter_kinds(answer: Node | str) -> dict[str, str]:
 
 
 def _plain_point(point: Point) -> dict[str, list[str]]:
-    """The values of letters, each as its real and its imaginary part."""
+    """Returns the values of letters. Each value becomes a list of two texts: the real part and the imaginary part."""
     parts = {name: value if isinstance(value, tuple) else (value, 0) for name, value in point.items()}
     return {name: [str(real), str(imaginary)] for name, (real, imaginary) in parts.items()}

@@ -1,7 +1,7 @@
 r"""Extracts the answer from a model's final turn.
 
-If the turn has an `<answer>` with content, only the last `<answer>` is searched, otherwise the whole turn. The answer
-is the first item of this list that exists:
+If the turn has an `<answer>` with content, only the last `<answer>` is searched. Otherwise, the whole turn is searched.
+The answer is the first of the following items that exists:
 
 1. the last `\boxed{}`, unless a later `final answer` phrase states another answer;
 2. the whole text, if it is short and reads as mathematics or as a number with a few words;
@@ -44,8 +44,8 @@ _STATED_IN_BOX = re.compile(
     r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
     re.IGNORECASE,
 )
-"""Words before an answer in a box, as in \\text{The answer is } 42. After a number or an operator, such words may name
-another value, as in \\text{1/answer}."""
+"""Words before an answer in a box, as in \\text{The answer is } 42. The words do not count after a number or an
+operator, because they may name another value there, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
@@ -55,7 +55,8 @@ _LEAD = re.compile(r"^(?:so|thus|hence|therefore|solution|result)\b[,:=]? +", re
 _GOLD_IN_A_SENTENCE = re.compile(r"[^$\\=<>]*\b(?:is|are|equals)\b:? +(\$[^$]+\$|[-+]?\d[\d.,/]*?)\s*\.?")
 """A gold answer at the end of a sentence, as in `The probability is $1/2$.`"""
 _FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
-"""Words before the formula of a sentence, which could be read as products of letters."""
+"""Words at the beginning of a sentence with a formula. The words are removed, because they could be read as products of
+letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _QUANTITY = re.compile(
     r"[-+$]?\d[\d.,/]*(?:st|nd|rd|th)?\s*(?!(?:is|are|was|were|because|since|as|so|if|when|and|or)\b)"
@@ -81,21 +82,21 @@ _ALTERNATIVE = re.compile(
     rf"(?:\$([^$]+)\$|\\\(((?:(?!\\\().)+)\\\)|(?<!\S)(\d[\d.,/]*))\s+or\s+(?:{_HEDGE}\s+)?(?:\$|\\\()?$",
     re.IGNORECASE,
 )
-"""Another answer and `or`, before an answer."""
+"""The alternative before an answer: another answer, followed by `or`."""
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _GIVES_UP = re.compile(
     r"\b(?:(?:can(?:no|')t|can not|could not|couldn't|unable to|(?:do not|don't) know how to)"
     r" (?:solve|answer|find|determine|figure|compute|do)|I (?:do not|don't) know|no idea|gave up|give up)\b",
     re.IGNORECASE,
 )
-"""Words that give up. A number before words that give up is not an answer."""
+"""Words with which a model gives up. A number before such words is not an answer."""
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
 def extract_answer(text: str) -> str | None:
     """Returns the answer that the final turn of an output states, or None if the turn states no answer.
 
-    A bare answer is returned as it is.
+    An output that is only an answer is returned unchanged.
     """
     turn = final_turn(text)
     _, opening, rest = turn.rpartition("<answer>")
@@ -106,7 +107,7 @@ def extract_answer(text: str) -> str | None:
 def gold_answer(text: str) -> str:
     """Returns the answer in the text of a gold answer.
 
-    In a worked solution, that is the answer in a box, in `<answer>` or after `answer is`. Any other text is the answer
+    In a worked solution, the answer is in a box, in `<answer>` or after `answer is`. Any other text is the answer
     itself.
     """
     is_solution = BOX.search(text) or "<answer>" in text or _STATED.search(text)
@@ -196,7 +197,8 @@ def _from_sentence(text: str) -> str | None:
 
 
 def _formula_at(text: str) -> int:
-    """The end of the formula that a text begins with; 0 if the text does not begin with a formula."""
+    """Returns the index after the formula at the beginning of a text, or 0 if the text does not begin with a
+    formula."""
     opening = _OPENING.match(text)
     if opening is None:
         return 0
@@ -205,7 +207,8 @@ def _formula_at(text: str) -> int:
 
 
 def _last_formula(text: str) -> tuple[str, int, int] | None:
-    """The last formula between delimiters: its content, the start of the content, and the end of the formula."""
+    """Returns the last formula between delimiters as its content, the index of its content, and the index after the
+    formula."""
     formula, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()

@@ -14,7 +14,7 @@ from rstar2.eval.grader.boxes import last_box
 from rstar2.loop.turns.tags import BOX, after_reasoning, without_calls
 
 MAX_TEXT = 100_000
-"""The number of characters at the end of an output that are read."""
+"""Only this many characters at the end of an output are read."""
 
 _HEADER = re.compile(
     r"<\|im_start\|>\s*(?P<chatml>[\w.]+)"  # Qwen, Hermes, rStar2
@@ -28,7 +28,7 @@ _HEADER = re.compile(
 )
 """The beginning of a turn in the chat templates of common models, with the role of its author."""
 _MODEL = frozenset(("assistant", "model", "Assistant", "[/INST]"))
-"""The roles of the model itself."""
+"""The names that chat templates give to the model's own role."""
 _END_OF_TURN = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|return|call)\|>|<eos>|<(?:start|end)_of_turn>"
     # In the templates of Mistral and DeepSeek, the turn may go on after tool output.
@@ -44,11 +44,12 @@ _OUTPUT_MARK = re.compile(
     rf"<(?P<tag>{_OUTPUT_TAG})>|</(?P<tag_end>{_OUTPUT_TAG})>|\[(?P<end>/?)TOOL_RESULTS\]"
     r"|<\uff5c(?P<deepseek>tool\u2581outputs?)\u2581(?P<side>begin|end)\uff5c>|(?P<fence>```+)(?P<label>\w*)"
 )
-"""Marks around tool output inside a turn: tags, and the fence ```` ```output ````, which a bare fence closes."""
+"""Marks around tool output inside a turn: tags, and the fence ````
+```output ````. A fence without a label closes this fence."""
 _OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
-"""Bold text in Markdown. The stars of bold text are not powers."""
+"""Bold text in Markdown. The stars around the text must not be read as powers."""
 _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
 """The beginning of a quote or a list item in Markdown."""
 
@@ -56,8 +57,8 @@ _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
 def final_turn(output: str) -> str:
     """Returns the model's last turn without tool output, tool calls and completed reasoning.
 
-    If the reasoning holds a box and nothing follows it, the reasoning is the final turn. Stars of bold text, and the
-    sign of a quote or a list item at the beginning, are removed.
+    If no text follows the reasoning, and the reasoning contains a box, the reasoning is the final turn. Stars of bold
+    text, and the sign of a quote or a list item at the beginning, are removed.
     """
     turn = without_calls(last_turn(output), "\n")
     rest = after_reasoning(turn)
@@ -79,7 +80,8 @@ def last_turn(output: str) -> str:
 
 
 def ended_by_server(output: str) -> str:
-    """Returns a turn from a server that returns only text, with its last box readable by `last_turn`.
+    """Returns the turn of a server that returns only text. The turn is changed if `last_turn` would otherwise not find
+    its last box.
 
     A server that returns only text has split the turns itself, so an end-of-turn mark inside the text was written by
     the model. If such a mark would hide the last box, the marks are removed. If no mark would hide the last box, the
@@ -95,7 +97,7 @@ def ended_by_server(output: str) -> str:
 
 
 def _up_to_its_end(turn: str) -> str:
-    """A turn up to its end-of-turn token. End-of-turn tokens before any text are skipped."""
+    """Returns a turn up to its end-of-turn token. End-of-turn tokens before the first text are skipped."""
     end = _END_OF_TURN.search(turn)
     while end is not None and not turn[: end.start()].strip():
         turn = turn[end.end() :]
@@ -116,7 +118,8 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """The text after the last closing brace without an opening brace. A box around tool output leaves such a brace."""
+    """Returns the text after the last closing brace that has no opening brace. A box that contained tool output leaves
+    such a brace."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1
@@ -129,8 +132,8 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
     """The start and the end of each tool output of a turn.
 
     An output that is never closed extends to the end of the turn. A closing mark without an opening mark also ends an
-    output: either the previous output, whose text held a closing mark, or an output that began before the turn. Nested
-    outputs of one kind have to be closed one by one.
+    output. The ended output is either the previous output, whose text contained a closing mark, or an output that began
+    before the turn. If outputs of the same kind are nested, each of them has to be closed.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False
@@ -157,9 +160,9 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 
 
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
-    """The kind of output that a mark opens, and the kind that the mark closes.
+    """Returns the kind of output that a mark opens, and the kind of output that the mark closes.
 
-    Both kinds are None for a fence around code.
+    The first kind is None if the mark opens no output, and the second is None if the mark closes no output.
     """
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)

@@ -20,9 +20,10 @@ from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 
 QUICK_CHARS = 20_000
-"""The length in characters above which an output is searched by a worker, not in the caller's process."""
+"""An output with more characters than this is searched by a worker process, not by the caller's process."""
 SAME_CHARS = 100
-"""An output more than this many characters longer than the gold answer is not compared with it as a whole."""
+"""The whole output is also compared with the gold answer, unless the output is longer than the gold answer by more than
+this many characters."""
 SIMPLE_CHARS = 100
 """Answers up to this many characters are compared in the caller's process, if the comparison takes only basic
 arithmetic."""
@@ -41,7 +42,8 @@ _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])(?:[).:]\s+|(?<=\([A-J])\)(?=\d))(\S.*)|(?:option|choice)\s*\(?([A-J])\)?",
     re.I | re.S,
 )
-"""An option with its text, or named as an option, such as `(C) 15` or `Option C`."""
+"""A multiple-choice option: its letter with the text of the option, such as `(C) 15`, or with the word `option`, such
+as `Option C`."""
 _NOT_OPTION_TEXT = re.compile(
     r"^(?:or|and|nor|isn't|but|maybe|perhaps)\b"
     r"|^(?:is|are|was)\b(?!\s+(?:the\s+|a\s+)?(?:correct|right|true|best|answer)\b)"
@@ -63,13 +65,13 @@ class Verdict:
     """The result of grading one answer, and the reason for it."""
 
     verdict: VerdictName
-    """The result. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and differs.
-    `unparsed`: the output has no answer, or the answer and the gold answer could not be compared. `timeout`: the
-    deadline passed. `invalid`: the gold answer is missing or unusable."""
+    """The result. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and differs from the
+    gold answer. `unparsed`: the output has no answer, or the answer and the gold answer could not be compared.
+    `timeout`: the deadline passed. `invalid`: the gold answer is missing or unusable."""
     extracted: str | None
     """The answer in the model's output; None if the output has no answer."""
     rule: str
-    """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
+    """The name of the rule that decided the verdict, such as `integer`, `text`, `number` or `interval`."""
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
     """Why a correct answer is correct, as data for `verify.verify`. None if the verdict is not `correct`."""
 
@@ -92,7 +94,7 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts that the answer did not cause."""
+"""Rules of verdicts that were caused by something other than the answer."""
 
 AnswerValue = str | int | float | None
 """A gold answer or a model's output. A number is graded as its text; None means that the gold answer or the output is
@@ -107,9 +109,9 @@ def as_text(value: AnswerValue) -> str | None:
 def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
     """Grades a model's output, or a bare answer, against the gold answer.
 
-    Runs in this process, without a deadline; the work of the grading is limited by a budget instead. `grade` never
-    raises an exception. Limits, integrals, and sums that are too long to add up are not computed. Two such expressions
-    count as equal only if all of their parts are equal.
+    Runs in this process, without a deadline. Instead, a budget limits the work for grading. `grade` never raises an
+    exception. Limits, integrals, and sums that are too long to add up are not computed. Two expressions that are not
+    computed count as equal only if all of their parts are equal.
 
     Args:
         gold: The gold answer, alone or in a worked solution.
@@ -135,7 +137,8 @@ def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
 def gold_fault(gold: AnswerValue) -> str | None:
     """Returns why no output can be graded correct against a gold answer.
 
-    Returns None if the gold answer is usable: put into a box, a usable gold answer is graded correct against itself.
+    Returns None if the gold answer is usable. A usable gold answer is graded correct against itself if it is put into a
+    box.
     """
     text = as_text(gold)
     if text is None or not text.strip():
@@ -179,7 +182,7 @@ def whole_number(gold: str) -> int | None:
 
 
 def _value_in(node: Node) -> Node:
-    """The value of an answer without its name, as in x = 5, and without a degree sign."""
+    """Returns the value in an answer, without a name such as x in x = 5, and without a degree sign."""
     match node:
         case nodes.Relation(sides=(*_, value), operators=operators) if set(operators) == {"="}:
             return _value_in(value)
@@ -195,7 +198,8 @@ def _is_percent(node: Node) -> bool:
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     """Returns the verdict of `grade` if the grading takes well under a millisecond, else None.
 
-    Quick to grade are a missing answer, integers, the same text twice, words, and short sums.
+    Grading is quick if an answer is missing, if both answers have the same text, or if the answers are integers, words
+    or short sums.
     """
     if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
@@ -216,7 +220,7 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 
 
 def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
-    """The gold answer and the extracted answer, to be compared.
+    """Returns the gold answer and the extracted answer, which must still be compared.
 
     Returns a verdict instead if an answer is missing, if both answers are integers, or if the texts of the answers are
     the same.
@@ -268,7 +272,8 @@ def _choice_letter(text: str) -> str | None:
 
 
 def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
-    """The best verdict over all pairs of readings. The verdict is `wrong` only if every pair is known to differ."""
+    """Compares every reading of the gold answer with every reading of the extracted answer, and returns the best
+    verdict. The verdict is `wrong` only if all these readings are known to differ."""
     rule, doubt = "", ""
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):

@@ -1,4 +1,5 @@
-"""Reads the last number of a text without formulas: with its sign and scale, or with the expression around it."""
+"""Reads the last number of a text without formulas, with its sign and a scale such as `million`, or with the expression
+around it."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
 
 
 def number_at(text: str, start: int, end: int) -> str | None:
-    """Returns the number at text[start:end] with its sign and scale, or the expression that the number is part of.
+    """Returns the number at text[start:end] with its sign and a scale such as `million`, or the expression that
+    contains it.
 
     Returns None if words beside the number change it, or if the expression cannot be parsed.
     """

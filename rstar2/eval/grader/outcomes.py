@@ -18,7 +18,7 @@ not_understood: the answer could not be parsed, or no rule compares it. deadline
 comparing the answers takes more work than the grader allows. fault: an error in the grader. invalid: the gold answer
 cannot be used, or the scorer of a benchmark gave no verdict."""
 UNDECIDED: tuple[Missed, ...] = ("deadline", "work", "fault")
-"""Reasons for which the grader could not decide, although the output has an answer."""
+"""Reasons that leave open whether an answer is correct: the output has an answer, but the grader could not decide."""
 LABELS: dict[Missed, str] = {
     "wrong": "wrong",
     "no_answer": "no answer",

@@ -1,8 +1,8 @@
-"""A pool of grading processes that can be killed. The pool may be used from any thread.
+"""A pool of processes that grade answers and can be killed. The pool may be used from any thread.
 
-Most gradings compare two integers, the same text twice or a few short fractions. Such simple gradings are decided in
-the caller's process, in well under a millisecond, by the rules of the workers. All other gradings go to a worker with
-limited CPU time, so that no model output can hang or exhaust the caller.
+Most answers are simple to grade: two integers, two equal texts, or a few short fractions. The caller's process grades
+such answers in well under a millisecond, by the same rules as a worker. All other answers are graded by a worker with
+limited CPU time, so that no model output can block the caller or use up its memory.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ from rstar2.eval.grader.grading import (
 from rstar2.eval.grader.values.secret import secret
 
 WALL_FACTOR = 30.0
-"""A worker is stuck if its answer takes more wall time than this many times the CPU deadline."""
+"""A worker counts as stuck if its answer takes more wall time than the CPU deadline times this factor."""
 LEAST_WALL_S = 300.0
-"""The shortest limit of wall time. The wall time includes the start of the worker, which is slow on a busy machine."""
+"""The limit of wall time for an answer is at least this long. The wall time includes the start of the worker, which is
+slow on a busy machine."""
 _END_S = 60.0
-"""The time to wait for the end of a process that was killed or has closed its output."""
+"""How long to wait for the end of a process that was killed, or that has closed its output."""
 _PIPE_BYTES = 1 << 16
 _WORKER_MODULES = ("mpmath", "sympy")
-"""Modules that workers import when a grading needs them."""
+"""Modules that a worker imports when it needs them to grade an answer."""
 log = logging.getLogger(__name__)
 
 
 def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """The verdict of `grade_quickly`.
+    """Returns the verdict of `grade_quickly`.
 
-    An error in the code of `grade_quickly` is logged and becomes a verdict, as in a worker.
+    If the grader's code raises an error, the error is logged and becomes a verdict, as in a worker.
     """
     try:
         return grade_quickly(gold, pred)
@@ -62,7 +63,7 @@ def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
 
 
 class _Stopped(Exception):
-    """The worker ended or was ended before it answered."""
+    """The worker ended, or the pool ended it, before it answered."""
 
     def __init__(self, deadline: bool, stuck: bool = False) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class _Worker:
                 pipe.close()
 
     def _exchange(self, request: bytes) -> bytes:
-        """Writes a request and reads the answer, with one limit of wall time for writing and reading together."""
+        """Writes a request and reads the answer. The limit of wall time applies to writing and reading together."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self._process.stdin.closed:
@@ -155,15 +156,15 @@ class _Worker:
 class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
     """Grades answers in worker processes, with a hard deadline for each grading. The pool may be used from any thread.
 
-    Use the pool as a context manager; the processes end with the `with` block. A grading that passes its deadline gets
-    the verdict `timeout`. If a worker is killed from outside, its answer is graded again by a new worker.
-    `outcomes.missed` distinguishes verdicts without a decision from wrong answers.
+    Use the pool as a context manager. The pool's processes end at the end of the `with` block. A grading that passes
+    its deadline gets the verdict `timeout`. If a worker is killed from outside, its answer is graded again by a new
+    worker. `outcomes.missed` distinguishes wrong answers from answers that could not be graded.
 
     Args:
-        workers: The number of processes, and so of gradings that run at once.
-        timeout_s: The CPU time that one grading may use, in seconds. The CPU time is measured in the worker, so the
-            verdict does not depend on how busy the machine is. A far larger limit of wall time catches workers that are
-            stuck.
+        workers: The number of processes, which is the number of answers that are graded at once.
+        timeout_s: The CPU time, in seconds, that a worker may use to grade one answer. The CPU time is measured in the
+            worker, so the verdict does not depend on how busy the machine is. A far larger limit of wall time catches
+            workers that are stuck.
 
     Raises:
         ValueError: If `workers` or `timeout_s` is too small.
@@ -194,7 +195,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self.close()
 
     def close(self) -> None:
-        """Ends the processes. Gradings that other threads still wait for get the verdict `unparsed`."""
+        """Ends the processes. Threads that still wait for a verdict get the verdict `unparsed`."""
         with self._lock:
             self._closed = True
             workers, self._all = list(self._all), set()
@@ -203,12 +204,14 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self._threads.shutdown()
 
     def grade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
-        """Grades one answer, as `grading.grade` does. If the quick rules do not decide, the call waits for a worker."""
+        """Grades one answer, as `grading.grade` does. If `grade_quickly` returns no verdict, the call waits for a
+        worker."""
         gold, pred = as_text(gold), as_text(pred)
         return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
     def grade_many(self, pairs: Iterable[tuple[AnswerValue, AnswerValue]]) -> list[Verdict]:
-        """Grades (gold, pred) pairs on all workers. Returns the verdicts in the order of the pairs."""
+        """Grades pairs of a gold answer and an output (gold, pred) on all workers. Returns the verdicts in the order of
+        the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 
     async def agrade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:

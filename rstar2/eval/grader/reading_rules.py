@@ -1,7 +1,7 @@
 """Reading rules: which part of a model's final turn counts as its answer.
 
 All rules read the same final turn (see `final_turn`), and the comparison with the gold answer is the same for all
-rules. A rule only selects the part that is graded.
+rules. A reading rule only selects the part of the final turn that is graded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ even of an unfinished turn, or any answer if the turn has no box. lenient: any a
 
 
 def finished(output: str, ended: bool = True) -> bool:
-    """Whether an output in our tags is finished: the output ended by itself, and its final turn has no open tool call.
+    """Whether an output in our own tags is finished: the output ended by itself, and its final turn has no unanswered
+    tool call.
 
     `ended` is false if a budget cut the output off.
     """
@@ -27,7 +28,8 @@ def finished(output: str, ended: bool = True) -> bool:
 
 
 def part_to_grade(output: str, rule: ReadingRule, finished: bool) -> str:
-    """Returns the part of an output that counts as its answer under a rule; empty if the rule finds no answer."""
+    """Returns the part of an output that counts as its answer under a rule, or an empty text if the rule finds no
+    answer."""
     match rule:
         case "paper":
             return _boxed(_answer_block(final_turn(output))) if finished else ""
@@ -53,13 +55,15 @@ def benchmark_part(output: str, finished: bool) -> tuple[str, ReadingRule]:
 
 
 def _answer_block(turn: str) -> str:
-    """The text inside the last `<answer>` after the reasoning; empty if that `<answer>` is not closed."""
+    """Returns the text inside the last `<answer>` after the reasoning, or an empty text if this `<answer>` is not
+    closed."""
     _, opening, block = after_reasoning(turn).rpartition("<answer>")
     inside, closing, _ = block.partition("</answer>")
     return inside if opening and closing else ""
 
 
 def _boxed(text: str) -> str:
-    r"""The last box of a text as `\boxed{…}`; empty if the box is not closed, is empty or is part of a formula."""
+    r"""Returns the last box of a text as `\boxed{…}`, or an empty text if the box is not closed, is empty or is part of
+    a formula."""
     box = last_box(text)
     return rf"\boxed{{{box.content}}}" if box and box.content and box.closed and box.whole else ""

@@ -1,9 +1,9 @@
 """An independent check of certificates.
 
-The check shares no code with the grader, and reads nothing but the certificate. A certificate is a fact: `rule`, the
-parsed `gold` and `pred`, and `because`, the facts that the certificate follows from. The check derives each fact again.
-Values are computed by sympy, at the points of the certificate and at random points. Facts that are not about values are
-checked by the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
+The check shares no code with the grader, and reads nothing but the certificate. A certificate is a fact with a `rule`,
+the parsed `gold` and `pred`, and `because`, the list of facts from which the fact follows. The check derives each fact
+again. Values are computed by sympy, at the points of the certificate and at random points. Facts that are not about
+values are checked by the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import sympy
 from sympy import I, Integer, Intersection, Rational, S, Union, oo
 
 Node = Any
-"""A tuple of a kind, which begins with a capital letter, and its fields, such as ("Number", "1/2", 0, 0)."""
+"""A tuple such as ("Number", "1/2", 0, 0): the node's kind, which begins with a capital letter, and the node's
+fields."""
 _POINTS, _LEAST_POINTS, _TRIES, _MAX_TERMS, _MAX_BITS = 10, 3, 200, 2000, 300_000
 _DRAW = random.SystemRandom()
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": I, "infinity": oo, "none": Rational(7, 3)}
@@ -34,13 +35,14 @@ _BUILT: dict[str, Callable[..., Any]] = {
     "Listing": lambda sets, either: (Union if either or Intersection(*sets) is S.EmptySet else Intersection)(*sets),
     "Relation": lambda sides, signs: _solutions(sides, signs),
 }  # fmt: skip
-"""The value of a node by its kind, from the values of its fields. Intervals and inequalities are sets of reals."""
+"""For each kind of node, a function that computes the node's value from the values of its fields. The value of an
+interval or an inequality is a set of real numbers."""
 _SAME_MONEY = [{"sterling", name} for name in ("pound", "pound sterling", "british pound")]
 _SAME_MONEY += [{"yensign", name} for name in ("yen", "jpy", "yuan", "renminbi", "rmb", "cny")]
 _USUAL = {"integer", "real", "natural number", "positive integer", "nonnegative integer"}
 _ASKED_FOR = {"sin", "cos", "tan", "cot", "sec", "csc", "det", "re", "im", "arg", "floor", "ceiling"}
 _NO_VALUE = (ArithmeticError, NotImplementedError, TypeError, ValueError)
-"""Exceptions of sympy if an expression has no value, or an inequality cannot be solved."""
+"""Exceptions that sympy raises if an expression has no value, or if an inequality cannot be solved."""
 
 
 def verify(certificate: Any) -> str | None:
@@ -87,7 +89,8 @@ def _replaced(node: Node, new: dict[Node, Node]) -> Node:
 
 
 class _Point:
-    """Exact values of expressions at a point. Unknown parts get values that depend on their arguments and the salt."""
+    """Computes exact values of expressions at a point. An unknown part gets a value that depends on its name, its
+    arguments and the salt."""
 
     def __init__(self, letters: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
         degree, percent, natural = map(int, reading)
@@ -96,7 +99,7 @@ class _Point:
         self.signs = {"radians": angle, "degree": angle**degree, "percent": Rational(1, 100) ** percent}
 
     def value(self, part: Any) -> Any:
-        """Returns the value of a node, the values of several nodes as a list, or any other field as it is."""
+        """Returns the value of a node, a list with the values of several nodes, or any other field unchanged."""
         if not _is_node(part):
             return [self.value(each) for each in part] if isinstance(part, tuple) else part
         value = self._value(*part)
@@ -149,13 +152,13 @@ class _Point:
 
 
 def _end(value: Any) -> Any:
-    """The end of an interval as a fraction, so that ends can be compared exactly."""
+    """Returns the end of an interval as a fraction, so that ends can be compared exactly."""
     is_number = not value.free_symbols and value.is_finite
     return Rational(round(value.evalf(60) * 10**40), 10**40) if is_number else value
 
 
 def _solutions(sides: list[Any], signs: list[str]) -> Any:
-    """The real numbers that satisfy a chain such as a < x <= b."""
+    """Returns the set of real numbers that satisfy a chain such as a < x <= b."""
     if signs == ["in"]:
         return sides[1]
     ends = list(map(_end, sides))
@@ -164,7 +167,8 @@ def _solutions(sides: list[Any], signs: list[str]) -> Any:
 
 
 def _rounds(node: Node, value: Any) -> bool:
-    """Whether a node is a decimal of at least seven digits that rounds a value without an exact decimal."""
+    """Whether a node is a decimal of at least seven digits that is a rounded form of `value`, which has no exact
+    decimal."""
     if node[0] != "Number" or len(node) < 4 or node[2] < 7 or not value.is_real:
         return False
     decimal, unit = Rational(node[1]), Rational(1, 10 ** node[3])
@@ -176,7 +180,8 @@ def _rounds(node: Node, value: Any) -> bool:
 
 
 def _random_value(name: str, points: Any = (), turn: int = 0) -> Any:
-    """A random value for a letter: an integer for j, k, m and n unless a point has another value, else a fraction.
+    """Returns a random value for a letter: an integer for j, k, m and n, unless a point gives the letter another value,
+    and a fraction for other letters.
 
     The fraction is negative at every third turn.
     """
@@ -206,7 +211,8 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
 
 
 def _names(side: Node, is_gold: bool) -> bool:
-    """Whether a side of an equation only names a quantity: a letter, f(2), or an expression that gives no letter."""
+    """Whether a side of an equation only names a quantity. Such a side is a letter, f(2), or an expression that does
+    not determine a letter."""
     kind, parts, *_ = side
     letters = _letters(side)
     unknowns = {each for each in _walk(side) if each[0] in {"Apply", "Symbol"} and each[1] not in _CONSTANTS}
@@ -221,13 +227,15 @@ def _names(side: Node, is_gold: bool) -> bool:
 
 
 def _table(node: Node) -> Node:
-    """The rows of a matrix or of nested brackets. A tuple is a column, and a single entry is a matrix of one row."""
+    """Returns the rows of a matrix or of nested brackets. A tuple counts as a column, and a single entry as a matrix
+    with one row."""
     rows = node[1] if node[0] in {"Matrix", "Brackets"} else (node,)
     return tuple(row if node[0] == "Matrix" else row[1] if row[0] == "Brackets" else (row,) for row in rows)
 
 
 class _Fact:
-    """A fact and the facts that this fact follows from. Each rule has a method that checks facts of that rule.
+    """Checks a fact and the facts from which it follows. Each rule has a method, whose name begins with `by_`, that
+    checks the facts of this rule.
 
     Raises ValueError if the fact does not follow.
     """
@@ -257,7 +265,8 @@ class _Fact:
     def by_list(self, a: Node, b: Node) -> bool:
         """Whether two lists have equal members.
 
-        The order counts if a list is a tuple, has dots or is the only list with names.
+        The order of the members matters if a list is a tuple, if a list has dots, or if only one of the lists has
+        names.
         """
         if self.same(a, b):
             return True
@@ -287,7 +296,8 @@ class _Fact:
         return self.same(a, b) or _identical(a, b)
 
     def by_relation(self, a: Node, b: Node) -> bool:
-        """Whether two answers are relations of the same form, one name with one value, or multiples of each other."""
+        """Whether two relations have the same form, give the same name the same value, or are multiples of each
+        other."""
         if self.same(a[1:], b[1:]) or ({*a[2], *b[2]} <= {"!="} and self.same(a[1], b[1][::-1])):
             return True
         for (x, *_, value), (y, *_, other) in product((a[1], a[1][::-1]), (b[1], b[1][::-1])):
@@ -311,16 +321,16 @@ class _Fact:
         return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
-        """Whether two answers are the same remainders modulo the same number.
+        """Whether two answers are the same remainder modulo the same number.
 
-        A number may stand for its class of congruent numbers.
+        A number may stand for all numbers that are congruent to it.
         """
         residue, plain = (a, b) if a[0] == "Residue" else (b, a)
         is_class = plain[0] != "Residue" and not _letters(residue) and not residue[3]
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """Whether two answers are the same set of numbers, for all values of other letters."""
+        """Whether two answers are the same set of numbers, whatever the values of other letters are."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)
@@ -336,7 +346,8 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """Whether one answer is an equation with the dropped name as one side and the other answer as another side."""
+        """Whether one answer is an equation with the other answer as one side, and with the name that the comparison
+        dropped as another side."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)
@@ -352,7 +363,7 @@ class _Fact:
         return False
 
     def by_unit(self, a: Node, b: Node) -> bool:
-        """Whether two quantities are equal in one unit or in basic units.
+        """Whether two quantities are equal in the same unit, or equal if they are converted to basic units.
 
         If only one quantity has a unit, the numbers before the units are compared.
         """
@@ -363,7 +374,8 @@ class _Fact:
         return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:
-        """Whether two answers agree after letters of integers or arguments of a function are renamed one to one.
+        """Whether two answers agree if letters that stand for integers, or arguments of a function, are renamed one to
+        one.
 
         The integer k may become k + 1 or -k.
         """

@@ -1,4 +1,4 @@
-"""One grading process: the process reads a JSON line per answer and writes a JSON line per verdict.
+"""A process that grades answers: reads one JSON line per answer, and writes one JSON line per verdict.
 
 Run as `python -m rstar2.eval.grader.worker TIMEOUT_S`. The kernel limits the CPU time of each grading with an interval
 timer. The timer counts the CPU time of this process only, so a busy machine does not turn a right answer into a

@@ -30,7 +30,8 @@ versions = {each.name.lower().replace("_", "-"): each.version for each in import
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": versions, "absent": absent}))
 """
-"""A program that runs in an environment, and prints its Python version, its packages and the modules it lacks."""
+"""A program that runs in an environment, and prints the environment's Python version and packages, and which of the
+modules in the arguments are absent."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Harness:
     modules: tuple[str, ...]
     """Modules that must be importable."""
     data_packages: tuple[str, ...] = ()
-    """Packages with exact versions, installed without their dependencies because only their files are read."""
+    """Packages with exact versions that are installed without their dependencies, because only files in these packages
+    are read."""
     left_out: tuple[str, ...] = ()
     """Dependencies that are not installed, because no code that runs here imports them."""
 
@@ -70,16 +72,17 @@ class Harness:
 
 
 def environments_folder() -> Path:
-    """The folder of all environments: `rstar2/harnesses` in XDG_DATA_HOME, which is `~/.local/share` by default."""
+    """Returns the folder of all environments: `rstar2/harnesses` in XDG_DATA_HOME, which is `~/.local/share` by
+    default."""
     home = os.environ.get("XDG_DATA_HOME") or home_folder() / ".local" / "share"
     return Path(home) / "rstar2" / "harnesses"
 
 
 def set_up(harness: Harness) -> bool:
-    """Make the environment unless it is in order. Returns whether the environment was made by this call.
+    """Make the environment, unless it exists and is in order. Returns whether this call made the environment.
 
-    The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call makes
-    it again from nothing.
+    The installer's output goes to `setup.log` in the environment. If the environment is incomplete, the next call
+    removes it and makes it again.
 
     Raises:
         Failure: a package cannot be installed.
@@ -121,8 +124,8 @@ def require(harness: Harness, benchmark: str) -> None:
 
 
 def fault(harness: Harness) -> str | None:
-    """What is wrong with the environment. None if the environment's Python runs, and has the recorded versions and the
-    modules.
+    """Returns what is wrong with the environment, or None if nothing is: its Python runs, the installed versions are
+    the recorded versions, and the modules can be imported.
 
     The contents of files are not compared, since hashing up to 4,000 files would take 0.3 to 2 seconds before each run.
     """
@@ -150,13 +153,15 @@ def installed(harness: Harness) -> dict[str, str]:
 
 
 def decides(harness: Harness) -> dict[str, Any]:
-    """What decides a harness's results: the harness's pins, and a digest of all versions in its environment."""
+    """Returns what decides a harness's results: the versions that the harness requires, and a digest of all versions in
+    its environment."""
     versions = json.dumps(sorted(installed(harness).items()))
     return {"harness": harness.pins, "harness_sha256": hashlib.sha256(versions.encode()).hexdigest()}
 
 
 def _recorded(harness: Harness) -> dict[str, Any] | None:
-    """The record that `set_up` wrote at its end. None if `set_up` did not finish, or if the record is damaged."""
+    """Returns the record that `set_up` wrote as its last step. Returns None if `set_up` did not finish, or if the
+    record is damaged."""
     try:
         record = read_json(harness.folder / _RECORD)
     except UserError:
@@ -167,7 +172,7 @@ def _recorded(harness: Harness) -> dict[str, Any] | None:
 
 
 def _installer(harness: Harness) -> str:
-    """The path of the installer, in the folder of all environments.
+    """Returns the path of the installer, which is in the folder of all environments.
 
     The installer is downloaded once for all environments.
     """
@@ -182,7 +187,7 @@ def _installer(harness: Harness) -> str:
 
 
 def _install(harness: Harness, command: Sequence[str], packages: Sequence[str]) -> None:
-    """Run an installer's command with these packages as its last arguments.
+    """Run an installer's command with `packages` as its last arguments.
 
     The command's output goes to the harness's log.
     """
@@ -206,7 +211,7 @@ def _see_log(harness: Harness) -> str:
 
 
 def _inspect(harness: Harness) -> dict[str, Any]:
-    """The content of the environment, as `_INSPECTION` prints it.
+    """Returns the content of the environment, as `_INSPECTION` prints it.
 
     Raises Failure if the environment's Python does not run.
     """
@@ -222,7 +227,8 @@ def _inspect(harness: Harness) -> dict[str, Any]:
 def isolated(more: dict[str, str]) -> dict[str, str]:
     """The environment variables for a harness's program, which may run code that a model wrote.
 
-    The variables are those of this process and `more`, without the grader's secret and the variables of our own Python.
+    The program gets the variables in `more`, and the environment variables of this process without the grader's secret
+    and without the variables that configure our own Python.
     """
     inherited = {
         name: value

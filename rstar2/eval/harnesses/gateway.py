@@ -1,8 +1,8 @@
 """A small server with OpenAI's API on this machine, through which a harness uses the model of the run.
 
 All harnesses use this server, wherever the model runs. Therefore the token budget, the retries, the counts and the
-record of each conversation are the same for all. The harness receives each reply without its reasoning, which it would
-mistake for the answer. The record of a conversation includes the reasoning.
+record of a conversation work in the same way for all harnesses. The harness receives each reply without the reasoning,
+because it would mistake the reasoning for the answer. The record of a conversation includes the reasoning.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Conversation:
     sample: int
     replies: list[Reply] = field(default_factory=list)
     failure: RStarError | None = None
-    """Why the model did not answer. The harness sees only a refused request. None if the model answered every
-    request."""
+    """Why the model did not answer a request. The harness only sees that the request is refused. None if the model
+    answered every request."""
     requests: int = 0
     """Number of requests, including those that are not answered yet."""
 
@@ -68,7 +68,8 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def conversation(self, problem: str, sample: int) -> AsyncIterator[Conversation]:
-        """Open a conversation for the length of the block. The conversation's `replies` grow during the block."""
+        """Open a conversation, which ends at the end of the `with` block. Each reply of the model is added to the
+        conversation's `replies`."""
         name = uuid.uuid4().hex
         conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1", problem, sample)
         try:

@@ -21,15 +21,16 @@ from rstar2.processes import die_with
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
 ANSWER_S = 1800.0
-"""Time limit for the harness's own work on a request, without the model's replies."""
+"""Time limit for the harness's own work on a request. The time that the model needs for its replies does not count."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
 _ACTIVITY_CHECKS = 20
 """Number of times that `activity` is checked within the time limit of a request."""
 _AT_ONCE = 256
-"""Number of requests that the program works on at once, which is the number of threads of `inside/program.py`.
+"""Maximum number of requests on which the program works at once. It equals the number of threads of
+`inside/program.py`.
 
-The time limit of other requests has not begun.
+Further requests wait, and the time limit of a request begins only when the program works on it.
 """
 _LAST_LINES = 12
 """Number of lines of a log that a message quotes."""
@@ -38,11 +39,12 @@ Activity = Callable[[], object]
 
 
 class Refused(RStarError):
-    """The harness failed at one request. The message is the harness's own."""
+    """The harness failed at one request. The error's message is the harness's own message."""
 
 
 class HarnessProcess:
-    """A harness's program, made by `started`. The program takes any number of requests at once."""
+    """A running program of a harness, which `started` creates. Any number of requests may be sent to the program at the
+    same time."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -59,8 +61,10 @@ class HarnessProcess:
 
         Args:
             action: name of the method.
-            within: time limit in seconds. The time limit starts again whenever the value of `activity` changes.
-            activity: tells progress, such as replies of the model.
+            within: time limit for the answer, in seconds. The time limit starts again whenever the value of `activity`
+                changes.
+            activity: returns a value that changes with the progress of the work, such as the number of the model's
+                replies.
             arguments: arguments of the method.
 
         Raises:
@@ -140,12 +144,12 @@ async def started(
     log: Path,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[HarnessProcess]:
-    """Run a harness's program for the length of the block.
+    """Run a harness's program until the end of the `with` block.
 
     Args:
         harness: the harness, in whose environment the program runs.
         module: module in `inside/` that has the `Worker`.
-        settings: arguments of the `Worker`.
+        settings: arguments with which the `Worker` is created.
         log: file that receives the program's output.
         env: further environment variables.
 

@@ -1,4 +1,5 @@
-"""Methods: ways to make and grade one sample of a benchmark, by the agent loop, by one chat reply, or by a harness."""
+"""Methods, which make and grade samples of a benchmark. A sample is made by the agent loop, by one chat reply, or by a
+harness."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from rstar2.loop.trace import Trace
 
 
 class Method(Protocol):
-    """The interface between the runner and a benchmark."""
+    """The interface between a benchmark and the code that runs its samples."""
 
     @property
     def settings(self) -> EvalSettings: ...
 
     @property
     def decides(self) -> Mapping[str, Any]:
-        """Facts that decide the result beside the settings, such as the harness's version.
+        """Facts that decide the result in addition to the settings, such as the harness's version.
 
-        These facts are stored with the settings.
+        The facts are stored together with the settings.
         """
         ...
 
@@ -33,6 +34,6 @@ class Method(Protocol):
 
         Raises:
             EngineError: a judge model refused a request. The next start grades the sample again.
-            Failure: the grader or the harness is away.
+            Failure: the grader or the harness does not answer.
         """
         ...

@@ -31,10 +31,10 @@ class Grader(Protocol):
 
 
 class RetryingTools:
-    """Tools that retry lost calls, and count all calls.
+    """Tools that run a lost call again, and count all calls.
 
-    If a call stays lost while the judge answers other calls, the model is told that the call is lost. If the judge
-    answers no call at all, `run` raises ServiceGone.
+    If a call is lost again and again while the judge answers other calls, the model gets the result that the call is
+    lost. If the judge answers no calls at all, `run` raises ServiceGone.
     """
 
     def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
@@ -49,7 +49,7 @@ class RetryingTools:
             yield _RetryingRunner(tools, self)
 
     async def run(self, tools: ToolRunner, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call on the tools of one rollout."""
+        """Run a call with the tools of one rollout."""
 
         async def attempt() -> ToolCall:
             call = await tools.run(name, arguments)
@@ -86,7 +86,7 @@ class _LostCall(Unavailable):
 
 @dataclass(frozen=True)
 class Agent:
-    """The parts that the agent loop and the grading of its answers need."""
+    """The objects that are needed to run the agent loop and to grade its answers."""
 
     engines: EnginePool
     tools: RetryingTools
@@ -114,7 +114,7 @@ class AgentMethod:
             self.decides = {"graded_by": function_name(correct)}
 
     def question_and_gold(self, problem: Problem, sample: int) -> tuple[str, str]:
-        """The question that the model gets in one sample, and its gold answer."""
+        """Returns the question that the model gets in one sample, and the gold answer to it."""
         return problem.problem, problem.answer
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
@@ -142,7 +142,8 @@ class AgentMethod:
         return trace.model_copy(update={"problem": text, "gold": gold})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Returns the trace with a verdict by the benchmark's reading rule, and one by the paper's reading rule."""
+        """Returns the trace with two verdicts: one for the answer that the benchmark's reading rule finds, and one for
+        the answer that the paper's reading rule finds."""
         part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
         paper = part_to_grade(trace, "paper")
@@ -153,7 +154,7 @@ class AgentMethod:
         return trace.model_copy(update=update)
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
-        """The verdict on the part of the final turn that holds the answer."""
+        """Returns the verdict on `part`, the part of the final turn that contains the answer."""
         if self._correct is None:
             return await self._agent.grader.agrade(trace.gold, part)
         answer = extract_answer(part)

@@ -1,7 +1,8 @@
-"""Gets replies from a model by chat messages, on a server with OpenAI's API or in this process.
+"""Sends chat messages to a model and gets its replies. The model runs on a server with OpenAI's API, or in this
+process.
 
-Benchmarks with their own prompts use this module. Nothing is added to the messages of such a benchmark, which go
-through the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
+Benchmarks with their own prompts use this module. The messages of such a benchmark are sent unchanged, and are rendered
+with the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from rstar2.loop.turns.turn import EMPTY, ParsedTurn
 from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
-"""The name of a model that grades, in messages."""
+"""The name that messages to the user use for a model that grades answers."""
 _FINISHES: dict[str, Finish] = {
     "length": "max_tokens",
     "content_filter": "content_filter",
     "refusal": "refusal",
 }
-"""The `finish` of a trace for each `finish` of a reply. For every other `finish` of a reply, the `finish` of the trace
-is "answer"."""
+"""Maps the `finish` of a reply to the `finish` of its trace. If a reply's `finish` is not listed here, the trace's
+`finish` is "answer"."""
 _WORDING = {
     "server": ServerTexts(),
     JUDGE_MODEL: ServerTexts(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
@@ -47,7 +48,7 @@ class Reply:
     """A model's reply to a conversation."""
 
     message: Message
-    """The message in OpenAI's form: `role`, `content`, and perhaps `tool_calls`."""
+    """The message in the form of OpenAI's API: `role`, `content`, and `tool_calls` if there are calls."""
     finish: str
     """How the reply ended: stop, tool_calls, content_filter, refusal, or length if the budget or the context cut the
     reply off."""
@@ -59,7 +60,8 @@ class Reply:
     token_ids: list[int] = field(default_factory=list)
     """Token ids that the model generated. Empty if the server does not report token ids."""
     written: ParsedTurn = EMPTY
-    """The whole reply as a turn. If a server sent a message, the message's calls are written in this package's tags."""
+    """The whole reply as a turn. If the reply is a message from a server, its calls are written in this package's
+    tags."""
 
     @property
     def text(self) -> str:
@@ -71,13 +73,13 @@ class Chat(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens generated so far."""
+        """Number of tokens that the model has generated so far."""
         ...
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
-        """Get one reply of the model. `tools` are the schemas of functions that the model may call.
+        """Get one reply from the model. `tools` are the schemas of functions that the model may call.
 
         Raises:
             EngineError: the request is refused.
@@ -87,7 +89,8 @@ class Chat(Protocol):
 
 
 class EngineChat:
-    """A model in this process or on a vLLM server. Messages are rendered here, by the model's own chat template."""
+    """A model in this process or on a vLLM server. Messages are rendered in this process, with the model's own chat
+    template."""
 
     def __init__(self, engine: RetryingEngine, codec: ChatCodec) -> None:
         self._engine = engine
@@ -115,16 +118,17 @@ class EngineChat:
         for name in (str(tool["function"]["name"]) for tool in tools):
             if name not in prompt:
                 raise EngineError(
-                    f"the model's chat template drops the function {name}",
+                    f"the model's chat template leaves out the function {name}",
                     "Leave out --native-calls, to put the functions into the prompt.",
                 )
 
     async def aclose(self) -> None:
-        """Does nothing, since the engine is closed where it was opened."""
+        """Does nothing, because the code that opened the engine closes it."""
 
 
 def _templated(message: Message) -> Message:
-    """A message in the form that chat templates expect: content is a text, and arguments of calls are objects."""
+    """Returns a message in the form that chat templates expect: its content is a text, and the arguments of its calls
+    are objects."""
     calls = [
         {**call, "function": {**call["function"], "arguments": _loaded(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or []
@@ -141,24 +145,24 @@ def _loaded(arguments: Any) -> Any:
 
 
 def _with_calls(message: Message) -> ParsedTurn:
-    """A message of OpenAI's API as one text, with its calls in our tags."""
+    """Returns a message of OpenAI's API as one turn, with its calls written in our own tags."""
     calls = [call["function"] for call in message.get("tool_calls") or []]
     texts = [tags.short_call(call["name"], _loaded(call["arguments"])) for call in calls]
     return tags.read_turn("\n".join(filter(None, [message.get("content") or "", *texts])))
 
 
 class ServerChat:
-    """A model on any server with OpenAI's chat completions.
+    """A model on any server that supports OpenAI's chat completions.
 
-    If the context has less room than the budget, the reply gets the room that is left. If the context has no room, the
-    reply is empty and its finish is `length`.
+    If fewer tokens are left in the model's context than the budget allows, the reply gets the tokens that are left. If
+    no tokens are left, the reply is empty and its finish is `length`.
 
     Args:
         url: URL of the server, with or without `/v1`.
         model: name of the model on the server. If None, the server's only model is used.
         retries: the retry policy, shared by all requests of the run.
         turn_timeout_s: maximum number of seconds for one reply.
-        service: name of the server in messages: "server" or `JUDGE_MODEL`.
+        service: the name that messages to the user use for the server: "server" or `JUDGE_MODEL`.
         key: API key, if the server needs one.
         more: further fields of each request.
 
@@ -188,14 +192,16 @@ class ServerChat:
     async def named(self) -> str:
         """The model's name.
 
-        If no name is set, the server is asked. Raises EngineError if the server has several models.
+        If no name is set, the server is asked for the name of its model. Raises EngineError if the server has several
+        models.
         """
         if self.model is None:
             self.model = (await self._service.call(lambda: self._server.served(None))).model
         return self.model
 
     async def takes_all(self) -> bool:
-        """Whether the server is known to accept every sampling value. False if the server refuses to list its models.
+        """Whether the server is known to accept all sampling settings. Returns False if the server refuses to list its
+        models.
 
         Raises:
             ServiceGone: the server does not answer.
@@ -210,11 +216,12 @@ class ServerChat:
             return self._takes_all
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
-        """Set a function that is called with each field that is left out of requests because the server refused it."""
+        """Set a function that is called whenever a field is left out of requests because the server refused it."""
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Set a function that is called with each number of tokens to which the server caps longer replies."""
+        """Set a function that is called if the server caps the length of replies. The function gets the maximum number
+        of tokens of a reply."""
         self._server.on_capped = on_capped
 
     async def reply(
@@ -250,7 +257,7 @@ class ServerChat:
 
 
 def _message(choice: Choice) -> Message:
-    """A reply in the form of OpenAI's API."""
+    """Returns a reply as a message in the form of OpenAI's API."""
     part = choice.part
     message: Message = {"role": "assistant", "content": part.content + part.refusal}
     calls = [
@@ -267,7 +274,7 @@ def _message(choice: Choice) -> Message:
 
 
 class ChatMethod:
-    """Gets one reply to each question. A benchmark's subclass adds how the reply is graded."""
+    """Gets one reply to each question. A benchmark defines a subclass, which grades the reply."""
 
     decides: Mapping[str, Any] = {}
 
@@ -284,14 +291,14 @@ class ChatMethod:
 
 
 def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
-    """The sampling values of one reply."""
+    """Returns the sampling settings for one reply."""
     return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, seed)
 
 
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
-    """The trace of a conversation.
+    """Returns the trace of a conversation.
 
-    The trace has token ids only if there is one reply and that reply's token ids are known.
+    The trace has token ids only if there is one reply and its token ids are known.
     """
     last, turns = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)
@@ -312,6 +319,7 @@ def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: fl
 
 
 def answer_text(text: str) -> str:
-    """A reply without its reasoning and without answer tags; empty if the reasoning never ended."""
+    """Returns a reply without its reasoning and without answer tags. Returns an empty text if the reasoning was not
+    completed."""
     text = tags.after_reasoning(text).strip()
     return "" if text.startswith(tags.REASONING_STARTS) else tags.without_answer_tags(text).strip()

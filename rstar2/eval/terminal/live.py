@@ -27,8 +27,8 @@ _PRINT_EVERY_S = 30.0
 class LiveView(ABC):
     """Prints the benchmarks of an evaluation, its progress and its results.
 
-    On a terminal, progress is drawn in place. If the console is no terminal, progress is printed as a line every half
-    minute. Use the view as a context manager while samples run, and call the view with each `Progress`.
+    On a terminal, progress is drawn in place. If the console is not a terminal, a line about the progress is printed
+    every half minute. Use the view as a context manager while samples run, and call the view with each `Progress`.
 
     Args:
         out: receives the results.
@@ -43,7 +43,7 @@ class LiveView(ABC):
         self._live = Live(console=err, refresh_per_second=4, transient=True)
         self._printed_at = 0.0
         self._trouble: str | None = None
-        """The trouble that was printed last, if the console is no terminal."""
+        """The reason for waiting that was printed last, if the console is not a terminal."""
 
     @abstractmethod
     def announce(self, plan: EvalPlan) -> None:
@@ -51,7 +51,7 @@ class LiveView(ABC):
 
     @abstractmethod
     def show_results(self, results: Sequence[EvalResult], folder: Path) -> None:
-        """Print the results. `folder` is the run's folder, which holds the results too."""
+        """Print the results. `folder` is the run's folder, which also contains the results."""
 
     def __call__(self, progress: Progress) -> None:
         if self.last is None and progress.resumed:
@@ -71,9 +71,9 @@ class LiveView(ABC):
             self._console.print(" · ".join(filter(None, facts)), soft_wrap=True, markup=False)
 
     def note(self, note: str) -> None:
-        """Show a line below the progress, in place of the note before it.
+        """Show a note below the progress, in place of the previous note.
 
-        If the console is no terminal, print the note.
+        If the console is not a terminal, print the note.
         """
         self._note = note
         if self._console.is_terminal and self.last is not None:
@@ -82,7 +82,7 @@ class LiveView(ABC):
             self._console.print(note, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line of text."""
         self._console.print(text)
 
     def warn(self, warnings: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Formats results and comparisons as tables for the terminal.
 
-Names and answers are escaped, because they may hold anything and rich reads markup in the cells of a table. Each table
-fits 80 columns. A table's caption explains the figures that the headings do not explain.
+Names and answers are escaped, because they may contain any text, and rich interprets markup in the cells of a table.
+Each table fits into 80 columns. A table's caption explains the figures that the headings do not explain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rstar2.terminal import percent
 
 
 def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:
-    """All tables of a run's results: summaries, each benchmark's own scores, and the comparison with the paper."""
+    """Returns all tables of a run's results: the summaries, each benchmark's own scores, and the comparison with the
+    paper."""
     scores = [scores_table(name, summary["scores"]) for name, summary in summaries if summary.get("scores")]
     beside = paper_table(summaries)
     return [summaries_table(summaries, console), *scores, *([beside] if beside is not None else [])]
@@ -43,9 +44,10 @@ def _table(*columns: Column, caption: str = "", gap: int = 2) -> Table:
 
 
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
-    """The summaries of benchmarks, each as (name, summary).
+    """Returns a table of the summaries of benchmarks. A benchmark is given as a pair (name, summary).
 
-    Each benchmark has a column. If the columns do not fit the console, each benchmark has a row with fewer figures.
+    Each benchmark has a column in the table. If the columns do not fit into the console, each benchmark has a row with
+    fewer figures.
     """
     table = _table(
         caption="avg@n: share of correct samples, averaged over problems. failed calls: share of all tool calls. "
@@ -78,7 +80,7 @@ _IN_A_ROW = {
     "calls per sample": "calls",
     "failed calls": "failed",
 }
-"""The lines of a summary that a row has, and the headings of their columns."""
+"""The figures that the table shows if each benchmark has a row. Each figure is mapped to the heading of its column."""
 
 
 def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Table:
@@ -95,7 +97,8 @@ def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Ta
 
 
 def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
-    """The figures of a summary by label. A dash stands for a figure that does not exist, or is not in old summaries."""
+    """Returns the figures of a summary, by label. A figure is a dash if it does not exist, or if the summary is too old
+    to have it."""
     if not summary["samples"]:
         return {"samples": "0"}
     lines = {
@@ -138,7 +141,7 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A benchmark's own scores, under the names that its harness gives them."""
+    """Returns a table of a benchmark's own scores, with the names that its harness uses."""
     table = _table(Column(escape(name)), gap=3)
     for heading in ("score", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -150,7 +153,8 @@ def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None:
-    """The paper's numbers beside the numbers of this run. None if the paper has no number for these benchmarks."""
+    """Returns a table of the paper's numbers beside the numbers of this run, or None if the paper has no number for
+    these benchmarks."""
     table = _table(
         Column("", overflow="fold"),
         caption="difference: this run minus the paper, in percentage points. 95 %: interval of the number before it.",
@@ -174,7 +178,7 @@ def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None
 
 
 def problems_table(result: EvalResult) -> Table:
-    """A table of a benchmark's problems, one row each."""
+    """Returns a table with one row per problem of a benchmark."""
     table = _table(
         Column("problem", overflow="fold"),
         caption="correct, no answer, truncated, not verified: numbers of samples. tokens, calls: mean of a sample.",
@@ -202,7 +206,7 @@ def interval(bounds: Sequence[float]) -> str:
 
 
 def points(difference: float) -> str:
-    """A difference of shares, in percentage points."""
+    """Returns a difference between two shares as text, in percentage points."""
     return f"{100 * difference:+.1f}"
 
 
@@ -212,17 +216,19 @@ def point_interval(bounds: Sequence[float]) -> str:
 
 
 def settings_lines(settings: Mapping[str, Any], width: int) -> str:
-    """Settings in lines of at most `width` characters. No line break separates a setting's value from its name."""
+    """Returns the settings in lines of at most `width` characters. A setting's name and its value are on the same
+    line."""
     glue = "\u00a0"  # textwrap breaks no line at this space
     text = " · ".join(f"{key} {value}".replace(" ", glue) for key, value in settings.items())
     return textwrap.fill(text.replace(" ·", f"{glue}·"), width, break_long_words=False).replace(glue, " ")
 
 
 def comparison_tables(comparisons: Sequence[Comparison], console: Console) -> list[Table]:
-    """Tables of both averages of each benchmark, the difference with its interval, and which run is better.
+    """Returns tables that show, for each benchmark, both averages, their difference with its interval, and which run is
+    better.
 
-    Returns one table with a row per benchmark. If the console is too narrow for the names of that table, returns one
-    table per benchmark.
+    There is one table with a row per benchmark. If the console is too narrow for this table, there is one table per
+    benchmark.
     """
     together = _comparison_table(comparisons, named=True)
     if _fits(together, console):
@@ -261,11 +267,11 @@ def _comparison_table(comparisons: Sequence[Comparison], named: bool) -> Table:
 
 
 def incomplete_lines(each: Comparison) -> list[str]:
-    """A paragraph for each of the two runs that lacks samples."""
+    """Returns one paragraph for each of the two runs that is incomplete."""
     return [
-        f"{each.name}: {run.run} is incomplete, {_missing(run)}. Samples are not missing at random: long ones fail or "
-        f"are unfinished more often. So the difference may come from what is missing. To finish {run.run}, start its "
-        "command again."
+        f"{each.name}: {run.run} is incomplete, {_missing(run)}. Samples are not missing at random: long "
+        "samples fail or are unfinished more often. So the difference may come from the missing samples. To finish "
+        f"{run.run}, start its command again."
         for run in each.incomplete
     ]
 
@@ -279,14 +285,14 @@ def _missing(run: Incomplete) -> str:
 
 
 def detectable_line(each: Comparison) -> str:
-    """A sentence that says how large a difference this comparison could have found."""
+    """Returns a sentence that says how large a difference this comparison could have found."""
     count = len(each.pairs)
     if each.detectable is None:
         problems = "1 problem is" if count == 1 else f"{count} problems are"
         return f"{each.name}: {problems} too few to find a difference of any size"
     return (
         f"{each.name}: with {count:,} problems like these, a true difference of about {100 * each.detectable:.1f} "
-        "points is found in 80 % of comparisons. A smaller one is found less often."
+        "points is found in 80 % of comparisons. A smaller difference is found less often."
     )
 
 
@@ -296,7 +302,7 @@ def _shows(bounds: Sequence[float]) -> str:
 
 
 def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Table:
-    """A benchmark's own scores in both runs, under the names that its harness gives them."""
+    """Returns a table of a benchmark's own scores in both runs, with the names that its harness uses."""
     table = _table(Column(escape(name)))
     for heading in ("A", "B", "B - A", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -317,7 +323,8 @@ def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Tab
 
 
 def flips_table(each: Comparison) -> Table:
-    """The problems that flipped, with each run's share of correct samples."""
+    """Returns a table of the problems that only one run solves in more than half of its samples, with each run's share
+    of correct samples."""
     table = _table(Column(escape(f"{each.name}: flipped problems")), gap=3)
     for heading in ("A correct", "B correct"):
         table.add_column(heading, justify="right")

@@ -26,7 +26,7 @@ class EvalView(LiveView):
         out: receives the results.
         err: receives progress and warnings.
         write_report: writes the report page of a run's folder, and returns the path of the page.
-        per_problem: whether to print a table of problems too.
+        per_problem: whether a table of the problems is also printed.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class EvalView(LiveView):
         self._per_problem = per_problem
 
     def announce(self, plan: EvalPlan) -> None:
-        """Print the model, the benchmarks and the settings. Settings that several benchmarks share are printed once."""
+        """Print the model, the benchmarks and the settings. If several benchmarks have the same settings, the settings
+        are printed only once."""
         counts = ", ".join(
             f"{name} ({_problems(len(each.problems))})" for name, each in plan.benchmarks.items()
         )
@@ -47,7 +48,7 @@ class EvalView(LiveView):
         self.warn(plan.notes)
         left = plan.opened.left_to_server
         inexact = (*plan.opened.identity.get("inexact", ()), *([left] if left else []))
-        self.warn([f"not exact: {what}" for what in inexact])
+        self.warn([f"the results are not exact: {what}" for what in inexact])
         protocols = {name: each.settings.protocol() for name, each in plan.benchmarks.items()}
         distinct: list[dict[str, Any]] = []
         for protocol in protocols.values():
@@ -71,7 +72,8 @@ class EvalView(LiveView):
 
 
 class AgreementView(LiveView):
-    """Announces the candidate problems, and prints for how many of them the model agrees with the label."""
+    """Announces the candidate problems, and prints for how many of these problems the model's answer agrees with the
+    label."""
 
     def announce(self, plan: EvalPlan) -> None:
         """Print the number of problems and the model."""

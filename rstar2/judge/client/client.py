@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 
 class JudgeClient:
-    """Runs programs on a judge. A `JudgeClient` works in several event loops and after a fork, and can be pickled.
+    """Runs programs on a judge.
+
+    One `JudgeClient` can be used in several event loops and after a fork, and it can be pickled.
 
     Args:
         url: the judge's URL, such as http://127.0.0.1:8088.
@@ -60,7 +62,7 @@ class JudgeClient:
     async def run(self, request: RunRequest) -> RunResult:
         """Run one program and return its result. Cancelling the call cancels the program.
 
-        If no result arrives in time, this returns a result with the outcome `lost` instead of raising an error.
+        If no result arrives in time, `run` returns a result with the outcome `lost` and raises no error.
 
         Raises:
             AccessRefused: the judge refuses this client, for example because the token is wrong.
@@ -85,7 +87,7 @@ class JudgeClient:
     ) -> T:
         """Send an HTTP request, with retries for at most `wait_s` seconds. See `http.request` for the arguments.
 
-        Returns the return value of `read(body of the answer)`.
+        Returns what `read` returns for the body of the judge's answer.
         """
         url = self.url + path
         connection = self._connection()
@@ -94,8 +96,8 @@ class JudgeClient:
     async def health(self) -> dict[str, Any]:
         """Returns the judge's answer to `/health`: `status`, `workers`, `isolation` and `protocol`.
 
-        The judge answers `/health` without a token, so this does not show that programs can run. Use `check_judge` in
-        `rstar2.loop.judge_check` for that.
+        The judge answers `/health` without a token, so an answer does not prove that the judge can run programs. To
+        check whether the judge runs programs, use `check_judge` in `rstar2.loop.judge_check`.
 
         Raises:
             NotAJudgeUrl: another server answers at this URL.
@@ -121,7 +123,7 @@ class JudgeClient:
         return dict(health)
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop and cancel its unfinished calls."""
+        """Close the client's connections in the running event loop, and cancel the calls that have no result yet."""
         connection = self._connections.pop(asyncio.get_running_loop(), None)
         if connection is not None:
             await connection.close()
@@ -157,7 +159,7 @@ class SyncJudgeClient:
         return self._wait(self._client.health())
 
     def close(self) -> None:
-        """Close the connections and end the background thread."""
+        """Close the client's connections and end its background thread."""
         with self._lock:
             if self._loop is not None and self._pid == os.getpid():
                 asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(10)

@@ -2,7 +2,7 @@
 
 Programs that are submitted at the same time share one message. If the connection breaks, the client connects again and
 repeats the requests that have no result yet. A repeated request keeps its id, so that the judge does not run a program
-again whose result exists. The wait for each result has a time limit.
+a second time if its result already exists. The client waits for each result only for a limited time.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from rstar2.judge.schema import (
 from rstar2.retry import Backoff
 
 MESSAGE_BYTES = 8 << 20
-"""A message with more than one program is at most this long."""
+"""Maximum size in bytes of a message that contains more than one program."""
 ENVELOPE_BYTES = 1024
-"""Upper bound for the size of a WebSocket request without its program."""
+"""Upper bound, in bytes, for the size of a WebSocket request without its program."""
 LONGEST_RETRY_AFTER_S = 30.0
-"""Longest wait before the next attempt to connect, even if the judge's `Retry-After` asks for more."""
+"""The client waits at most this many seconds before it connects again, even if the judge's `Retry-After` asks for
+more."""
 CLOSE_S = 1.0
 CANCEL_S = 30.0
-"""How long the client tries to tell an absent judge that a program is cancelled."""
+"""Seconds for which the client tries to tell a judge that does not answer that a program is cancelled."""
 HEARTBEAT_S = 30.0
-"""The client sends a ping if nothing arrived for this long. If nothing arrives for another half of it, the client
-closes the connection."""
+"""The client sends a ping if nothing arrived for this many seconds. If still nothing arrives during half as many
+seconds after the ping, the client closes the connection."""
 _RESPONSES = TypeAdapter(list[StreamResponse])
 
 
@@ -59,13 +60,16 @@ class Call:
         self.sent = False
 
     def answer(self, outcome: Outcome, reason: str) -> None:
-        """Set a result that does not come from the judge."""
+        """Set a result that the client creates itself, without the judge."""
         if not self.result.done():
             self.result.set_result(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
 
 
 class Connection:
-    """The connections of one client in one event loop. See `JudgeClient` for the arguments, `open_http` for errors."""
+    """The connections of one client in one event loop.
+
+    See `JudgeClient` for the arguments and `open_http` for the errors.
+    """
 
     def __init__(self, url: str, token: str | None, wait_s: float) -> None:
         self.http = http.open_http(url, token)
@@ -76,28 +80,28 @@ class Connection:
         self.loop = asyncio.get_running_loop()
         self.socket: aiohttp.ClientWebSocketResponse | None = None
         self.write_lock = asyncio.Lock()
-        """Keeps the messages of one WebSocket in order."""
+        """A lock that keeps the messages on one WebSocket in order."""
         # Whoever knows the id of a program can get its result, so the ids must be hard to guess.
         self.name = secrets.token_hex(16)
-        """First part of the ids of all programs of this connection."""
+        """The ids of all programs of this connection begin with this text."""
         self.numbers = itertools.count()
         self.calls: dict[str, Call] = {}
-        """Calls without a result, by program id."""
+        """The calls that have no result yet, by program id."""
         self.unsent: list[Call] = []
         self.unsent_cancels: list[str] = []
-        """Ids of programs whose cancellation has still to be sent on this WebSocket."""
+        """Ids of programs whose cancellation must still be sent on this WebSocket."""
         self.cancelled: set[str] = set()
         """Ids of programs whose cancellation the judge has not yet confirmed."""
         self.flush_is_due = False
-        """Whether a run of `_flush` is scheduled."""
+        """Whether a call of `_flush` is already scheduled."""
         self.receiver: asyncio.Task[None] | None = None
-        """The task that receives responses. The task runs while there are calls."""
+        """The task that receives responses. This task runs while there are calls without a result."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
-        """Decides about retries of HTTP requests, which do not use the WebSocket."""
+        """Decides whether an HTTP request is sent again. HTTP requests do not use the WebSocket."""
         self.backoff = Backoff(http.PAUSES.first_s, http.PAUSES.longest_s, http.PAUSES.jitter)
         self.last_problem = "no response"
-        """Quoted in the result of a call that gets no response in time."""
+        """Describes the last connection error. The result of a call that gets no response in time quotes this text."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
         """Send a program.
@@ -126,7 +130,7 @@ class Connection:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """Schedule `_flush`, so that all calls of one turn of the event loop are sent together."""
+        """Schedule `_flush`, so that all calls made in one iteration of the event loop are sent together."""
         if not self.flush_is_due:
             self.flush_is_due = True
             writer = self.loop.create_task(self._flush())
@@ -168,7 +172,7 @@ class Connection:
         call.answer("lost", f"the judge at {self.url} did not answer in time: {self.last_problem}")
 
     def _call_done(self, call: Call, timer: asyncio.TimerHandle, _result: asyncio.Future[RunResult]) -> None:
-        """Clean up after a call that has a result or was cancelled. Cancel its program if it may still run."""
+        """Clean up after a call that has a result or was cancelled. Cancel the call's program if it may still run."""
         timer.cancel()
         if self.calls.pop(call.run_id, None) is None:
             return

@@ -27,16 +27,17 @@ CONNECTIONS = 512
 """Maximum number of open connections per event loop. A cell uses one connection while it runs."""
 CONNECT_S = 10.0
 KEEPALIVE_S = 30.0
-"""Idle connections are closed after this long. The judge closes them later, so it never closes one that is in use."""
+"""The client closes a connection that was idle for this many seconds. The judge would close an idle connection only
+later, so the judge never closes a connection just when the client sends a request on it."""
 STREAM_ABOVE_BYTES = 1 << 20
-"""Longer bodies are sent as streams, because aiohttp warns of long bodies that are not."""
+"""A request body of more than this many bytes is sent as a stream, because aiohttp warns about other long bodies."""
 RETRIED_STATUSES = frozenset({408, 429})
 """Statuses below 500 after which a request is sent again: the client was too slow, or the judge is full."""
 T = TypeVar("T")
 
 
 class JudgeError(Failure):
-    """The judge cannot be used: it does not answer, it refuses the request, or the URL is not a judge's."""
+    """The judge cannot be used: it does not answer, it refuses the request, or the URL does not lead to a judge."""
 
 
 class NotAJudgeUrl(JudgeError):
@@ -96,7 +97,7 @@ def access_refused(url: str, status: int, headers: Mapping[str, str] | None = No
 def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
     """Returns an HTTP session for the running event loop.
 
-    Raises NotAJudgeUrl if the URL is malformed, or if it contains a user name although there is a token.
+    Raises NotAJudgeUrl if the URL is malformed, or if the URL contains a user name although a token is set.
     """
     try:
         parts = yarl.URL(url)
@@ -116,11 +117,11 @@ def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
 
 
 def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
-    """Close the connections of a client that was garbage-collected without `aclose`, so that aiohttp does not warn.
+    """Close the connections of a garbage-collected client that never called `aclose`, so that aiohttp does not warn.
 
     Args:
-        connector: the connections.
-        pid: the process that opened the connections. Any other process leaves the connections open.
+        connector: the aiohttp connector that holds the client's connections.
+        pid: id of the process that opened the connections. In any other process, this function does nothing.
     """
     if os.getpid() != pid:
         # After a fork, closing would remove the connections from the parent's event loop.
@@ -132,7 +133,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
 
 def judge_service() -> Service:
-    """Returns a retry service for the judge.
+    """Returns a retry `Service`, which decides when a request to the judge is sent again.
 
     The service never gives up by itself, because each request has its own time limit.
     """
@@ -150,17 +151,20 @@ async def request(
     read: Callable[[str], T],
     accepted: int = 200,
 ) -> T:
-    """Send an HTTP request to the judge, and send it again after temporary errors. All tries have one idempotency key.
+    """Send an HTTP request to the judge, and send it again after temporary errors.
+
+    All tries carry the same idempotency key.
 
     Args:
-        judge: decides when the request is sent again; see `judge_service`.
+        judge: the retry `Service` that decides when the request is sent again; see `judge_service`.
         http: the aiohttp session that sends the request.
         method: HTTP method.
         url: full URL of the endpoint.
         body: the request's body as JSON.
         wait_s: time limit in seconds, including all retries.
-        read: converts the body of a successful answer. `read` raises ValueError if no judge wrote that body.
-        accepted: another status that counts as success, besides 200 to 299.
+        read: a function that converts the body of a successful answer. `read` raises ValueError if the body cannot come
+            from a judge.
+        accepted: one more status that counts as success, in addition to 200 to 299.
 
     Returns:
         The return value of `read`.
@@ -199,7 +203,7 @@ async def request(
 
 
 def is_from_another_server(error: BaseException) -> bool:
-    """Returns whether the error of a request means that another server, not a judge, answers at the URL."""
+    """Returns whether this error of a request shows that the server at the URL is not a judge."""
     if isinstance(error, aiohttp.ClientResponseError):
         return 400 <= error.status < 500 and error.status not in RETRIED_STATUSES
     return isinstance(error, ValueError)

@@ -1,4 +1,4 @@
-"""A Model Context Protocol (MCP) server for the judge, so that any assistant can run Python in isolation.
+"""A Model Context Protocol (MCP) server for the judge, so that any AI assistant can run Python in isolation.
 
 The server has four tools. `run_python` runs one program. `open_session`, `run_cell` and `close_session` use a process
 that keeps its variables. Specification: https://modelcontextprotocol.io/specification, sections on tools and on stdio.
@@ -22,9 +22,9 @@ from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, RunRequest, RunResult, SessionInfo
 
 WAIT_S = 60.0
-"""How long a tool call waits for a judge that does not answer, beyond the program's own time limit."""
+"""Seconds, beyond the program's own time limit, for which a tool call waits for a judge that does not answer."""
 CLOSE_S = 20.0
-"""How long the server, when it ends, waits for its open sessions to close."""
+"""When the server ends, it waits at most this many seconds until its open sessions are closed."""
 INSTRUCTIONS = (
     "Runs Python in isolation, without access to the network or to this machine's files; numpy, sympy, scipy and "
     "pandas can be imported. `value` is the last expression, as in a notebook. run_python starts afresh each time; to "
@@ -67,13 +67,16 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
         stdin: Annotated[str, Field(description="Standard input of the program.")] = "",
         timeout_s: Timeout = 10.0,
     ) -> RunResult:
-        """Run a Python program in a fresh process. Returns its output, its last value, and how it ended."""
+        """Run a Python program in a fresh process. Returns the program's output, its last value, and how it ended."""
         with _tool_errors():
             return await client.run(RunRequest(code=code, stdin=stdin, timeout_s=timeout_s))
 
     @server.tool()
     async def open_session() -> SessionInfo:
-        """Start a Python process that keeps its variables from cell to cell. It ends if it is idle for long."""
+        """Start a Python process that keeps its variables from cell to cell.
+
+        The process ends if it is idle for a long time.
+        """
         session = JudgeSession(client)
         with _tool_errors():
             await session.__aenter__()
@@ -83,7 +86,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
     @server.tool()
     async def run_cell(session_id: SessionId, code: Code, timeout_s: Timeout = 10.0) -> CellResult:
-        """Run a cell in a session. Returns its output, its last value, and how it ended."""
+        """Run a cell in a session. Returns the cell's output, its last value, and how it ended."""
         session = session_by_id(session_id)
         with _tool_errors():
             result = await session.run(CellRequest(code=code, timeout_s=timeout_s))
@@ -105,7 +108,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
 @contextmanager
 def _tool_errors() -> Iterator[None]:
-    """Turns errors of the judge and of the request into a ToolError, whose text the assistant gets as the answer."""
+    """Turns an error of the judge or of the request into a ToolError. The assistant gets the error's text."""
     try:
         yield
     except (RStarError, ValidationError) as error:

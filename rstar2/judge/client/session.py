@@ -7,7 +7,8 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
 
 OPEN_S = 120.0
-"""Additional time limit for opening a session. The first session of a worker has to load all libraries."""
+"""Opening a session may take this many seconds in addition to `wait_s`. The first session of a worker has to load all
+libraries."""
 CLOSE_S = 30.0
 
 
@@ -28,7 +29,7 @@ class JudgeSession:
         self, client: JudgeClient, limits: SessionRequest | None = None, wait_s: float | None = None
     ) -> None:
         if not isinstance(client, JudgeClient):
-            raise TypeError(f"a session is async and needs a JudgeClient, not {type(client).__name__}")
+            raise TypeError(f"a session needs the asynchronous JudgeClient, not {type(client).__name__}")
         self.client = client
         self.limits = limits or SessionRequest()
         self.wait_s = client.wait_s if wait_s is None else wait_s

@@ -21,7 +21,7 @@ from rstar2.supervision.logs import tail
 START_S = 60.0
 STOP_S = 5.0
 SOCKET_PATH_BYTES = 107
-"""Maximum length of the path of a Unix socket. Source: unix(7)."""
+"""Maximum length in bytes of the path of a Unix socket. Source: unix(7)."""
 START_ATTEMPTS = 5
 _CONFIG = """
 bind 127.0.0.1
@@ -60,11 +60,11 @@ _HINT = (
 
 
 class EmbeddedRedis:
-    """A Redis server process that ends with this process. Queued programs survive a restart of the server.
+    """A Redis server process that ends when this process ends. Queued programs survive a restart of the server.
 
     Args:
-        folder: the server's data and its socket.
-        log: the server's log file.
+        folder: the folder that contains the server's data and its socket.
+        log: path of the server's log file.
     """
 
     def __init__(self, folder: Path, log: Path) -> None:
@@ -77,12 +77,15 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """URL for any process on this machine."""
+        """URL at which any process on this machine reaches the server."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
     def local_url(self) -> str:
-        """URL for processes of this user: a Unix socket, which is faster than TCP, or `url` if there is no socket."""
+        """URL for processes of this user.
+
+        The URL names a Unix socket, which is faster than TCP. If there is no socket, the URL is the same as `url`.
+        """
         return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._has_socket else self.url
 
     @property
@@ -122,7 +125,7 @@ class EmbeddedRedis:
         return Failure(f"the embedded Redis server did not start: {cause}", f"See {self.log}")
 
     def _launch(self) -> subprocess.Popen[bytes] | None:
-        """Start the server once. Returns the server's process, or None if the server does not answer."""
+        """Try once to start the server. Returns the server's process, or None if the server does not answer."""
         self.stop()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process = process = start_bound([server_binary(), "-"], self.log, self._config(), umask=0o077)

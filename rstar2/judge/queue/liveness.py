@@ -1,7 +1,7 @@
 """Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
-A heartbeat has a number, `beat`, which grows while the worker works. A worker is alive while the process that monitors
-it sees this number change. Clocks of other machines therefore do not matter.
+A heartbeat has a number, `beat`, which grows while the worker works. The process that monitors a worker counts it as
+alive as long as this number changes, and therefore never compares clocks of different machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEARTBEAT_S = 0.5
 """Seconds between a worker's heartbeats."""
 CHECK_EVERY_S = 0.5
 DEAD_AFTER_S = 3.0
-"""A worker whose heartbeat has not changed for this long is dead."""
+"""A worker whose heartbeat has not changed for this many seconds counts as dead."""
 
 WRITE_HEARTBEAT = """
 local function write_heartbeat(workers, name, state)
@@ -36,7 +36,10 @@ def heartbeat(worker: str, state: Mapping[str, Any]) -> Command:
 
 
 def read_heartbeat(text: str) -> dict[str, Any] | None:
-    """Parse a heartbeat from Redis. Returns None if `beat` or `isolation` is missing, because no worker wrote it."""
+    """Parse a heartbeat from Redis.
+
+    Returns None if `beat` or `isolation` is missing, because then no worker wrote the text.
+    """
     try:
         state = json.loads(text)
     except (ValueError, RecursionError):
@@ -49,13 +52,14 @@ def read_heartbeat(text: str) -> dict[str, Any] | None:
 class LivenessMonitor:
     """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
-    A long gap between two checks means that Redis or this process was stopped. After such a gap all workers count as
-    alive, and the monitor starts anew.
+    A long gap between two checks means that Redis or this process was stopped. After a long gap, all workers count as
+    alive, and the monitor starts to observe them anew.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
-        """By worker: the number of its last heartbeat, and the monotonic time at which that was first seen."""
+        """For each worker, the number of its last heartbeat, and the monotonic time at which this monitor first saw the
+        number."""
         self._checked = 0.0
         """Monotonic time of the last check."""
 
@@ -63,8 +67,8 @@ class LivenessMonitor:
         """Record the workers' heartbeat numbers and return the names of dead workers.
 
         Args:
-            beats: number of the last heartbeat by worker.
-            now: monotonic seconds at which `beats` were read.
+            beats: the number of each worker's last heartbeat, by worker name.
+            now: monotonic time in seconds at which `beats` were read.
         """
         if now - self._checked > 2.5 * CHECK_EVERY_S:
             self._seen.clear()

@@ -1,7 +1,7 @@
-"""Connections to Redis: redis-py clients for rare commands, and bare connections for the commands of every program.
+"""Connections to Redis: redis-py clients for rare commands, and bare connections for commands sent for every program.
 
-A redis-py client takes a connection from a pool, starts a timer and a task for each half of an exchange, and records
-metrics. For a short script, this work costs several times as much as sending the script, so frequent commands use bare
+For each command, a redis-py client takes a connection from a pool, starts timers and tasks, and records metrics. For a
+short script, this work takes several times as much CPU time as sending the script, so frequent commands use bare
 connections. Bare connections use the RESP2 protocol, in which a reply is a list, a text, a number or None. No
 connection here retries a command, because only the caller knows whether a retry is safe.
 """
@@ -21,16 +21,16 @@ from redis.backoff import NoBackoff
 Command = tuple[str | int | float, ...]
 """A Redis command: its name and its arguments."""
 Name = TypeVar("Name")
-"""A caller's name for a command of one exchange. The reply has the same name."""
+"""Name that a caller chooses for one of the commands that it sends together. The reply gets the same name."""
 REPLY_S = 5.0
-"""Time limit for a reply of Redis. After that the connection is closed."""
+"""Seconds to wait for a reply of Redis. If no reply arrives in this time, the connection is closed."""
 CONNECT_S = 2.0
 # Typed as Any because hiredis declares it only for commands of one word.
 _pack: Any = hiredis.pack_command
 
 
 def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
-    """Returns a redis-py client whose replies are decoded, without retries."""
+    """Returns a redis-py client that decodes replies to text and never retries a command."""
     return redis.Redis.from_url(
         redis_url,
         decode_responses=True,
@@ -48,9 +48,9 @@ def execute(client: redis.Redis, command: Command) -> Any:
 
 
 def async_client(redis_url: str) -> Any:
-    """Returns an asyncio redis-py client whose replies are decoded, without retries.
+    """Returns an asyncio redis-py client that decodes replies to text and never retries a command.
 
-    Typed as Any because redis-py's own types do not know that replies are decoded.
+    The return type is Any because redis-py's own types do not say that replies are decoded.
     """
     return redis.asyncio.Redis.from_url(
         redis_url,
@@ -62,7 +62,7 @@ def async_client(redis_url: str) -> Any:
 
 
 class _Connection:
-    """A bare asyncio connection. After the connection breaks, its next use connects again."""
+    """A bare asyncio connection. If the connection breaks, the next use of this object connects again."""
 
     def __init__(self, redis_url: str) -> None:
         # Typed as Any because redis-py's own types do not know that replies are decoded.
@@ -90,7 +90,7 @@ class RedisConnection(_Connection):
     """A bare asyncio connection that sends commands. Use one `RedisConnection` from one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns their replies by the names of the commands.
+        """Send commands in one exchange. Returns the replies by the names of the commands.
 
         If Redis refuses a command, its reply is a ResponseError, and the other commands are still carried out.
 
@@ -122,7 +122,7 @@ class SyncRedisConnection:
     """A bare connection for code without an event loop. Use one connection from one thread at a time.
 
     Args:
-        client: a client with decoded replies. The connection uses the client's address and timeouts.
+        client: a redis-py client that decodes replies. The connection uses the client's address and timeouts.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -131,7 +131,7 @@ class SyncRedisConnection:
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns their replies by the names of the commands.
+        """Send commands in one exchange. Returns the replies by the names of the commands.
 
         Raises RedisError if the connection or any of the commands fails.
         """
@@ -154,10 +154,10 @@ class Subscription(_Connection):
         super().__init__(redis_url)
         self.channel = channel
         self.awaits_pong = False
-        """Whether a PING was sent and nothing was received since."""
+        """Whether a PING was sent, and nothing was received after it."""
 
     async def subscribe(self) -> None:
-        """Receive all messages from now on. Raises RedisError if Redis does not confirm the subscription in time."""
+        """Subscribe to the channel. Raises RedisError if Redis does not confirm the subscription in time."""
         await self.close()
         self.awaits_pong = False
         try:
@@ -170,7 +170,7 @@ class Subscription(_Connection):
             raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
 
     async def next(self) -> str:
-        """Wait for the next message and return it. If the connection has died, `check` ends the wait.
+        """Wait for the next message and return it. If the connection has died, a call of `check` ends the wait.
 
         Raises:
             RedisError: the connection broke. Messages that are published before the next `subscribe` are lost.
@@ -182,7 +182,7 @@ class Subscription(_Connection):
                 return str(rest[1])
 
     async def check(self) -> None:
-        """Send a PING, or close the connection if the last PING was not answered. Call this every few seconds."""
+        """Send a PING, or close the connection if the last PING was not answered. Call `check` every few seconds."""
         if self.awaits_pong:
             await self.close()
         elif self._connection.is_connected:

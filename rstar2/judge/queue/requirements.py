@@ -1,10 +1,10 @@
 """Requirements of judges for all workers of their queue: an isolation tier and a compatible protocol version.
 
-Each judge stores its requirement in Redis and renews it while it runs, so that the requirement of a dead judge expires.
-A worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
-requirement, and every other judge of the queue has a compatible version. A worker that registers, and a judge that
-starts, both check and write in one atomic step, so that a worker and a judge that start at the same time cannot miss
-each other.
+Each judge stores its requirement in Redis and renews it while it runs, so the requirement of a dead judge expires. A
+worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
+requirement, and every other judge of the queue has a compatible version. A worker registers in one atomic step, which
+checks the requirements and writes the heartbeat. A judge also checks the workers and writes its requirement in one
+atomic step. Therefore a worker and a judge that start at the same time cannot miss each other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from rstar2.judge.queue.tasks import PREFIX, WORKERS
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 
 REQUIREMENTS = f"{PREFIX}:requirements"
-"""Redis hash: judge → {tier, protocol, till} as JSON. `till` is the expiry in Unix seconds of Redis's clock."""
+"""Redis hash: judge → {tier, protocol, till} as JSON. `till` is the time at which the requirement expires, in Unix
+seconds of Redis's clock."""
 REQUIREMENTS_0_1 = f"{PREFIX}:required_isolation"
-"""Redis hash of judges up to version 0.1.0, without `protocol`. Later judges store a string here instead. Workers
-and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE, so that they cannot join the queue."""
+"""Redis hash in which judges up to version 0.1.0 store their requirements, which have no `protocol`. Later judges store
+a string under this key instead. Workers and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE,
+so that they cannot join the queue."""
 RENEW_S = 5.0
 VALID_S = 15
 SILENT_S = 10
-"""Workers whose last heartbeat is older than this are ignored."""
+"""A worker whose last heartbeat is more than this many seconds old is ignored."""
 
 _FUNCTIONS = """
 local now = tonumber(redis.call('TIME')[1])
@@ -72,12 +74,12 @@ write_heartbeat(KEYS[2], ARGV[3], ARGV[4])
 return {}
 """
 )
-"""Registers a worker, unless it conflicts with a requirement.
+"""Registers a worker, unless the worker conflicts with a judge's requirement.
 
-KEYS: requirements, workers, requirements of version 0.1.
-ARGV: this rstar2's major version, tiers stronger than the worker's, the worker's name, its heartbeat.
-Returns an empty list, or the conflict: its kind ('isolation' or 'protocol'), the name of the other part, and that
-part's tier or version.
+KEYS: the Redis keys REQUIREMENTS, WORKERS and REQUIREMENTS_0_1.
+ARGV: this rstar2's major version, tiers stronger than the worker's, the worker's name, the worker's heartbeat.
+Returns an empty list if there is no conflict. If there is a conflict, returns its kind ('isolation' or 'protocol'), the
+name of the conflicting judge or worker, and the tier or version of that judge or worker.
 """
 
 _REQUIRE = (
@@ -111,17 +113,19 @@ end
 return reply
 """
 )
-"""Stores or renews a judge's requirement, unless a part of the queue conflicts with it.
+"""Stores or renews a judge's requirement, unless a worker or another judge conflicts with it.
 
-KEYS: as in _REGISTER.
-ARGV: this rstar2's major version, tiers weaker than the judge's, the judge's name, its tier, its version, seconds for
+KEYS: the same as for _REGISTER.
+ARGV: this rstar2's major version, tiers weaker than the judge's, the judge's name, tier and version, seconds for
 which the requirement is valid, seconds after which a silent worker is ignored, 'renew' or 'begin'.
-Returns the same as _REGISTER. With 'renew', the requirement is stored in any case.
+Returns the same as _REGISTER. If the last argument is 'renew', the requirement is stored even if there is a conflict.
 """
 
 
 def register(worker: str, heartbeat: dict[str, Any]) -> Command:
-    """Returns the command that writes a worker's first heartbeat, unless it conflicts with a judge's requirement.
+    """Returns the command that registers a worker, unless the worker conflicts with a judge's requirement.
+
+    The command registers the worker by writing its first heartbeat.
 
     Pass the reply to this command to `check_registered`.
     """
@@ -138,8 +142,8 @@ def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
     Args:
         judge: the judge's name.
         tier: the weakest tier that the judge accepts.
-        renew: whether the judge is already running. The requirement of a running judge is stored in any case, because
-            it keeps incompatible workers out of the queue.
+        renew: whether the judge is already running. The requirement of a running judge is stored even if there is a
+            conflict, because it keeps incompatible workers out of the queue.
     """
     weaker = " ".join(ISOLATION_ORDER[: ISOLATION_ORDER.index(tier)])
     settings = (

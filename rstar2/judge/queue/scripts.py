@@ -1,10 +1,10 @@
 """Lua scripts that change the queue in Redis. Each script is one atomic step.
 
 `tasks` describes the keys and builds the commands that run the scripts. Each command contains its whole script (EVAL),
-so that a restarted Redis needs no scripts to be loaded. The first 16 characters of a program's state are the
+so that nobody has to load scripts into a restarted Redis. The first 16 characters of a program's state are the
 fingerprint of the request.
 
-Each docstring lists the script's KEYS and ARGV in order.
+The docstring of each script lists the script's KEYS and ARGV in order.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ for _, stream in ipairs(KEYS) do
   if reply.err and not string.find(reply.err, 'BUSYGROUP') then return reply end
 end
 """
-"""Creates streams with a consumer group, unless they exist.
+"""Creates streams with a consumer group. Does not change streams that already have this group.
 
-KEYS: streams. ARGV: group.
+KEYS: the streams. ARGV: the name of the consumer group.
 """
 
 _VISIBLE_STATE = """
@@ -28,7 +28,8 @@ local function visible_state(state, fingerprint)
   return ARGV[4]
 end
 """
-"""Lua function: returns a state without its fingerprint, or REUSED if it has another fingerprint."""
+"""Lua function that returns a state without its fingerprint, or REUSED if the state's fingerprint is not
+`fingerprint`."""
 
 _ENQUEUE = """
 local earlier = {}
@@ -50,10 +51,11 @@ return earlier
 ENQUEUE = _VISIBLE_STATE + _ENQUEUE
 """Queues programs that are not queued, running or done. A cancelled program with the same fingerprint is queued again.
 
-KEYS: stream, then the state of each program.
-ARGV: now, ttl, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body of each program.
-Returns id and state, alternating, of the programs that were not queued. The state has no fingerprint, and is REUSED if
-an earlier request with this id has another fingerprint.
+KEYS: the stream, then the key of each program's state.
+ARGV: the time now, seconds after which states expire, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body
+of each program.
+Returns the id and the state, alternating, of each program that was not queued. The state comes without its fingerprint.
+The state is REUSED if an earlier request with this id has another fingerprint.
 """
 
 ENQUEUE_IF_WORKER_ALIVE = (
@@ -69,8 +71,10 @@ end
 )
 """Queues one cell if its worker is alive.
 
-KEYS and ARGV: those of ENQUEUE for one item. Further ARGV: workers, the cell's worker, the result if that worker is
-dead. Returns the same as ENQUEUE.
+KEYS: the same as ENQUEUE takes for one program.
+ARGV: the same as ENQUEUE takes for one program, then the Redis hash of workers, the name of the cell's worker, and the
+result that the cell gets if that worker is dead.
+Returns the same as ENQUEUE.
 """
 
 COMMIT = """
@@ -97,14 +101,14 @@ if #notices > 0 then redis.call('PUBLISH', ARGV[4], table.concat(notices, '\\n')
 local unfinished = redis.call('XLEN', KEYS[2])
 return {'stored', #notices, 'unfinished', unfinished, 'workers', redis.call('HLEN', KEYS[3])}
 """
-"""Stores results, publishes notices of them, and acknowledges their tasks.
+"""Stores results, publishes a notice of each result, and acknowledges the tasks that produced the results.
 
-KEYS: outcomes, tasks, workers, then state and stream of each result.
-ARGV: group, ttl, length up to which a result is published with its notice, the channel `done`, NO_FINGERPRINT, then
-entry, id, result, outcome, queue_s and wall_s of each result.
-Returns names and numbers, alternating. `stored` is the number of results that were stored: a result is dropped if its
-task was cancelled or already has a result. `unfinished` is the number of programs in the queue, and `workers` the
-number of workers.
+KEYS: the Redis keys OUTCOMES, TASKS and WORKERS of `tasks`, then for each result the state's key and the task's stream.
+ARGV: the consumer group, seconds after which results expire, maximum length of a result that is published with its
+notice, the channel `done`, NO_FINGERPRINT, then entry, id, result, outcome, queue_s and wall_s of each result.
+Returns names and numbers, alternating. `stored` is the number of results that were stored. A result is dropped instead
+of stored if its task was cancelled or already has a result. `unfinished` is the number of programs in the queue, and
+`workers` is the number of workers of the queue.
 """
 
 STATES = """
@@ -112,10 +116,10 @@ local states = {}
 for i, state in ipairs(KEYS) do states[i] = redis.call('GETRANGE', state, 16, 15 + ARGV[1]) end
 return states
 """
-"""Reads states.
+"""Reads the states of programs.
 
-KEYS: states. ARGV: maximum number of characters of each state.
-Returns the states without their fingerprints. A missing state is empty.
+KEYS: the states' keys. ARGV: maximum number of characters to read of each state.
+Returns the states without their fingerprints. A state that does not exist is returned as an empty text.
 """
 
 CANCEL = """
@@ -132,7 +136,8 @@ return 1
 """
 """Cancels a program that is queued or running. A cell that was already delivered to its worker is not cancelled.
 
-KEYS: state. ARGV: CANCELLED, ttl, group, prefix of the streams of cells.
+KEYS: the key of the program's state. ARGV: CANCELLED, seconds after which the cancelled state expires, the consumer
+group, and the prefix of all streams of cells.
 Returns 1 if the program was cancelled, else 0.
 """
 
@@ -141,7 +146,7 @@ for _, state in ipairs(KEYS) do redis.call('EXPIRE', state, ARGV[1]) end
 """
 """Sets the time after which results expire.
 
-KEYS: states. ARGV: ttl.
+KEYS: the keys of the results. ARGV: seconds after which the results expire.
 """
 
 DROP_RESULTS = """
@@ -151,16 +156,16 @@ end
 """
 """Deletes results. States of unfinished programs are not deleted.
 
-KEYS: states.
+KEYS: the keys of the results.
 """
 
 FORGET = """
 if string.sub(redis.call('GET', KEYS[1]) or '', 17) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
-"""Deletes a result if it is still the expected one.
+"""Deletes a program's result if it still equals the expected result.
 
-KEYS: state. ARGV: the expected result.
+KEYS: the key of the program's state. ARGV: the expected result.
 Returns 1 if the result was deleted, else 0.
 """
 
@@ -186,10 +191,10 @@ return {{KEYS[1], claimed}}
 """
 """Moves the oldest tasks from one consumer to another.
 
-KEYS: tasks, returned, tries.
-ARGV: group, the consumer that has the tasks, the consumer that gets them, maximum number of tasks, then the entries of
-`returned` that this command answers.
-Returns these tasks in the format of XREADGROUP, with the additional field `tries`.
+KEYS: the Redis keys TASKS, RETURNED and TRIES of `tasks`.
+ARGV: the consumer group, the consumer that has the tasks, the consumer that gets the tasks, maximum number of tasks,
+then the entries of `returned` to delete.
+Returns the moved tasks in the format of XREADGROUP, with the additional field `tries`.
 """
 
 _RETURN = """
@@ -216,9 +221,10 @@ return return_task(ARGV[5])
 )
 """Returns a worker's task to the queue.
 
-KEYS: tasks, returned.
-ARGV: group, prefix of states, the consumer of returned tasks, the worker that returns the task, the task's entry.
-Returns 1, or 0 if the task was cancelled or no longer belongs to that worker.
+KEYS: the Redis keys TASKS and RETURNED of `tasks`.
+ARGV: the consumer group, the prefix of all states' keys, the consumer of returned tasks, the worker that returns the
+task, the task's entry.
+Returns 1 if the task was returned, or 0 if the task was cancelled or no longer belongs to that worker.
 """
 
 REMOVE_WORKER = (
@@ -256,10 +262,12 @@ redis.call('HDEL', KEYS[3], ARGV[4])
 return moved
 """
 )
-"""Removes a dead worker. Its tasks return to the queue, and its cells get the outcome `lost`.
+"""Removes a dead worker. The worker's tasks return to the queue, and the worker's cells get the outcome `lost`.
 
-KEYS: tasks, returned, workers, the worker's cells, outcomes, tries.
-ARGV: group, prefix of states, the consumer of returned tasks, name of the dead worker, error message for its cells, ttl
-of results, the channel `done`, ttl of tries, NO_FINGERPRINT.
+KEYS: the Redis keys TASKS, RETURNED and WORKERS of `tasks`, the stream of the worker's cells, then the Redis keys
+OUTCOMES and TRIES of `tasks`.
+ARGV: the consumer group, the prefix of all states' keys, the consumer of returned tasks, name of the dead worker, error
+message for the worker's cells, seconds after which results expire, the channel `done`, seconds after which tries
+expire, NO_FINGERPRINT.
 Returns the number of tasks that returned to the queue.
 """

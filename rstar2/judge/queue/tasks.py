@@ -1,21 +1,21 @@
 """The queue in Redis: its keys, the messages in them, and the commands that change it.
 
 Each program is a *task* in the stream `tasks`. If a worker returns a task, or dies while it has the task, the task
-stays in this stream, so that it keeps its age. The returned task becomes pending for the consumer NOBODY, and an entry
-is added to the stream `returned`. A worker that reads an entry of `returned` claims the oldest returned tasks. Workers
-read `returned` before `tasks`.
+stays in this stream and keeps its position in the queue. The returned task becomes pending for the consumer NOBODY, and
+an entry is added to the stream `returned`. A worker that reads an entry of `returned` claims the oldest returned tasks.
+Workers read the stream `returned` before the stream `tasks`.
 
 The *state* of a program is stored under `run:<id>`. The state begins with a fingerprint of the request. After the
-fingerprint, the state has `@stream entry` while the program is queued or running, CANCELLED if nobody waits for the
-program any more, or the result as JSON. Because of the state, each id runs only once: a repeated request gets the
-stored result or waits for the running program. A request with the same id but another fingerprint is refused. Notices
-of finished programs are published on the channel `done`, which every HTTP process reads. An HTTP process that missed a
-notice finds the result in the state.
+fingerprint comes one of three texts: `@stream entry` while the program is queued or running, CANCELLED if nobody waits
+for the program any more, or the result as JSON. Because of the state, the program with an id runs only once. A repeated
+request gets the stored result or waits for the running program. A request with the same id but another fingerprint is
+refused. When a program has finished, a notice is published on the channel `done`, which every HTTP process reads. An
+HTTP process that missed the notice finds the result in the program's state.
 
 A session belongs to one worker, and its id begins with that worker's name. The cells of a session are tasks in the
-stream `cells:<worker>`, which no other worker reads. If the worker dies, its cells get the outcome `lost`. A cell
-changes its session, so a cell cannot be cancelled after it was delivered to its worker. A repeated request for a cell
-gets the cell's result.
+stream `cells:<worker>`, which no other worker reads. If the worker dies, its cells get the outcome `lost`. A cell may
+change the variables of its session, so a cell cannot be cancelled after it was delivered to its worker. A repeated
+request for a cell gets the cell's result.
 
 The docstring of a function that returns a `Command` says what the command does.
 """
@@ -40,13 +40,13 @@ from rstar2.judge.schema import CellRequest, CellResult, RunResult, SessionReque
 PREFIX = "rstar2:judge"
 TASKS = f"{PREFIX}:tasks"
 RETURNED = f"{PREFIX}:returned"
-"""Redis stream: one entry for each task that is pending for NOBODY."""
+"""Redis stream with one entry for each returned task, that is, for each task that is pending for NOBODY."""
 NOBODY = "nobody"
-"""The consumer of TASKS for which returned tasks are pending."""
+"""Name of the consumer to which returned tasks belong until a worker claims them."""
 TRIES = f"{PREFIX}:tries"
 """Redis hash: entry of a task → number of workers that died while they had the task."""
 DONE = f"{PREFIX}:done"
-"""Redis channel: notices of finished programs, one per line; see `Notice`."""
+"""Redis channel on which notices of finished programs are published, one per line; see `Notice`."""
 WORKERS = f"{PREFIX}:workers"
 """Redis hash: worker name → its last heartbeat as JSON."""
 OUTCOMES = f"{PREFIX}:outcomes"
@@ -54,37 +54,40 @@ OUTCOMES = f"{PREFIX}:outcomes"
 WRITE_CHECK = f"{PREFIX}:write_check"
 """Key that a judge sets when it starts, to check whether Redis can store data. The key expires at once."""
 RESTARTS = f"{PREFIX}:restarts"
-"""Redis hash: part of a service → number of restarts after it died."""
+"""Redis hash: part of the judge ("api", "redis" or "worker") → number of times that such a process was restarted."""
 GROUP = "workers"
 CANCELLED = "x"
 REUSED = "!"
-"""Returned instead of a state if an earlier request with the same id has another fingerprint."""
+"""A command returns REUSED instead of a state if an earlier request with the same id has another fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Fingerprint of a result whose state Redis had lost. This fingerprint matches every request."""
+"""Fingerprint of a result that is stored although Redis lost the program's state. This fingerprint matches every
+request."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
-"""Time for which a result can be requested again by its id."""
+"""Seconds for which a result can be requested again by its id."""
 DELIVERED_TTL_S = 30
-"""Time for which a delivered result can be requested again, because its client's connection may have broken."""
+"""Seconds for which a result can be requested again after it was sent, because the client's connection may have broken
+before the result arrived."""
 CANCELLED_TTL_S = 600
 DONE_INLINE_CHARS = 2048
-"""Results up to this length are published with their notice, so that HTTP processes need not fetch them."""
+"""A result of at most this many characters is published with its notice, so that HTTP processes need not fetch it."""
 WORKER_GONE = "the session ended: its worker is gone"
 MAX_TRIES = 3
-"""A program gets the outcome `lost` and does not run again if this many workers died while they had it."""
+"""If this many workers died while they had the same program, the program gets the outcome `lost` and does not run
+again."""
 
 UNREADABLE = "the worker cannot read this task"
-"""Message for an entry of the queue that is neither a program nor a cell. The entry's outcome is `lost`."""
+"""Error message if an entry of the queue is neither a program nor a cell. The entry's outcome is `lost`."""
 log = logging.getLogger(__name__)
 
 Entries = Sequence[tuple[str, Sequence[str]]]
-"""Entries of a Redis stream: the id of each entry, and its field names and values, alternating."""
+"""Entries of a Redis stream. Each entry has an id and a list in which field names and values alternate."""
 
 
 class SessionCommand(BaseModel):
-    """The body of a task for a worker's sessions: open a session, run a cell in it, or close it."""
+    """The body of a task that opens a session on a worker, runs a cell in a session, or closes a session."""
 
     action: Literal["open", "cell", "close"]
     session: str
@@ -131,14 +134,14 @@ class Task:
 
     @property
     def timeout_s(self) -> float:
-        """The program's or cell's own time limit in seconds, or 0 if the body has none."""
+        """The time limit of the program or cell in seconds, or 0 if the body contains no time limit."""
         fields = self._fields()
         cell = fields.get("cell")
         return _number((cell if isinstance(cell, dict) else fields).get("timeout_s"), 0.0)
 
     @property
     def session(self) -> str:
-        """The id of the session that this task is for. The id is empty if the task is a program."""
+        """The id of the session to which this task belongs. The id is empty if the task is a program."""
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
@@ -151,26 +154,26 @@ class Task:
 
     @property
     def is_cell(self) -> bool:
-        """Whether this task is for a session, so that only one worker can run it."""
+        """Whether this task belongs to a session, so that only one worker can run the task."""
         return self.stream != TASKS
 
 
 @dataclass(frozen=True)
 class Notice:
-    """The published notice of one finished program."""
+    """The notice that is published when a program has finished."""
 
     id: str
     queue_s: float
     wall_s: float
     result: str
-    """The result as JSON, or empty if the result is too long to be published."""
+    """The result as JSON. This text is empty if the result is too long to be published."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
         """Returns the notices in one message on the channel `done`.
 
         Each line has words separated by spaces, and then the result. A later version may add words. A line that cannot
-        be read is logged and ignored, because its result is stored in Redis.
+        be parsed is only logged, because the program's result is also stored in Redis.
         """
         notices = []
         for line in message.split("\n"):
@@ -184,7 +187,7 @@ class Notice:
 
 
 def _number(value: object, default: float) -> float:
-    """Returns a finite number, or the number in a text, or else the default."""
+    """Returns the finite number that `value` is or contains as text, or the default if there is none."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):
@@ -198,7 +201,7 @@ def returned_entries(reply: Sequence[tuple[str, Entries]] | None) -> list[str]:
 
 
 def pairs(flat: Sequence[Any]) -> dict[str, Any]:
-    """Converts a reply with alternating names and values to a dictionary."""
+    """Converts a list in which names and values alternate to a dictionary."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -208,17 +211,17 @@ def state_key(run_id: str) -> str:
 
 
 def cells_stream(worker: str) -> str:
-    """Returns the Redis stream of the cells for one worker's sessions."""
+    """Returns the name of the Redis stream that holds the cells for one worker's sessions."""
     return f"{PREFIX}:cells:{worker}"
 
 
 def fingerprint(request: str) -> str:
-    """Returns a hash of FINGERPRINT_CHARS hexadecimal digits, by which requests with the same id are compared."""
+    """Returns a hash of the request, in FINGERPRINT_CHARS hexadecimal digits, to compare requests with the same id."""
     return hashlib.blake2b(request.encode(), digest_size=FINGERPRINT_CHARS // 2).hexdigest()
 
 
 def delivered_state(task: Task) -> str:
-    """Returns the state, without fingerprint, that a program has as long as the result of this task is needed."""
+    """Returns the state, without fingerprint, that a program has as long as somebody needs this task's result."""
     return f"@{task.stream} {task.entry}"
 
 
@@ -228,12 +231,15 @@ def get_state(run_id: str) -> Command:
 
 
 def short_states(run_ids: Sequence[str]) -> Command:
-    """Reads the states of programs without fingerprints. A reply over `DONE_INLINE_CHARS` long is a cut long result."""
+    """Reads the states of programs, without their fingerprints.
+
+    If a state is longer than `DONE_INLINE_CHARS`, it is a result, and the reply contains only its beginning.
+    """
     return ("EVAL", scripts.STATES, len(run_ids), *map(state_key, run_ids), DONE_INLINE_CHARS + 1)
 
 
 def is_result(state: str | None) -> TypeGuard[str]:
-    """Returns whether a state, without its fingerprint, is a result."""
+    """Returns whether a state is a result. Pass the state without its fingerprint."""
     return state is not None and state.startswith("{")
 
 
@@ -243,7 +249,7 @@ def lost_cell(run_id: str, reason: str) -> CellResult:
 
 
 def make_groups(streams: Sequence[str]) -> Command:
-    """Creates streams for workers, unless they exist."""
+    """Creates streams from which workers read. Does not change streams that already exist."""
     return ("EVAL", scripts.MAKE_GROUPS, len(streams), *streams, GROUP)
 
 
@@ -251,8 +257,9 @@ def enqueue(programs: Mapping[str, str], fingerprints: Mapping[str, str] | None 
     """Queues programs. See `scripts.ENQUEUE` for the reply.
 
     Args:
-        programs: a `RunRequest` as JSON by id.
-        fingerprints: fingerprints of the clients' requests by id. If None, the fingerprints are those of `programs`.
+        programs: by id, each program's `RunRequest` as JSON.
+        fingerprints: by id, the fingerprint of the client's request. If None, the fingerprints are computed from
+            `programs`.
     """
     states = [state_key(run_id) for run_id in programs]
     by_id = fingerprints or {run_id: fingerprint(body) for run_id, body in programs.items()}
@@ -265,7 +272,7 @@ def _enqueue_settings() -> Command:
 
 
 def enqueue_cell(run_id: str, body: str, worker: str, request_fingerprint: str) -> Command:
-    """Queues a command for the sessions of one worker, unless that worker is dead. The reply is that of `enqueue`.
+    """Queues a session command for one worker, unless that worker is dead. The reply has the format of `enqueue`.
 
     Args:
         run_id: id of the client's request.
@@ -280,7 +287,10 @@ def enqueue_cell(run_id: str, body: str, worker: str, request_fingerprint: str) 
 
 
 def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
-    """Stores results, publishes them and acknowledges their tasks. See `scripts.COMMIT` for the reply."""
+    """Stores results, publishes a notice of each result, and acknowledges their tasks.
+
+    See `scripts.COMMIT` for the reply.
+    """
     keys = [OUTCOMES, TASKS, WORKERS]
     items: list[str | float] = []
     for task, result in finished:
@@ -301,7 +311,10 @@ def cancel(run_id: str) -> Command:
 
 
 def forget(run_id: str, result: str) -> Command:
-    """Deletes a result, so that a repeated request with its id runs again. Does nothing if the result has changed."""
+    """Deletes a result, so that a repeated request with the result's id runs the program again.
+
+    Does nothing if the stored result is not `result`.
+    """
     return ("EVAL", scripts.FORGET, 1, state_key(run_id), result)
 
 
@@ -321,7 +334,7 @@ def claim_returned(worker: str, entries: Sequence[str], count: int) -> Command:
 
 
 def redeliver(worker: str, count: int) -> Command:
-    """Delivers a worker's own pending tasks to it again. See `scripts.CLAIM` for the reply."""
+    """Delivers a worker's pending tasks to the same worker again. See `scripts.CLAIM` for the reply."""
     return _claim(worker, worker, count)
 
 
@@ -331,13 +344,16 @@ def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> C
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Returns a task to the queue that this worker has not started."""
+    """Puts a task back into the queue. The worker that has the task must not have started it."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 
 
 def remove_worker(worker: str) -> Command:
-    """Removes a dead worker and returns its tasks to the queue. The reply is the number of returned tasks."""
+    """Removes a dead worker and puts its tasks back into the queue.
+
+    The reply is the number of tasks that were put back.
+    """
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES, TRIES)
     settings = (GROUP, state_key(""), NOBODY, worker, WORKER_GONE, RESULT_TTL_S, DONE, QUEUED_TTL_S)
     return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *settings, NO_FINGERPRINT)

@@ -4,18 +4,18 @@
 
     sandbox = Sandbox(Path("work"), tier=None, minimum="strict")
     sandbox.start()                          # builds the jail and runs the escape tests in it
-    sandbox.start_zygotes()                  # optional: starts every zygote now, not when first needed
+    sandbox.start_zygotes()                  # optional: starts every zygote now, and not when a program first needs it
     result = sandbox.run(RunRequest(code="print(1)"), "run-1")
     session = sandbox.open_session(memory_mb=1024)
     result = session.run_cell("x = 1", timeout_s=10.0, cell_id="cell-1")
-    session.alive, session.reason            # whether the session lives, and why it ended
+    session.alive, session.reason            # whether the session is alive, and why it ended
     session.close()
     sandbox.isolation                        # the isolation tier
     sandbox.exceptions()                     # sentences about what this tier does not enforce here
     sandbox.close()
 
-A worker process has one Sandbox, which runs one program at a time. One thread uses it: other threads may only call
-`abort` and the methods of sessions.
+A worker process has one Sandbox, which runs one program at a time. Only one thread may use the Sandbox. Other threads
+may call only `abort` and the methods of sessions.
 
 The processes form this tree, from parent to child:
 
@@ -23,10 +23,10 @@ The processes form this tree, from parent to child:
                               └──────────────┴──────────────────┴───────────────┴── one fork per program,
                                                                   in a PID namespace of its own (strict)
 
-The worker starts one new interpreter, the starter. In the strict tier, the starter enters the namespaces, and its child
-becomes the bare zygote, which is the first process of the jail. In the other tiers, the starter itself becomes the bare
-zygote. Each zygote forks the next one, which loads more libraries. Each zygote also forks the programs that need its
-libraries.
+The worker starts one new interpreter, which is called the starter. In the strict tier, the starter enters the
+namespaces. The starter's child process becomes the bare zygote, which is the first process of the jail. In the other
+tiers, the starter itself becomes the bare zygote. Each zygote forks the next one, which loads more libraries. Each
+zygote also forks the programs that need its libraries.
 
 Modules outside the jail, which run in the worker:
 
@@ -35,15 +35,16 @@ Modules outside the jail, which run in the worker:
     session        Session: runs cells in one process that stays alive
     streams        a program's standard input, output and report
     jail           Jail: starts the processes inside and exchanges messages with them
-    protocol       types of these messages
+    protocol       types of the messages that `Jail` sends into the jail
     zygote_kinds   chooses the zygote for a program
-    tiers          defines what each tier builds and what it does not enforce (with rootfs, seccomp and host/cgroups)
-    escape_tests   tries to break out of the jail at each start
+    tiers          defines how each tier is built and what each tier does not enforce (with rootfs, seccomp and
+                   host/cgroups)
+    escape_tests   tries to break out of each new jail
 
 Modules inside the jail are in `inside/`: main starts, namespaces builds the strict jail, preload loads libraries,
-zygote forks programs, confine restricts them, program and session run their code. scratch, memory and cleaner measure
-what programs use and empty their folders. prefault, wire, processes, turns and syscalls are helpers of the other
-modules in `inside/`.
+zygote forks programs, confine restricts programs, program and session run code. scratch, memory and cleaner measure the
+memory and disk space that programs use, and remove the files that programs leave. prefault, wire, processes, turns and
+syscalls are helpers of the other modules in `inside/`.
 
-This module imports nothing, because every module inside the jail is imported through it.
+This module imports nothing, because importing any module of `inside/` also imports this module.
 """

@@ -1,7 +1,7 @@
-"""Escape tests: attempts to break out of a new jail, before it gets its first program.
+"""Escape tests: attempts to break out of a new jail, made before the jail gets its first program.
 
-The targets are real, and the worker itself could reach the targets: a readable secret, a writable folder, listening
-sockets on loopback, Unix sockets, and the worker's own process.
+The attempts have real targets, which the worker itself could reach: a readable secret file, a writable folder,
+listening sockets on loopback, Unix sockets, and the worker's own process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 120.0
 _MEMORY_MB = 64
-"""Enough for the attempts. More would make each start slower, because one test program fills this memory."""
+"""Memory limit of the test programs in MiB. The escape attempts need no more. A higher limit would make each start of a
+worker slower, because one test program fills this memory."""
 _SECRET_MODE = 0o666
 
 # One program runs all attempts. Each attempt is a function that returns a true value if it succeeds.
@@ -116,9 +117,9 @@ def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
     """Run two test programs and, unless the tier is `none`, a program that makes all escape attempts.
 
     Args:
-        run: runs a program in the jail.
-        spec: the jail's spec.
-        root: folder for the targets.
+        run: a function that runs a program in the jail.
+        spec: describes how the jail was built.
+        root: folder in which the targets of the attempts are created.
 
     Raises:
         Failure: an attempt succeeded, an honest program does not work, or memory is not limited.

@@ -1,4 +1,4 @@
-"""Builds a jail and controls the processes in it: its first process, and the zygotes that fork programs."""
+"""Builds a jail, and controls the jail's first process and the zygotes that fork programs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 _BUILD_TIMEOUT_S = 120.0
 _PRELOAD_TIMEOUT_S = 300.0
 REPLY_TIMEOUT_S = 30.0
-"""Time limit for a zygote to answer, or to report the end of a program that it was told to kill."""
+"""Seconds that a zygote may take to answer, or to report the end of a program after the command to kill the program."""
 CLEAN_TIMEOUT_S = 60.0
-"""Time limit for a zygote to remove the files that a program left."""
+"""Seconds that a zygote may take to remove the files that a program left."""
 END_TIMEOUT_S = 60.0
-"""Time limit for a jail's first process to end after it was killed. The process can hang in the kernel."""
+"""Seconds to wait until the jail's first process has ended after it was killed. A killed process can hang in the
+kernel."""
 _NO_PROGRAM = 0
-"""The key of messages that are not about a program. The keys of programs start at 1."""
+"""The key in messages that are not about a program. The keys of programs start at 1."""
 Report = dict[str, Any]
-"""A zygote's message about one program: its `key` and other fields, such as `status` and `cpu_s` for its end."""
+"""A zygote's message about one program: the program's `key` and other fields, such as `status` and `cpu_s` if the
+program has ended."""
 log = logging.getLogger(__name__)
 
 
@@ -50,8 +52,8 @@ class Jail:
     The methods of `Jail` raise JailLost if a zygote is gone or does not answer.
 
     Args:
-        spec: how to build the jail.
-        discard: moves a folder away, so that a new folder can be created in its place.
+        spec: describes how to build the jail.
+        discard: a function that moves a folder away, so that a new folder can be created in its place.
 
     Raises:
         Failure: the machine refuses a part of the spec. The message names the part.
@@ -61,20 +63,22 @@ class Jail:
         self.spec = spec
         self._discard = discard
         self.cgroup = Cgroup()
-        """Limits the programs. The zygotes are in it, too, so that each forked program is in it at once."""
+        """The control group that limits the programs. The zygotes are also in this group, so that each program is in
+        the group from the moment it is forked."""
         self._preload_cgroup = Cgroup()
-        """Contains zygotes while they load libraries, so that their memory does not count as a program's memory."""
+        """The control group of zygotes while they load libraries. This group is separate so that memory for the
+        libraries does not count as a program's memory."""
         self.ended: dict[int, Report] = {}
-        """Reports, by key, of programs that ended while nothing waited for them."""
+        """Reports of programs that ended while nobody waited for their end, by the program's key."""
         control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets: dict[ZygoteKind, socket.socket] = {"bare": control}
         self._preloading: set[ZygoteKind] = set()
         self._unforkable: set[ZygoteKind] = set()
-        """Zygotes that have more than one thread after loading their libraries, so that they cannot be forked."""
+        """Zygotes that cannot be forked, because they have more than one thread after loading their libraries."""
         self.profiled: set[ZygoteKind] = set()
-        """Zygotes that were profiled, or whose profiling failed. Such zygotes are not profiled again."""
+        """Zygotes that were profiled, or for which profiling failed. The zygotes in this set are not profiled again."""
         self._cleaning: ZygoteKind | None = None
-        """The zygote that is removing the files of the last program."""
+        """The zygote that is removing the files of the last program, or None."""
         self._dirty = False
         """Whether files of the last program could not be removed."""
         self._log = Path(spec["log"])
@@ -114,7 +118,7 @@ class Jail:
             return f"its log cannot be read: {error}"
 
     def start_zygote(self, kind: ZygoteKind) -> None:
-        """Start a zygote and its parents unless they run.
+        """Start a zygote and its parents, unless they are already running.
 
         The method does not wait until the zygotes have loaded their libraries.
         """
@@ -161,7 +165,10 @@ class Jail:
         return control is not None and (kind not in self._preloading or wait_readable(control, 0.0))
 
     def send(self, kind: ZygoteKind, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a message to a zygote: a StartCommand, or another `op` such as `kill` with the `key` of a program."""
+        """Send a message to a zygote.
+
+        The message is a StartCommand, or an `op` such as `kill` with the `key` of a program.
+        """
         try:
             wire.send(self._sockets[kind], message, fds)
         except (wire.Closed, OSError) as error:
@@ -173,10 +180,10 @@ class Jail:
         return not any(unread)
 
     def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
-        """Wait for one message of a zygote. Returns the message if it is about the program `key`, else None.
+        """Wait for one message of a zygote. Returns the message if it is about the program `key`, and otherwise None.
 
-        The end of another program is stored in `ended`. The method also raises JailLost if the zygote could not start
-        the program.
+        A message that reports the end of another program is stored in `ended`. The method also raises JailLost if
+        the zygote could not start the program `key`.
         """
         try:
             report: Report = wire.receive(self._sockets[kind])[0]
@@ -196,9 +203,9 @@ class Jail:
         return None
 
     def query(self, kind: ZygoteKind, op: str, key: int, field: str) -> Report:
-        """Send an `op` for a program to a zygote, and wait for the report that contains `field`.
+        """Send the command `op` for a program to a zygote, and wait for the report that contains `field`.
 
-        If the program ends before that report, the program's end is stored in `ended`.
+        If the zygote reports the end of the program first, the report of the end is stored in `ended`.
         """
         self.send(kind, {"op": op, "key": key})
         while True:
@@ -210,9 +217,10 @@ class Jail:
                     return report
 
     def wait_until_clean(self) -> None:
-        """Wait until the files of the last program are removed. If that fails, use a new scratch space.
+        """Wait until the files of the last program are removed.
 
-        Sessions have separate scratch spaces, which this does not change.
+        If the files cannot be removed, use a new scratch space. The scratch spaces of sessions are separate and do not
+        change.
         """
         deadline = time.monotonic() + CLEAN_TIMEOUT_S
         while (kind := self._cleaning) is not None:
@@ -225,7 +233,7 @@ class Jail:
             self._dirty = False
 
     def _replace_scratch(self) -> None:
-        log.warning("the files of a program could not be removed quickly: the scratch space is replaced")
+        log.warning("the files of a program could not be removed in time, so a new scratch space is used")
         if self.spec["tier"] != "strict":
             try:
                 self._discard(Path(self.spec["work_dir"]))
@@ -277,7 +285,10 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def wait_readable(sock: socket.socket | int, timeout_s: float) -> bool:
-    """Wait until there is data to read or the other end closes. Returns False on timeout."""
+    """Wait until a socket has data to read or its other end is closed.
+
+    Returns False if neither happens within `timeout_s` seconds.
+    """
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

@@ -35,14 +35,17 @@ ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""The complete environment of zygotes and of programs.
+"""All environment variables of zygotes and of programs.
 
-Zygotes and programs get no variable of the worker's environment.
+Zygotes and programs get no variable from the worker's environment.
 """
 
 
 def library_paths() -> list[str]:
-    """Returns sys.path for programs: the standard library and installed packages, without editable projects."""
+    """Returns the sys.path that programs get: the standard library and installed packages.
+
+    The returned list contains no packages that are installed in editable mode.
+    """
     packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if sys.prefix == sys.base_prefix:
         packages += site.getsitepackages()
@@ -61,9 +64,9 @@ def _is_standard_library(entry: str) -> bool:
 
 
 def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns the paths to bind into the jail, and the symbolic links to create as (link, target).
+    """Returns the paths to bind into the jail, and the symbolic links to create as pairs of link and target.
 
-    A path below another path of the list is left out.
+    A path that lies in another folder of the list is left out.
     """
     links, paths = [], []
     for entry in _SYSTEM:
@@ -82,7 +85,10 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def generated_files() -> list[tuple[str, str]]:
-    """Returns small files of /etc that libraries read, as (path, text). The files reveal nothing about the machine."""
+    """Returns the path and the text of some small files in /etc that libraries read.
+
+    The generated files reveal nothing about the machine.
+    """
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [
         ("/etc/passwd", user),

@@ -1,4 +1,7 @@
-"""Waits for the end of a program: reads its output and enforces its time and output limits (`wait_for_end`)."""
+"""Waits for the end of a program.
+
+Meanwhile `wait_for_end` reads the program's output and enforces its time and output limits.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,30 @@ class ProgramEnd:
     """How a program ended."""
 
     limit: Outcome | None
-    """The limit for which the program was killed, or None if the program was not killed for a limit."""
+    """Which limit the program had exceeded when it was killed, or None if it was not killed because of a limit."""
     exit_code: int
-    """The exit code as in `subprocess`: negative for a signal."""
+    """The program's exit code, or, as in `subprocess`, the negative number of the signal that ended the program."""
     cpu_s: float
     problem: str = ""
-    """Why the zygote did not report the program's end after it was told to kill the program. If it is not empty, the
-    jail must not be used again."""
+    """Why the zygote did not report the program's end after the command to kill the program. If this text is not empty,
+    the jail must not be used again."""
 
     @classmethod
     def from_report(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
-        """Returns the end that a zygote reports. `limit` is the limit for which the worker had the program killed."""
+        """Converts a zygote's report of a program's end.
+
+        `limit` is the limit for which the worker had the program killed, if any.
+        """
         return cls(report["exceeded"] or limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
     def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:
-        """Returns the program's outcome. Only a program that failed can have the outcome `memory`.
+        """Returns the program's outcome. A program with exit code 0 never has the outcome `memory`.
 
         Args:
-            cgroup: the program's control group. A kill for lack of memory in the control group means `memory`.
-            kills: the number of such kills before the program started.
-            kind: the kind of the program's report. `m` means that the program ran out of memory.
+            cgroup: the program's control group. If the kernel killed a process of the group for lack of memory, the
+                outcome is `memory`.
+            kills: how many processes of the group the kernel had killed for lack of memory before the program started.
+            kind: the kind of the program's report. The kind `m` means that the program ran out of memory.
         """
         if self.limit is not None:
             return self.limit
@@ -54,7 +61,7 @@ class ProgramEnd:
 
 
 class Abort:
-    """Lets another thread end the running program."""
+    """Lets another thread request the end of the running program."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -64,7 +71,7 @@ class Abort:
 
     @contextlib.contextmanager
     def watch(self, run_id: str) -> Iterator[int]:
-        """Yields a descriptor that becomes readable when the end of this program is requested."""
+        """Yields a file descriptor that becomes readable when another thread requests the end of this program."""
         with self._lock:
             self._run_id = run_id
         try:
@@ -90,17 +97,17 @@ class Abort:
 def wait_for_end(
     jail: Jail, kind: ZygoteKind, key: int, streams: Streams, deadline: float, abort: int | None = None
 ) -> ProgramEnd:
-    """Read a program's output until its zygote reports its end.
+    """Read a program's output until the zygote reports the program's end.
 
-    Kill the program at the deadline, or if it writes too much.
+    Kill the program at the deadline, or if it writes too much output.
 
     Args:
         jail: the program's jail.
-        kind: the zygote from which the program was forked.
+        kind: kind of the zygote from which the program was forked.
         key: the program's key.
-        streams: the program's streams.
-        deadline: monotonic seconds at which the program is killed.
-        abort: a descriptor. If the descriptor becomes readable, the program is killed, and the program's outcome is
+        streams: the worker's ends of the program's streams.
+        deadline: monotonic time at which the program is killed.
+        abort: a file descriptor. If the descriptor becomes readable, the program is killed and gets the outcome
             `refused`.
 
     Raises:

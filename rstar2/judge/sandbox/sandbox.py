@@ -27,18 +27,20 @@ from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResul
 
 _MIB = 1 << 20
 _KERNEL_BYTES = 64 * _MIB
-"""Allowance for page tables and kernel memory of a program, in addition to its memory limit."""
+"""Bytes that a program may use for page tables and kernel memory, in addition to its memory limit."""
 _PROFILE_RUNS = 4
-"""Number of runs before a profile. The interpreter specializes repeated code, which changes the pages it writes."""
+"""Before a zygote is profiled, a typical program runs this many times. The interpreter replaces repeated code by
+specialized code, so the first runs write to other memory pages than later runs."""
 _PROFILE_TIMEOUT_S = 10.0
 _SLEEP_CODE = "import time\nprint(flush=True)\ntime.sleep(60)\n"
 log = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """Runs one program at a time, each in a new process of one jail.
+    """Runs one program at a time.
 
-    Use a `Sandbox` from one thread. Other threads may only call `abort` and the methods of the sandbox's sessions.
+    Each program gets a new process in the sandbox's jail. Only one thread may use a `Sandbox`. Other threads may call
+    only `abort` and the methods of the sandbox's sessions.
 
     Args:
         root: a folder that only this sandbox uses, for its mount point and work files. The folder is created if
@@ -64,17 +66,17 @@ class Sandbox:
         self._spec: JailSpec | None = None
         self._jail: Jail | None = None
         self._all_zygotes = False
-        """Whether every new jail starts all its zygotes at once."""
+        """Whether all zygotes are started as soon as a jail is built."""
         self._key = 0
         self._baseline = 0
-        """Bytes that the jail used before it ran a program."""
+        """Bytes of memory that the jail used before it ran a program."""
         self._sessions: dict[int, Session] = {}
         self._profiling_failed = False
         """Whether the jail was lost while a zygote was profiled."""
         self._abort = Abort()
 
     def start(self) -> None:
-        """Build the jail of the strongest tier available, and run the escape tests in it.
+        """Build a jail of the strongest available tier, and run the escape tests in this jail.
 
         Raises:
             Failure: no tier at or above the minimum could be built and passed its escape tests.
@@ -141,7 +143,10 @@ class Sandbox:
         return self._jail
 
     def start_zygotes(self) -> None:
-        """Start every zygote now, unless they run. Without this call, each zygote starts when a program needs it."""
+        """Start every zygote that is not running.
+
+        Without this call, each zygote starts when a program first needs it.
+        """
         if self._all_zygotes and self._jail is not None:
             return
         self._all_zygotes = True
@@ -150,7 +155,10 @@ class Sandbox:
             jail.start_zygote(kind)
 
     def _open_jail(self) -> Jail:
-        """Returns the jail after the last program's files were removed. Builds a new jail if the jail was lost."""
+        """Wait until the files of the last program are removed, and return the jail.
+
+        If the jail was lost, build a new jail.
+        """
         if self._jail is not None:
             try:
                 self._jail.wait_until_clean()
@@ -160,7 +168,9 @@ class Sandbox:
         return self._build()
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
-        """Run one program, and kill all processes that it started. No action of the program raises an exception here.
+        """Run one program, and kill all processes that it started.
+
+        This method raises no exception because of anything that the program does.
 
         Raises:
             Failure: the jail was lost and could not be built again.
@@ -201,7 +211,9 @@ class Sandbox:
             )
 
     def _prepare_zygote(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
-        """Wait for a zygote, and set the control group's memory limit. Returns the kind of zygote to fork from.
+        """Wait for a zygote, and set the memory limit of the jail's control group.
+
+        Returns the kind of zygote to fork from.
 
         The limit is the memory of the zygotes plus the memory that the program may use.
         """
@@ -219,14 +231,14 @@ class Sandbox:
         code: str = "",
         session: int = 0,
     ) -> StartCommand:
-        """Make a zygote fork a process for a program or a session. Returns the command that was sent.
+        """Make a zygote fork a process for a program or a session. Returns the command that was sent to the zygote.
 
         Args:
-            jail: the jail.
-            kind: the zygote to fork from.
-            streams: the streams of the process.
+            jail: the jail that contains the zygote.
+            kind: kind of the zygote to fork from.
+            streams: the worker's ends of the streams of the process.
             memory_mb: memory limit in MiB.
-            nonce: the nonce of the program's report.
+            nonce: bytes that the program's report must contain.
             code: the program's source.
             session: number of the session, or 0 for a program.
         """
@@ -265,13 +277,13 @@ class Sandbox:
         return str(folder)
 
     def profile_next_zygote(self) -> bool:
-        """Profile one zygote: record the memory pages that programs write, so that its forks take less time.
+        """Profile one zygote: record the memory pages to which programs write, so that its forks take less time.
 
-        Call this when there is no program to run. Profiling takes about 0.1 s, once per zygote. For speed only: see
-        `inside.prefault`.
+        Call this method when there is no program to run. Profiling takes about 0.1 s for each zygote. Profiling exists
+        only for speed: see `inside.prefault`.
 
-        Returns whether there was a zygote to profile, which means a zygote that has loaded its libraries and was not
-        profiled before.
+        Returns whether a zygote was profiled. Returns False if each zygote was already profiled or has not yet loaded
+        its libraries.
         """
         if self._jail is None or self._profiling_failed:
             return False
@@ -315,7 +327,7 @@ class Sandbox:
 
         Args:
             memory_mb: memory limit of the whole session in MiB.
-            kind: the zygote to fork from. The kind determines which libraries are already loaded.
+            kind: kind of the zygote to fork from, which determines the libraries that are already loaded.
 
         Raises:
             Failure: the session could not be started.
@@ -362,7 +374,7 @@ class Sandbox:
         del self._sessions[number]
 
     def _drop_jail(self, reason: str = "") -> None:
-        """Kill all processes of the jail. The next program gets a new jail.
+        """Kill all processes of the jail and forget the jail. A new jail is built for the next program.
 
         Args:
             reason: why the jail was lost. The reason is empty if the sandbox is being closed.
@@ -377,7 +389,7 @@ class Sandbox:
             session.end(f"its jail is gone: {reason}" if reason else "the sandbox was closed")
 
     def close(self) -> None:
-        """End the jail and everything in it, including sessions."""
+        """End all processes of the jail, including the processes of sessions."""
         self._drop_jail()
         if self._spec is not None and self._spec["tier"] != "strict":
             # Remove the files of the last program. If the folder cannot be moved now, the next sandbox tries again.
@@ -388,5 +400,8 @@ class Sandbox:
 
 
 def _looks_itself_up(code: str) -> bool:
-    """Returns whether a program may look itself up in /proc. The jail's shared /proc shows other process ids."""
+    """Returns whether a program may look up its own process in /proc.
+
+    The jail's /proc, which all programs share, shows other process ids.
+    """
     return "/proc" in code or "psutil" in code

@@ -1,18 +1,19 @@
-"""The system calls that a program may make, as seccomp filters that libseccomp compiles to BPF.
+"""Lists the system calls that a program may make, and compiles the lists to seccomp filters (BPF) with libseccomp.
 
 The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
-to older calls. Calls that programs are known to try, and may not make, fail with EPERM. The landlock tier has no
-namespaces. The filter of the landlock tier therefore also refuses every call that could affect another process or the
-attributes of another file, if Landlock does not control that call. The filters are compiled once, outside the jail.
+to older calls. If programs are known to try a call that is refused, the call fails with EPERM instead. The landlock
+tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not control, if
+the call could affect another process or the attributes of another file. The filters are compiled once, outside the
+jail.
 
-A filter sees only the numbers of a call, not the file that a descriptor or path means. Some calls could show, evict or
-write out pages of the host's files in the kernel's cache. Calls that could show, evict or write out such pages are
-refused, or do nothing, even for a program's own files. flock is not listed, because it could lock the host's processes
-out of every readable file.
+A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
+calls could show, evict or write out pages of the host's files in the kernel's cache. Calls of this kind are refused, or
+do nothing, even if a program makes the call on its own files. The system call flock is not listed, because it could
+lock the host's processes out of every readable file.
 
-In the strict tier, the zygotes have a filter that additionally allows the calls by which they confine programs. Each
-program inherits this filter, and loads a second, small filter that refuses the calls that confine programs. For speed
-only: the kernel compiles each filter when it is loaded, so a small filter is faster.
+In the strict tier, the filter of the zygotes also allows the calls by which zygotes confine programs. Each program
+inherits the zygotes' filter, and loads a second, small filter that refuses the calls that confine programs. There are
+two filters only for speed: the kernel compiles a filter when it is loaded, so a small filter loads faster.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ pread64 preadv pwrite64 pwritev read readlink readlinkat readv rename
 renameat renameat2 rmdir sendfile stat statfs statx symlink symlinkat
 umask unlink unlinkat write writev
 """
-"""Calls on files. fadvise64, readahead and mincore are missing, because they show or change which pages of a file are
-cached. splice, tee and vmsplice are missing, because with them a pipe can hold pages, even huge ones, that no limit
-counts. Libraries work without these calls."""
+"""System calls on files. The calls fadvise64, readahead and mincore are missing, because they show or change which
+pages of a file are cached. The calls splice, tee and vmsplice are missing, because they can fill a pipe with memory
+pages that no limit counts. Libraries work without the missing calls."""
 _EXTENDED_ATTRIBUTES = "fgetxattr flistxattr getxattr lgetxattr listxattr llistxattr"
-"""Calls that read extended attributes, which Landlock does not control. Programs that copy files use them."""
+"""System calls that read extended attributes of files, which Landlock does not control. Programs that copy files make
+these calls."""
 _WRITING_OUT = "fsync fdatasync sync_file_range"
 _ATTRIBUTES = "chmod fchmod fchmodat fchmodat2 futimesat utime utimensat utimes"
 _OWNERS = "chown fchown fchownat lchown"
@@ -47,19 +49,21 @@ _MEMORY = """
 brk membarrier mlock mlock2 mlockall mmap mprotect mremap munlock munlockall munmap
 pkey_alloc pkey_free pkey_mprotect remap_file_pages
 """
-"""Calls on memory. The calls for NUMA policies are missing, because policies are kernel memory that no limit counts."""
+"""System calls on memory. The calls for NUMA policies are missing, because each policy uses kernel memory that no limit
+counts."""
 _ADVICE = (*range(5), *range(8, 12), *range(14, 20), 22, 23, 102, 103)
-"""The allowed kinds of advice of madvise(2). MADV_COLD and MADV_PAGEOUT are missing, because they evict cached pages of
-files. MADV_MERGEABLE is missing, because its effect shows the contents of other processes' memory."""
+"""The kinds of advice that programs may pass to madvise(2). MADV_COLD and MADV_PAGEOUT are missing, because they evict
+cached pages of files. MADV_MERGEABLE is missing, because its effect on timing reveals the contents of other processes'
+memory."""
 _WAITING = """
 alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait
 futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select
 setitimer time timerfd_create timerfd_gettime timerfd_settime
 """
-"""Calls that wait, and clocks. timer_create is missing, because a timer could send SIGCONT to a session that is stopped
-between its cells."""
+"""System calls that wait or that use clocks and timers. The call timer_create is missing, because a timer could send
+SIGCONT to a session that is stopped between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
-"""Calls whose first argument is a clock. The clock may be the CPU clock of another process."""
+"""System calls whose first argument is a clock. This clock may be the CPU clock of another process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
@@ -69,7 +73,7 @@ sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_add
 sigaltstack sysinfo times uname wait4 waitid
 """
 _ON_PROCESSES = "prlimit64 sched_setaffinity"
-"""Calls whose first argument is the process on which the call acts, or 0 for the calling process."""
+"""System calls whose first argument is the id of the process on which the call acts, or 0 for the calling process."""
 _CONNECTED_SOCKETS = """
 getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendto shutdown
 """
@@ -85,14 +89,16 @@ sethostname setdomainname reboot swapon swapoff init_module finit_module delete_
 clock_settime acct quotactl personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp
 inotify_init inotify_init1 syncfs
 """
-"""Calls that fail with EPERM. syncfs would write all files of other processes to disk. inotify would show what other
-processes do with visible files, and the host's user has only few inotify instances."""
+"""System calls that fail with EPERM. The call syncfs would write all files of other processes to disk. The calls of
+inotify would show what other processes do with visible files, and the host's user has only few inotify instances."""
 
 _CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
-"""Calls by which zygotes confine programs. Programs get EPERM. setsid is in this list because a program in a new
-session would get an additional CPU share, if the kernel groups processes by session."""
+"""System calls by which zygotes confine programs. If a program makes one of these calls, the call fails with EPERM. The
+call setsid is in this list because, on a kernel that divides the CPU between sessions, a program that starts a new
+session would get an additional CPU share."""
 _CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
-"""Newer calls that zygotes need. Programs get ENOSYS. Older versions of libseccomp know only the numbers of these."""
+"""Newer system calls that zygotes need. If a program makes one of these calls, the call fails with ENOSYS. The calls
+are given by their numbers, because older versions of libseccomp do not know the names of these calls."""
 
 # Flags of clone() that create namespaces, and CLONE_PARENT, whose child nobody would reap. A filter cannot see the
 # flags of clone3, so clone3 fails with ENOSYS.
@@ -124,20 +130,22 @@ _DESCRIPTOR_LOCKS = "F_OFD_GETLK F_OFD_SETLK F_OFD_SETLKW"
 _FCNTLS_REFUSED = "F_SETOWN F_SETSIG F_SETLEASE F_NOTIFY F_SETPIPE_SZ"
 _F_SETOWN_EX, _O_ASYNC = 15, os.O_ASYNC
 _UNCACHED = (os.O_DIRECT, os.O_DSYNC, os.O_SYNC & ~os.O_DSYNC)
-"""Flags of open() that make each read or write wait for the disk. O_SYNC has two bits, and the kernel treats its second
-bit alone as both."""
+"""Flags of open() that make each read or write wait for the disk. O_SYNC consists of two bits. The kernel treats a call
+that sets only the second bit like a call that sets both bits."""
 _MS_SYNC = 4
 # Bits of a clock id for the CPU time of a process, and for the CPU time of one of the caller's threads.
 _CPU_CLOCK, _CPU_CLOCK_OF_THREAD = 1 << 31, 1 << 31 | 4
 _INT = 0xFFFFFFFF
-"""Mask of the bits that the kernel uses of an argument of type int. A filter would compare all 64 bits."""
+"""Mask of the bits that the kernel reads from an argument of type int. Without this mask, a filter would compare all 64
+bits."""
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
 _SOCKET_OPTIONS = ((0, 4), (4, 2), (6, 1), (9, 1), (10, 2), (12, 4), (16, 16), (32, 32), (64, 64))
-"""All socket options except _SO_SNDBUF and _SO_RCVBUF, as spans: (first number, count). Counts are powers of two."""
+"""All socket options except _SO_SNDBUF and _SO_RCVBUF, as ranges. Each range has the number of its first option and the
+count of its options. Each count is a power of two."""
 # FIOASYNC, FIOSETOWN and SIOCSPGRP have the same effects as the refused fcntl commands.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
-"""First versions of Landlock that control truncate(2), TCP, and signals."""
+"""The first versions of Landlock that control truncate(2), that control TCP, and that control signals."""
 # libseccomp's option to sort a filter into a binary tree. For speed only: every system call runs the filter, and in the
 # landlock tier each program loads the whole filter.
 _OPTIMISE, _AS_TREE = 8, 2
@@ -145,7 +153,7 @@ _OPTIMISE, _AS_TREE = 8, 2
 
 @cache
 def library() -> Any:
-    """Returns libseccomp's Python binding. Raises Failure if the shared library is not installed."""
+    """Returns the Python module that wraps libseccomp. Raises Failure if the shared library is not installed."""
     try:
         import pyseccomp
     except (RuntimeError, OSError, ImportError) as error:
@@ -160,7 +168,8 @@ class _Rules:
     """A libseccomp filter under construction.
 
     Args:
-        allow_others: whether calls that match no rule are allowed. If False, calls that match no rule fail with ENOSYS.
+        allow_others: whether system calls that match no rule are allowed. If False, calls that match no rule fail
+            with ENOSYS.
     """
 
     def __init__(self, *, allow_others: bool = False) -> None:
@@ -170,13 +179,13 @@ class _Rules:
         self._filter.set_attr(_OPTIMISE, _AS_TREE)
 
     def allow(self, calls: str | tuple[int, ...], *conditions: Any) -> None:
-        """Allow calls, by names or numbers, if all conditions are true."""
+        """Allow system calls, given by their names or numbers, if all conditions are true."""
         self._add(self.lib.ALLOW, calls, conditions)
 
     def refuse(self, calls: str | tuple[int, ...], *conditions: Any, with_errno: int = errno.EPERM) -> None:
-        """Make calls, by names or numbers, fail if all conditions are true.
+        """Make system calls, given by their names or numbers, fail if all conditions are true.
 
-        With errno 0, the calls only seem to succeed.
+        If `with_errno` is 0, the calls do nothing but seem to succeed.
         """
         self._add(self.lib.ERRNO(with_errno), calls, conditions)
 
@@ -185,7 +194,7 @@ class _Rules:
             self._filter.add_rule(action, number, *conditions)
 
     def _numbers(self, names: str) -> Iterator[int]:
-        """Yield the numbers of the calls that exist on this machine."""
+        """Yield the numbers of those system calls that exist on this machine."""
         for name in names.split():
             try:
                 number = self.lib.resolve_syscall(self.lib.Arch.NATIVE, name)
@@ -195,7 +204,10 @@ class _Rules:
                 yield number
 
     def when(self, argument: int, value: int, mask: int | None = None) -> Any:
-        """Returns the condition that an argument, or its bits in `mask`, equals a value."""
+        """Returns the condition that an argument of the system call equals a value.
+
+        If `mask` is set, only the bits in `mask` are compared.
+        """
         if mask is None:
             return self.lib.Arg(argument, self.lib.EQ, value)
         return self.lib.Arg(argument, self.lib.MASKED_EQ, mask, value)
@@ -250,7 +262,10 @@ def _common() -> _Rules:
 
 
 def _limit_caching(rules: _Rules) -> None:
-    """Refuse or ignore calls that show or change which pages of a file are cached, or that make the disk write."""
+    """Refuse or ignore some system calls on files.
+
+    The calls show or change which pages of a file are cached, or write cached pages to disk.
+    """
     rules.refuse(_WRITING_OUT, with_errno=0)
     rules.allow("msync", rules.when(2, 0, _MS_SYNC))
     rules.refuse("msync", rules.when(2, _MS_SYNC, _MS_SYNC), with_errno=0)
@@ -264,10 +279,10 @@ def _limit_caching(rules: _Rules) -> None:
 
 
 def strict_zygote_filter() -> bytes:
-    """Returns the filter, as BPF, of zygotes in the strict tier. Programs inherit this filter.
+    """Returns the seccomp filter of zygotes in the strict tier, as BPF bytes. Programs inherit this filter.
 
-    Together with `strict_program_filter`, the zygotes' filter allows programs to fork, execute, and signal their own
-    processes.
+    The zygotes' filter and `strict_program_filter` together allow programs to fork, to execute other programs, and to
+    send signals to their own processes.
     """
     rules = _common()
     for group in (
@@ -297,9 +312,9 @@ def strict_zygote_filter() -> bytes:
 
 
 def strict_program_filter() -> bytes:
-    """Returns the second filter of a program in the strict tier, as BPF.
+    """Returns the second seccomp filter of a program in the strict tier, as BPF bytes.
 
-    The second filter refuses the calls that confine programs.
+    The second filter refuses the system calls by which zygotes confine programs.
     """
     rules = _Rules(allow_others=True)
     rules.refuse(_CONFINING)
@@ -313,10 +328,10 @@ def strict_program_filter() -> bytes:
 
 
 def landlock_filter(abi: int) -> bytes:
-    """Returns the filter, as BPF, of programs in the landlock tier.
+    """Returns the seccomp filter of programs in the landlock tier, as BPF bytes.
 
-    The filter allows no new processes, and no sockets except connected pairs. The filter also refuses calls that this
-    kernel's version of Landlock does not control.
+    The filter allows no new processes, and no sockets except connected pairs. The filter also refuses truncate(2) and
+    signals if this kernel's version of Landlock does not control them.
 
     Args:
         abi: the kernel's version of Landlock.

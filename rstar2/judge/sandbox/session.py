@@ -1,4 +1,4 @@
-"""`Session`, the worker's interface to one process in the jail that keeps its state from cell to cell."""
+"""`Session`: runs cells in one process of the jail, which keeps its variables from cell to cell."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rstar2.judge.sandbox.streams import Streams, parse_report
 from rstar2.judge.schema import Isolation, Outcome, RunResult
 
 _INTERRUPT_GRACE_S = 1.0
-"""Time that an interrupted cell has to end, before its whole session is killed. On a busy machine, the cell may first
-have to wait for a processor."""
+"""If an interrupted cell does not end within this many seconds, its whole session is killed. On a busy machine, the
+cell may first have to wait for a CPU."""
 _POLL_INTERVAL_S = 0.001
 _FORGED = "the session ended: its code wrote to the channel for the answers of its cells"
 _KILL_TIMEOUT_S = 30.0
 _SHORTEST_WAIT_S = 0.02
-"""Shortest time between two checks of the time limit of a cell that had to wait for its turn."""
+"""Minimum number of seconds between two checks of a cell's time limit, if the cell had to wait for its turn."""
 
 
 class _TimeLimit:
-    """A cell's time limit. Time in which the cell waits for its turn does not count.
+    """The time limit of a cell. Time for which the cell waits for its turn does not count.
 
     Args:
-        deadline: monotonic seconds at which the limit is reached if the cell does not wait from now on.
-        ends_at: monotonic seconds at which the limit is reached in any case.
-        waited_s: seconds for which the cell has waited for its turn so far.
+        deadline: monotonic time at which the limit is reached if the cell does not wait any more.
+        ends_at: monotonic time at which the limit is reached even if the cell has waited.
+        waited_s: number of seconds for which the cell has waited for its turn so far.
     """
 
     def __init__(self, deadline: float, ends_at: float = math.inf, waited_s: float = 0.0) -> None:
@@ -46,13 +46,13 @@ class _TimeLimit:
         return max(0.0, min(self._deadline, self._ends_at) - time.monotonic())
 
     def extend(self, waited_s: float) -> bool:
-        """Extend the limit by the time that the cell has waited since the last call.
+        """Extend the limit by the time for which the cell has waited since the last call of `extend`.
 
         Args:
-            waited_s: all seconds for which the cell has waited for its turn.
+            waited_s: total number of seconds for which the cell has waited for its turn.
 
         Returns:
-            Whether the cell has more time because of this.
+            Whether the cell may run for longer because the limit was extended.
         """
         more_s, self._waited_s = waited_s - self._waited_s, waited_s
         self._deadline += more_s
@@ -70,9 +70,9 @@ class _CellEnd:
     limit: Outcome | None = None
     """The limit that the cell reached, or None if the cell reached no limit."""
     process_end: ProgramEnd | None = None
-    """The end of the session's process, or None if the process lives."""
+    """How the session's process ended, or None if the process is alive."""
     cpu_s: float = 0.0
-    """CPU seconds of the session so far."""
+    """CPU seconds that the session has used so far."""
     waited_s: float = 0.0
     """Seconds for which the cell waited for its turn."""
     kill_reason: str = ""
@@ -89,16 +89,17 @@ class _CellEnd:
 class Session:
     """A session, opened by `Sandbox.open_session`. Any thread may use a `Session`. Cells run one after another.
 
-    Between cells, all processes of the session are stopped. A cell that reaches its time limit is interrupted, like
-    with the stop button of a notebook, and the session lives on. If the cell does not stop soon, the session is killed.
+    Between cells, all processes of the session are stopped. A cell that reaches its time limit is interrupted, as by
+    the stop button of a notebook, and the session continues. If the interrupted cell does not stop soon, the session is
+    killed.
 
     Args:
         tier: the isolation tier.
-        control: a socket to the session's zygote, for commands and reports about this session.
-        streams: the streams of the session's process.
+        control: a socket to the zygote that forked the session, for commands and reports about this session.
+        streams: the worker's ends of the streams of the session's process.
         channel: a socket to the session's process, for cells and their answers.
         cgroup: the session's control group.
-        on_close: called when the session has ended.
+        on_close: a function that is called when the session has ended.
     """
 
     def __init__(
@@ -117,11 +118,11 @@ class Session:
         self._cpu_s = 0.0
         self._in_use = threading.RLock()
         self.reason = ""
-        """Why the session has ended, or empty while the session lives."""
+        """Why the session has ended, or empty if the session is alive."""
 
     @property
     def alive(self) -> bool:
-        """Whether the session's process still lives."""
+        """Whether the session's process is still alive."""
         with self._in_use:
             if not self.reason:
                 try:
@@ -151,7 +152,10 @@ class Session:
         return report
 
     def _query(self, op: str) -> Report:
-        """Send a command to the zygote and return its report. If the session has ended, the report has a `status`."""
+        """Send a command to the zygote and return the zygote's report.
+
+        If the session has ended, the report has a `status`.
+        """
         self._send(op)
         return self._receive()
 
@@ -160,9 +164,10 @@ class Session:
 
         Args:
             code: Python source.
-            timeout_s: how long the cell may run in seconds, without the time that it waits for its turn.
-            cell_id: id of the result.
-            ends_at: monotonic seconds at which the cell ends in any case.
+            timeout_s: number of seconds for which the cell may run. Time for which the cell waits for its turn does not
+                count.
+            cell_id: the id that the result gets.
+            ends_at: monotonic time at which the cell must end, even if it had to wait.
         """
         with self._in_use:
             result = None
@@ -178,7 +183,7 @@ class Session:
     def _run_cell(
         self, code: str, began: float, timeout_s: float, cell_id: str, ends_at: float
     ) -> RunResult | None:
-        """Run one cell. Returns None if the session turned out to be dead."""
+        """Run one cell. Returns None if the session was already dead."""
         data, nonce = code.encode(), os.urandom(NONCE)
         if self._channel_has_data():
             self._kill(_FORGED)
@@ -212,7 +217,10 @@ class Session:
         return result
 
     def _channel_has_data(self) -> bool:
-        """Returns whether there is data in the channel. Between cells there must be no data in the channel."""
+        """Returns whether the session has written data to the channel that was not read.
+
+        While no cell runs, the session must not write to the channel.
+        """
         return wait_readable(self._channel, 0) and bool(self._read_channel(1, socket.MSG_PEEK))
 
     def _read_channel(self, count: int, flags: int = 0) -> bytes:
@@ -239,13 +247,13 @@ class Session:
         return cell
 
     def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
-        """Send a cell, and wait for its answer or for the end of its process, whichever is first.
+        """Send a cell, and wait until the cell has answered or its process has ended.
 
-        If the result has neither an answer nor an end, the session must be killed: the cell does not stop, the cell
-        wrote too much, or its code wrote to the channel.
+        If the result contains neither an answer nor an end of the process, the session must be killed. The reason is
+        that the cell does not stop, has written too much output, or has written to the channel.
 
         Raises:
-            BrokenPipeError: the process ended, or closed the channel, before it had read the whole cell.
+            BrokenPipeError: the session's process ended, or closed the channel, before it had read the whole cell.
         """
         control, channel = self._control.fileno(), self._channel.fileno()
         unsent = memoryview(nonce + len(source).to_bytes(LENGTH, "big") + source)
@@ -303,10 +311,10 @@ class Session:
                 self._send("interrupt")
 
     def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
-        """Wait until the zygote reports that the process waits for the next cell and was stopped.
+        """Wait until the zygote reports that the session's process waits for the next cell and is stopped.
 
-        The cell counts as running until the session is stopped, even if the cell has answered, and its time limit still
-        applies.
+        Until the session is stopped, the cell counts as running and its time limit applies, even if the cell has
+        answered.
         """
         grace = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
         while True:
@@ -326,10 +334,10 @@ class Session:
             time.sleep(_POLL_INTERVAL_S)
 
     def _wait_for_process_end(self) -> ProgramEnd:
-        """Wait until the process has ended, after it was killed.
+        """After the session's process was killed, wait until it has ended.
 
         Raises:
-            JailLost: the zygote does not report the end.
+            JailLost: the zygote does not report the end of the process in time.
         """
         deadline = time.monotonic() + _KILL_TIMEOUT_S
         while wait_readable(self._control, max(0.0, deadline - time.monotonic())):
@@ -343,7 +351,7 @@ class Session:
         self.end(reason or f"the session ended with {status}{limit}")
 
     def end(self, reason: str) -> None:
-        """Release the resources of a session whose process has ended. `reason` becomes `self.reason`."""
+        """Release the resources of a session whose process has ended. Sets `self.reason` to `reason`."""
         with self._in_use:
             if not self.reason:
                 self.reason = reason
@@ -370,9 +378,9 @@ class Session:
 
 
 def _is_forged(received: bytes, nonce: bytes) -> bool:
-    """Returns whether the received bytes cannot be an answer to this cell, or the beginning of one.
+    """Returns whether the received bytes can be neither an answer to this cell nor the beginning of an answer.
 
-    Only the session's code can have written such bytes.
+    If the result is True, code in a cell has written to the channel.
     """
     if not nonce.startswith(received[1 : 1 + NONCE]):
         return True

@@ -14,17 +14,19 @@ from rstar2.judge.schema import MAX_OUTPUT_BYTES, MAX_OUTPUT_JSON_BYTES
 
 _CHUNK = 1 << 16
 _F_SEAL_FUTURE_WRITE = 0x10
-"""From linux/fcntl.h. F_SEAL_WRITE would fail with EBUSY while the kernel moves a page of the file."""
+"""The number is from linux/fcntl.h. The seal F_SEAL_WRITE is not used, because setting it fails with EBUSY while the
+kernel moves a page of the file."""
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 FLOOD_BYTES = 64 << 20
 """A program that writes more bytes than this to one stream is killed. Shorter output is only truncated."""
 
 
 class Stream:
-    """One output pipe of a program. A `Stream` stores the first MAX_OUTPUT_BYTES and counts the rest.
+    """One output pipe of a program. A `Stream` stores the first MAX_OUTPUT_BYTES bytes and only counts all later bytes.
 
     Args:
-        owner: the host's user id that may open the pipe by name (/dev/stdout), or -1 for the worker's user.
+        owner: id, on the host, of the user who may open the pipe by its name (/dev/stdout), or -1 for the worker's
+            user.
     """
 
     def __init__(self, owner: int) -> None:
@@ -75,12 +77,13 @@ class Stream:
 
 
 class Streams:
-    """The descriptors of one program or session. Call `close` in the end.
+    """The file descriptors of one program or session. Call `close` when the program or session has ended.
 
     Args:
-        stdin: standard input of the program.
-        owner: the host's user id that may open the pipes by name (/dev/stdin). The id -1 means the worker's user.
-        channel: a descriptor that the process gets instead of the pipe for its report: a session's socket.
+        stdin: the text that the program reads as standard input.
+        owner: id, on the host, of the user who may open the pipes by their names (/dev/stdout), or -1 for the worker's
+            user.
+        channel: for a session, the socket that its process gets instead of a pipe for its report.
     """
 
     def __init__(self, stdin: str, owner: int, channel: int | None = None) -> None:
@@ -92,24 +95,24 @@ class Streams:
             self.by_fd[self.report.fd] = self.report
             channel = self.report.program_fd
         self.names = ["stdin", "stdout", "stderr", "report"]
-        """Purpose of each of `program_fds`."""
+        """What each of the descriptors in `program_fds` is."""
         self.program_fds = [
             _input(stdin.encode()),
             self.stdout.program_fd,
             self.stderr.program_fd,
             channel,
         ]
-        """Descriptors for the program."""
+        """File descriptors that the program gets."""
         self._to_close = list(self.program_fds)
 
     def add(self, name: str, fd: int) -> None:
-        """Add a descriptor for the program. This process closes the descriptor after it was sent."""
+        """Add a file descriptor that the program gets. This process closes its copy after the descriptor was sent."""
         self.names.append(name)
         self.program_fds.append(fd)
         self._to_close.append(fd)
 
     def close_program_fds(self) -> None:
-        """Close the program's ends of the pipes in this process, after they were sent to the program."""
+        """After the program's ends of the pipes were sent to the program, close them in this process."""
         while self._to_close:
             os.close(self._to_close.pop())
 
@@ -118,7 +121,10 @@ class Streams:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, poll: select.poll) -> None:
-        """Read one chunk from one of the worker's ends. Unregister the descriptor at the end of the stream."""
+        """Read one chunk from the worker's end of a pipe.
+
+        At the end of the stream, unregister the pipe's descriptor.
+        """
         if not self.by_fd[fd].read():
             poll.unregister(fd)
 
@@ -135,7 +141,10 @@ class Streams:
             stream.clear()
 
     def reported(self, nonce: bytes) -> tuple[str, str]:
-        """Returns kind and text of the program's report. Kinds: `v` value, `m` out of memory, empty for no report."""
+        """Returns the kind and the text of the program's report.
+
+        The kind is `v` if the program has a value, `m` if it ran out of memory, and empty if there is no report.
+        """
         data = self.report.data() if self.report is not None else b""
         kind, text = parse_report(data, nonce) or ("", "")
         return kind, _short_as_json(text)
@@ -156,7 +165,7 @@ class Streams:
 
 
 def _short_as_json(text: str) -> str:
-    """Returns the beginning of a text that takes at most MAX_OUTPUT_JSON_BYTES as JSON."""
+    """Returns a text, cut so that it takes at most MAX_OUTPUT_JSON_BYTES bytes as JSON."""
     max_bytes = MAX_OUTPUT_JSON_BYTES
     while 6 * len(text) > max_bytes and (size := len(to_json(text)) - len('""')) > max_bytes:
         text = text[: len(text) * max_bytes // size]
@@ -164,10 +173,10 @@ def _short_as_json(text: str) -> str:
 
 
 def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
-    """Returns kind and text of a program's report, or of the answer to a cell.
+    """Returns the kind and the text of a program's report or of the answer to a cell.
 
-    Returns None until the report is complete. A report without the nonce is ignored. Inside the jail, only the code of
-    this package knows the nonce.
+    Returns None if the report is not complete or does not contain the nonce. Inside the jail, only the code of this
+    package knows the nonce.
     """
     length = int.from_bytes(data[1 + NONCE : HEADER], "big")
     if len(data) < HEADER + length or data[1 : 1 + NONCE] != nonce:
@@ -176,14 +185,15 @@ def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
 
 
 def _input(data: bytes) -> int:
-    """Returns a descriptor from which `data` can be read once."""
+    """Returns a file descriptor from which `data` can be read once."""
     return memory_file(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def memory_file(data: bytes) -> int:
-    """Returns a descriptor, at position 0, of a new file in memory that nobody can change.
+    """Creates a file in memory that nobody can change. Returns the file's descriptor, at position 0.
 
-    A pipe is not suitable: it may hold less than two pages, and the worker would then wait for the program to read.
+    A pipe would not be suitable: a pipe may hold less than two pages, and the worker would then have to wait until the
+    program reads.
     """
     fd = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)

@@ -1,4 +1,4 @@
-"""Defines the isolation tiers: how each is built on this machine, and what each does not enforce."""
+"""Defines the isolation tiers: how each tier is built on this machine, and what each tier does not enforce."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ MAX_PROCESSES = 64
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
-    """Returns the ways to build a tier on this machine, strongest first. Raises Failure if libseccomp is missing."""
+    """Returns the ways to build a jail of a tier on this machine.
+
+    The strongest jail comes first. Raises Failure if libseccomp is missing.
+    """
     strict = tier == "strict"
     is_root = strict and os.geteuid() == 0
     user_namespaces = (True, False) if is_root else (strict,)
@@ -67,7 +70,7 @@ def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
 def program_uid(spec: JailSpec, session: int = 0) -> int:
     """Returns the user id, inside the jail, of a program or of the session with this number.
 
-    Returns -1 if programs keep the zygote's user.
+    Returns -1 if programs run as the same user as the zygote.
     """
     if spec["tier"] != "strict" or not spec["is_root"]:
         return -1
@@ -75,18 +78,18 @@ def program_uid(spec: JailSpec, session: int = 0) -> int:
 
 
 def program_host_uid(spec: JailSpec, session: int = 0) -> int:
-    """Returns the host's id of the user that `program_uid` returns."""
+    """Converts the user id that `program_uid` returns to the user's id on the host."""
     uid = program_uid(spec, session)
     return uid + spec["first_host_uid"] if uid >= 0 and spec["user_namespace"] else uid
 
 
 def is_one_user(spec: JailSpec) -> bool:
-    """Returns whether only a separate /proc protects the memory of a worker's programs from each other."""
+    """Returns whether only a separate /proc protects a program's memory from the worker's other programs."""
     return spec["tier"] == "strict" and not spec["is_root"] and not spec["landlock_abi"]
 
 
 def counts_sessions(spec: JailSpec) -> bool:
-    """Returns whether the kernel counts the processes of a worker's sessions and of a program together."""
+    """Returns whether the kernel counts processes of a program and processes of the worker's sessions together."""
     return spec["tier"] == "strict" and not spec["is_root"]
 
 

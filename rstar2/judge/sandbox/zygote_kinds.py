@@ -1,7 +1,8 @@
-"""Chooses the zygote from which a program is forked, by the libraries that its source imports.
+"""Chooses the zygote from which a program is forked. The choice depends on the libraries that the program's source
+imports.
 
-For speed only: the more memory a zygote has, the longer a fork takes. A program therefore gets the smallest zygote that
-has its libraries.
+The choice matters only for speed: the more memory a zygote has, the longer a fork takes. A program therefore gets the
+smallest zygote that has loaded the program's libraries.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import re
 from typing import Literal
 
 ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
-"""bare: only the interpreter. numeric: numpy. symbolic: numpy, sympy. full: also scipy, pandas and matplotlib."""
+"""Kinds of zygotes. `bare` has loaded no library, `numeric` has loaded numpy, `symbolic` has loaded numpy and sympy,
+and `full` has loaded numpy, sympy, scipy, pandas and matplotlib."""
 PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
-"""The zygote from which each zygote is forked. A zygote shares the libraries and the memory of its parent."""
+"""The parent of each kind of zygote, that is, the zygote from which it is forked. A zygote shares the libraries and the
+memory of its parent."""
 
 PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "bare": "def f(n):\n    return [i * i for i in range(n)]\nprint(f'{sum(f(6))}')\n",
@@ -20,7 +23,7 @@ PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
     "full": "import pandas, scipy\nprint(6 * 7)\n",
 }
-"""Typical programs for each zygote. The typical programs write the memory pages that nearly every program writes."""
+"""A typical program for each kind of zygote, which writes to the same memory pages as nearly every program."""
 
 _NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",
@@ -44,9 +47,9 @@ _ORDER: tuple[ZygoteKind, ...] = ("bare", *PARENTS)
 
 
 def zygote_kind_for(code: str) -> ZygoteKind:
-    """Returns the smallest zygote that has all libraries that the program imports.
+    """Returns the kind of the smallest zygote that has loaded all libraries that the program imports.
 
-    A wrong choice only costs time, because the program itself imports missing libraries.
+    A wrong choice only costs time, because the program itself imports the libraries that are missing.
     """
     if "import" not in code:
         return "bare"

@@ -1,7 +1,8 @@
 """Access control: clients need the judge's token and a compatible protocol version. Web pages are always refused.
 
-A browser lets any web page send requests to loopback. Most of these requests name the page in `Origin`, but not all.
-A page whose domain resolves to loopback (DNS rebinding) has the same origin as the judge, but its domain is in `Host`.
+A browser lets any web page send requests to loopback. Most requests of web pages name the page's origin in the header
+`Origin`, but not all. If the domain of a page resolves to loopback (DNS rebinding), the page has the same origin as the
+judge, but the header `Host` contains the page's domain.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rstar2.judge.protocol_version import HEADER, INCOMPATIBLE, PROTOCOL, conflict, is_compatible
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""The open paths need no token, because their answers show only that the service is alive."""
+"""Requests to these paths need no token, because the answers show only that the service is alive."""
 WEB_PAGE = "Origin: the judge refuses requests of web pages"
 BAD_TOKEN = "Authorization: wrong or missing token"
 UNKNOWN_HOST = (
@@ -27,15 +28,16 @@ _HEADER = HEADER.lower().encode()
 
 
 class AccessGuard:
-    """ASGI middleware that refuses some requests: of web pages, without the judge's token, or of incompatible clients.
+    """ASGI middleware that refuses requests that come from web pages or incompatible clients, or lack the token.
 
-    A client is incompatible if it names a protocol version with another major version than the judge's.
+    A client is incompatible if the major version of its protocol version is not the judge's.
 
     Args:
-        app: the application that gets the allowed requests.
-        token: the token that clients must send as `Authorization: Bearer`, or None if the judge has no token. With a
-            token, any `Host` is allowed, because a web page does not know the token.
-        hosts: allowed names in `Host`, without port. `localhost` and IP addresses are always allowed.
+        app: the ASGI application to which allowed requests are passed.
+        token: the token that clients must send as `Authorization: Bearer`, or None if the judge has no token. If there
+            is a token, any `Host` is allowed, because a web page does not know the token.
+        hosts: host names, without port, that are allowed in the header `Host`. `localhost` and IP addresses are always
+            allowed.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str]) -> None:

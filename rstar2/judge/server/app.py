@@ -30,10 +30,11 @@ from rstar2.judge.server.websocket import websocket_router
 from rstar2.processes import begin_module
 
 MAX_HEAD_BYTES = 64 << 10
-"""Maximum size of the headers of a request, and of the trailers of its body."""
+"""Maximum number of bytes in a request's headers, and in the trailers after its body."""
 PING_S = 20.0
 PONG_TIMEOUT_S = 120.0
-"""A WebSocket is closed if its client answers no ping for this long. The event loop of a busy client answers late."""
+"""A WebSocket is closed if its client answers no ping for this many seconds. The time is long because a busy client
+answers late."""
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:
@@ -72,14 +73,20 @@ def create_app(settings: ServerSettings) -> ASGIApp:
 
 
 def drop_decode_traceback(record: logging.LogRecord) -> bool:
-    """Log filter for uvicorn: drops the traceback of non-UTF-8 messages, because any client can send such messages."""
+    """Log filter for uvicorn.
+
+    Drops the traceback if a message is not UTF-8, because any client can send such a message.
+    """
     if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
         record.exc_info = None
     return True
 
 
 def main() -> None:
-    """Serve on the socket that the supervisor opened. New connections wait there while this process restarts."""
+    """Serve on the socket that the supervisor opened.
+
+    While this process restarts, new connections wait in that socket.
+    """
     settings = begin_module(ServerSettings)
     logging.getLogger("uvicorn.error").addFilter(drop_decode_traceback)
     # Each waiting request needs a file descriptor, and the number of requests is not limited.

@@ -1,7 +1,8 @@
-"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge, and /batch and /long-batch under the last two.
+"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge. Below /run and /judge there are also /batch and
+/long-batch.
 
-The wire format is that of github.com/0xWJ/code-judge, with one difference. A bad item of a batch, or an item whose type
-is not "python", gets the reason `invalid_input`, and the other items still run.
+The wire format is that of github.com/0xWJ/code-judge, with one difference. If an item of a batch is bad or its type is
+not "python", only this item fails, with the reason `invalid_input`. The other items still run.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from rstar2.judge.server.http import (
 )
 
 TIMEOUT_S = 10.0
-"""The time limit of code-judge itself. Requests of code-judge have no field to set another time limit."""
+"""The time limit of a program in seconds, which is the same as in code-judge. Requests of code-judge have no field for
+another time limit."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 TIMEOUT_LINE = "Suicide from timeout.\n"
-"""Line that code-judge appends to the stdout of a program that times out. Models trained with code-judge know it."""
+"""Line that code-judge appends to the stdout of a program that times out. Models trained with code-judge know this
+line."""
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 _REASONS: dict[Outcome, Reason] = {
     "timeout": "worker_timeout",
@@ -50,7 +53,7 @@ class WithId(BaseModel):
 
 
 class Submission(WithId):
-    """One program. Unknown fields are ignored, as in code-judge."""
+    """A request to run one program. Unknown fields are ignored, as in code-judge."""
 
     type: Literal["python"]
     solution: str
@@ -59,21 +62,21 @@ class Submission(WithId):
 
 
 class Batch(WithId):
-    """Several programs. Items are validated one by one later, so that a bad item fails alone."""
+    """A request to run several programs. The items are validated one by one later, so that a bad item fails alone."""
 
     type: Literal["batch"] = "batch"
     submissions: list[object] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 def _without_null_id(item: object) -> object:
-    """Remove a `sub_id` of null, so that the judge generates one."""
+    """Remove the field `sub_id` if its value is null, so that the judge generates an id."""
     if isinstance(item, dict) and item.get("sub_id") is None:
         return {key: value for key, value in item.items() if key != "sub_id"}
     return item
 
 
 def prepare(item: object) -> tuple[Submission, PendingRun]:
-    """Returns one item as a submission, and the program to run for the item.
+    """Returns one item of a batch as a submission, and the program to run for the item.
 
     Raises ValidationError if the item is bad.
     """
@@ -93,7 +96,10 @@ def _invalid_answer(item: object, error: ValidationError) -> dict[str, Any]:
 
 
 def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> dict[str, Any]:
-    """Returns a result in code-judge's format. If `expected` is set, success requires that output, too."""
+    """Returns a result in code-judge's format.
+
+    If `expected` is set, `success` is True only if the stdout equals `expected`.
+    """
     ran = result.outcome == "ok"
     is_expected = expected is None or result.stdout.strip() == expected.strip()
     return {
@@ -108,7 +114,7 @@ def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> d
 
 
 async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[str, Any]]:
-    """Run all valid items. Returns one answer in code-judge's format for each item, in order."""
+    """Run all valid items. Returns one answer in code-judge's format for each item, in the order of the items."""
     answers: dict[int, dict[str, Any]] = {}
     valid: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):

@@ -1,8 +1,8 @@
-"""The HTTP process's side of the queue: it enqueues programs, receives their results, and cancels programs.
+"""The part of the HTTP process that works with the queue: it enqueues programs, receives results, and cancels programs.
 
-All commands of one turn of the event loop are sent to Redis in one exchange. One task receives the notices of finished
-programs. A sweep every few seconds fetches results whose notice was missed. The sweep also enqueues programs again if
-Redis has lost its data.
+All commands that are issued in one iteration of the event loop are sent to Redis in one exchange. One task receives the
+notices of finished programs. Every few seconds, a sweep fetches results whose notice was missed. The sweep also
+enqueues programs again if Redis has lost its data.
 """
 
 from __future__ import annotations
@@ -27,38 +27,43 @@ from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult, iden
 from rstar2.retry import Backoff
 
 REDIS_SHARE = 0.75
-"""The queue may take this share of Redis's memory limit (maxmemory), if there is one."""
+"""If Redis has a memory limit (maxmemory), the queue may take this share of it."""
 LONGEST_RETRY_AFTER_S = 10.0
-"""Upper bound for `Retry-After`."""
+"""Maximum number of seconds in the header `Retry-After`."""
 MAX_BATCH = 256
-"""Maximum number of programs that one exchange with Redis enqueues, and maximum number that it cancels."""
+"""One exchange with Redis enqueues at most this many programs, and cancels at most this many programs."""
 COMMAND_BYTES = 32 << 20
-"""Maximum size of a command with more than one program. Redis accepts at most 1 GiB."""
+"""Maximum number of bytes in a command to Redis that contains more than one program. Redis accepts at most 1 GiB."""
 SWEEP_S = 3.0
 DELIVERED_BATCH = 64
-"""Delivered results are reported to Redis at each sweep, and whenever there are this many."""
+"""Results that were delivered to their clients are reported to Redis at each sweep, and whenever this many were
+delivered."""
 DROP_SHARE = 0.5
-"""Delivered results are dropped if the queue takes more than this share of `Dispatcher.allowed_bytes`."""
+"""Results that were delivered to their clients are deleted early if the queue takes more than this share of
+`Dispatcher.allowed_bytes`."""
 DROP_AFTER_S = 1.0
-"""A delivered result is never dropped earlier than this, because a client whose connection broke may ask again."""
+"""A delivered result is never deleted earlier than this many seconds after its delivery, because a client whose
+connection broke may request it again."""
 REFUSED_RETRY_S = 1.0
-"""`Retry-After` if Redis refuses to store programs."""
+"""Seconds in the header `Retry-After` if Redis refuses to store programs."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
-"""After a loop has run for this long without an error, its next retry waits only `FIRST_RETRY_S`."""
+"""If a loop has run for this many seconds without an error, the retry after its next error waits only
+`FIRST_RETRY_S`."""
 RECENT = 2000
-"""Number of finished programs whose times are kept for `/status`."""
+"""`/status` reports the times of this many programs that finished last."""
 STATES_PER_COMMAND = 1000
 RESULTS_PER_COMMAND = 16
-"""Number of long results per exchange with Redis. Each can take megabytes, and thousands can be due after a pause."""
+"""One exchange with Redis fetches at most this many long results. A long result can take megabytes, and after a pause
+thousands of results may have to be fetched."""
 _PROGRAMS = ""
-"""Stands for an id in the key of the command that enqueues all programs that are not cells."""
+"""One command enqueues all programs that are not cells. In the key of this command, this text stands for an id."""
 log = logging.getLogger(__name__)
 
 
 class NotQueued(Exception):
-    """The judge cannot queue a program now, and has not stored it.
+    """The judge cannot queue a program at the moment, and has not stored the program.
 
     Args:
         reason: why the program was not queued.
@@ -82,7 +87,7 @@ class QueueRefuses(NotQueued):
 
 
 class IdReused(Exception):
-    """An earlier, different request has the same id."""
+    """An earlier request with other contents has the same id."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -92,7 +97,7 @@ class IdReused(Exception):
 
 
 class PendingRun:
-    """One program that a client waits for."""
+    """One program for whose result a client waits."""
 
     def __init__(
         self,
@@ -104,23 +109,24 @@ class PendingRun:
     ) -> None:
         self.id = run_id
         self.body = body
-        """The message for the worker, as JSON."""
+        """The message to the worker that describes the program, as JSON."""
         self.fingerprint = queue.fingerprint(body if fingerprint_source is None else fingerprint_source)
-        """The fingerprint of the client's request. All requests under this id must have the same fingerprint."""
+        """The fingerprint of the client's request. All requests with the same id must have the same fingerprint."""
         self.size = sys.getsizeof(body)
-        """Bytes of `body` in memory."""
+        """Number of bytes that `body` takes in memory."""
         self.worker = worker
-        """The only worker that can run it, or None if any worker can."""
+        """The only worker that can run the program, or None if any worker can run it."""
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The result as JSON. Raises IdReused or QueueRefuses if the program was not queued."""
+        """The program's result as JSON. The future raises IdReused or QueueRefuses if the program was not queued."""
         self.waiters = 0
-        """Number of `submit` calls for this run that have not been released."""
+        """Number of calls of `submit` that returned this run, minus the number of calls of `release` for this run."""
         self.sent_at: float | None = None
-        """Monotonic seconds at which Redis confirmed the stored program, or None until Redis has confirmed."""
+        """Monotonic time at which Redis confirmed that it stored the program, or None if Redis has not confirmed this
+        yet."""
         self.may_be_stored = False
-        """Whether the program was sent to Redis but the answer was lost."""
+        """Whether the program was sent to Redis but the reply of Redis was lost."""
         self.early_notice: queue.Notice | None = None
-        """A notice that arrived before Redis confirmed the program."""
+        """A notice with the program's id that arrived before Redis confirmed that it stored the program."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
 
     @classmethod
@@ -129,59 +135,65 @@ class PendingRun:
 
 
 def _enqueued_by(run: PendingRun) -> tuple[str, str]:
-    """Returns the key, in one exchange with Redis, of the command that enqueues this program."""
+    """Returns the key that identifies, within one exchange with Redis, the command that enqueues this program."""
     return "enqueue", _PROGRAMS if run.worker is None else run.id
 
 
 def _is_permanent(error: ResponseError) -> bool:
-    """Returns whether a retry of the command is useless, because the program's key holds a value of another type."""
+    """Returns whether a retry is useless, because the program's key in Redis holds a value of another type."""
     return str(error).startswith("WRONGTYPE")
 
 
 class Dispatcher:
-    """All programs of the HTTP process, from the request to the result. Call all methods in one event loop."""
+    """Manages all programs of the HTTP process, from the request to the result.
+
+    Call all methods in the same event loop.
+    """
 
     def __init__(self, redis_url: str, max_queued: int, max_queued_bytes: int) -> None:
         self.client = async_client(redis_url)
         self.connection = RedisConnection(redis_url)
-        """Used only by `_send_batch`."""
+        """Connection to Redis that only `_send_batch` uses."""
         self.subscription = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
-        """The queue is full when it has this many programs."""
+        """The queue is full if it contains this many programs."""
         self.max_queued_bytes = max_queued_bytes
         self.allowed_bytes = max_queued_bytes
-        """The queue is full when it takes more bytes than this. Lower than `max_queued_bytes` if Redis has a limit."""
+        """The queue is full if it takes more than this many bytes. This limit is lower than `max_queued_bytes` if the
+        memory limit of Redis requires it."""
         self.depth = 0
-        """Programs queued or running in Redis, when last measured."""
+        """Number of programs in the queue, including running programs, at the last measurement."""
         self.stored_bytes = 0
-        """Memory of Redis, with all results that it stores, when last measured."""
+        """Bytes of memory that Redis used, including all stored results, at the last measurement."""
         self.submitted_bytes = 0
-        """Total size of all programs that were ever submitted to this dispatcher."""
+        """Total number of bytes of all programs that were ever submitted to this dispatcher."""
         self.sent_bytes = 0
-        """Total size of all programs that were ever sent to Redis."""
+        """Total number of bytes of all programs that were ever sent to Redis."""
         self.measured_bytes = 0
-        """`sent_bytes` at the time when `stored_bytes` was measured."""
+        """The value that `sent_bytes` had when `stored_bytes` was measured."""
         self.rate = 0.0
-        """Recent rate of finished programs per second, in the whole queue."""
+        """Number of programs of the whole queue that recently finished per second."""
         self.finished = 0
-        """Number of notices of finished programs. Notices that a broken connection lost are not counted."""
+        """Number of received notices of finished programs. Notices that were lost with a broken connection are not
+        counted."""
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        """(queue_s, wall_s) of the programs that finished last in the whole queue."""
+        """The values of `queue_s` and `wall_s` of those programs of the whole queue that finished last."""
         self.on_finished: Callable[[float, float], None] = lambda queue_s, wall_s: None
-        """Called with `queue_s` and `wall_s` of each finished program."""
+        """A function that is called with `queue_s` and `wall_s` of each finished program."""
         self.waiting: dict[str, PendingRun] = {}
-        """All submitted programs by id, until they are released."""
+        """All programs that were submitted and not yet released, by id."""
         self.waiting_bytes = 0
-        """Total size of the programs in `waiting`."""
+        """Total number of bytes of the programs in `waiting`."""
         self.unsent: list[PendingRun] = []
         self.cancelled: list[str] = []
-        """Ids of programs that are to be cancelled in Redis."""
+        """Ids of programs whose cancellation must still be sent to Redis."""
         self.delivered: list[str] = []
-        """Ids of results that were delivered to their clients, until that is reported to Redis."""
+        """Ids of results that were delivered to their clients, if the delivery was not yet reported to Redis."""
         self.stored_delivered: deque[tuple[float, str]] = deque()
-        """Delivered results that Redis still stores: monotonic seconds of the report, and id. Oldest first."""
+        """Delivered results that Redis still stores, from the oldest to the newest. Each entry is the monotonic time at
+        which the delivery was reported to Redis, and the result's id."""
         self.has_work = asyncio.Event()
-        """Set while there is something to send to Redis."""
+        """This event is set while there is something to send to Redis."""
         self.loops: list[asyncio.Task[None]] = []
         self.monitor = LivenessMonitor()
 
@@ -198,10 +210,10 @@ class Dispatcher:
         await self.client.aclose()
 
     def check_capacity(self, count: int) -> None:
-        """Raises QueueFull if the queue is full and `count`, the number of new programs, is not 0.
+        """Raises QueueFull if the queue is full, unless `count`, the number of new programs, is 0.
 
-        A request with many programs may exceed the limit, as long as the queue is not full before the request. If a
-        request had to fit into the queue, large requests would never be accepted while there are small requests.
+        A request with many programs may exceed the limit if the queue was not full before the request. If every request
+        had to fit into the queue, small requests would always fill the queue before a large request fits.
         """
         used = self._used_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
@@ -217,19 +229,22 @@ class Dispatcher:
             raise QueueFull(reason, min(LONGEST_RETRY_AFTER_S, max(1.0, drain_s / 4)))
 
     def _used_bytes(self) -> int:
-        """Returns the bytes that the queue takes: Redis, as last measured, and the programs submitted since then.
+        """Returns how many bytes the queue takes: the memory of Redis at the last measurement, and later programs.
 
-        The number is at least the size of the programs in `waiting`.
+        The returned number is at least the number of bytes of the programs in `waiting`.
         """
         return max(self.waiting_bytes, self.stored_bytes + self.submitted_bytes - self.measured_bytes)
 
     async def run(self, programs: Sequence[PendingRun]) -> list[str]:
-        """Queue programs and wait for all of them. Returns the programs' results as JSON, in order.
+        """Queue programs and wait until all have ended.
+
+        Returns the programs' results as JSON, in the order of the programs.
 
         Raises:
             QueueFull: the queue is full, and no program was queued.
             QueueRefuses: Redis does not store programs, and none of these programs will run.
-            IdReused: an earlier, different request has the same id. All these programs are cancelled.
+            IdReused: an earlier request with other contents has the same id as one of these programs. All programs of
+                the request are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]
@@ -244,10 +259,10 @@ class Dispatcher:
                 self.release(run)
 
     def submit(self, program: PendingRun) -> PendingRun:
-        """Queue one program. Call `check_capacity` before `submit`, and `release` to stop waiting.
+        """Queue one program. Call `check_capacity` before `submit`, and call `release` to stop waiting for the program.
 
-        Returns the run to wait for. The returned run is an earlier run with the same id if there is one, because a
-        program runs only once.
+        Returns the run to wait for. If a run with the same id exists already, that run is returned, because a program
+        runs only once.
         """
         run = self.waiting.get(program.id)
         if run is None:
@@ -267,11 +282,11 @@ class Dispatcher:
         self.has_work.set()
 
     def release(self, run: PendingRun, *, delivered: bool = True) -> None:
-        """Stop waiting for a run. If nobody else waits for the run, its program is cancelled.
+        """Stop waiting for a run. If no other caller waits for the run, its program is cancelled.
 
         Args:
             run: the run that `submit` returned.
-            delivered: whether the client received the result. A delivered result expires sooner.
+            delivered: whether the result was delivered to the client. A delivered result expires sooner.
         """
         run.waiters -= 1
         if run.waiters:
@@ -287,14 +302,18 @@ class Dispatcher:
             self.cancel_unless_awaited(run.id)
 
     def cancel_unless_awaited(self, run_id: str) -> None:
-        """Cancel a program in Redis, unless a client waits for it here or it is a cell that is running."""
+        """Cancel a program in Redis, unless a client of this process waits for the program.
+
+        A cell that is already running is not cancelled.
+        """
         self.cancelled.append(run_id)
         self.has_work.set()
 
     def cancel(self, run_id: str) -> None:
         """Cancel a program even if clients wait for it. The waiting clients get the outcome `refused`.
 
-        A cell that a client waits for is not cancelled, because it may already be running and change the session.
+        If a client waits for a cell, the cell is not cancelled, because it may already be running and changing the
+        session.
         """
         run = self.waiting.get(run_id)
         if run is not None and run.worker is not None:
@@ -302,11 +321,11 @@ class Dispatcher:
         self._give_up(run_id, "refused", "cancelled")
 
     async def forget(self, run_id: str, result: str) -> None:
-        """Delete a stored result, so that a repeated request with this id runs again."""
+        """Delete a stored result, so that a repeated request with this id runs the program again."""
         await self.client.execute_command(*queue.forget(run_id, result))
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
-        """Returns the results, as JSON by id, that Redis still stores. Raises RedisError if Redis does not answer."""
+        """Returns those results that Redis still stores, as JSON by id. Raises RedisError if Redis does not answer."""
         states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
         bare = [state and state[queue.FINGERPRINT_CHARS :] for state in states]
         return {run_id: state for run_id, state in zip(ids, bare, strict=True) if queue.is_result(state)}
@@ -317,10 +336,10 @@ class Dispatcher:
             run.result.set_result(result)
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the loops until it is cancelled, and restart it after each error of Redis.
+        """Run one of the dispatcher's loops until it is cancelled. Restart the loop after each error of Redis.
 
-        If the loop ends in any other way, the process ends: without one of its loops the process could answer no
-        request.
+        If the loop ends for any other reason, end this process, because without one of its loops the process could
+        answer no request.
         """
         task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
@@ -383,7 +402,7 @@ class Dispatcher:
     def _batch_commands(
         self, runs: Sequence[PendingRun], cancelled: Sequence[str]
     ) -> dict[tuple[str, str], Command]:
-        """Returns the commands of one exchange. Each key is the kind of the command and an id."""
+        """Returns the commands of one exchange with Redis. The key of a command is its kind and an id."""
         commands: dict[tuple[str, str], Command] = {}
         if programs := {run.id: run.body for run in runs if run.worker is None}:
             fingerprints = {run.id: run.fingerprint for run in runs}
@@ -402,12 +421,12 @@ class Dispatcher:
         return commands
 
     def _handle_stored(self, run: PendingRun, earlier_state: str | None, cancelled: Sequence[str]) -> None:
-        """Handle the reply for one run: Redis has stored the run now, or has known its id before.
+        """Handle the reply of Redis for one run. Redis has either stored the run now, or already knew the run's id.
 
         Args:
             run: the run that was sent.
-            earlier_state: the state that Redis had for this id before, or None if Redis did not know the id.
-            cancelled: ids of the programs that were to be cancelled in the same exchange.
+            earlier_state: the state that Redis already had for this id, or None if Redis did not know the id.
+            cancelled: ids of the programs that the same exchange should cancel.
         """
         run.sent_at = time.monotonic()
         if queue.is_result(earlier_state):
@@ -424,9 +443,9 @@ class Dispatcher:
     def _answer_refused(
         self, runs: Sequence[PendingRun], errors: Mapping[tuple[str, str], ResponseError]
     ) -> list[PendingRun]:
-        """Set QueueRefuses as the result of all programs that Redis refused to store.
+        """Make all programs that Redis refused to store fail with QueueRefuses.
 
-        Returns the runs that are to be sent again, because an earlier try may have stored them.
+        Returns the runs that must be sent again instead, because an earlier try may have stored them.
         """
         unknown = []
         for run in runs:
@@ -438,9 +457,9 @@ class Dispatcher:
         return unknown
 
     def _expire_delivered(self) -> Command:
-        """Returns the command that makes delivered results expire sooner.
+        """Returns the command that makes Redis delete delivered results sooner.
 
-        If the command is lost, delivered results expire at their usual time.
+        If the command is lost, Redis deletes the delivered results at their usual time.
         """
         delivered, self.delivered = self.delivered, []
         expiring = [run_id for run_id in delivered if run_id not in self.waiting]
@@ -449,7 +468,7 @@ class Dispatcher:
         return queue.expire_delivered(expiring)
 
     async def _drop_delivered(self) -> None:
-        """Drop results that were delivered more than `DROP_AFTER_S` ago, if the queue needs their memory."""
+        """If the queue needs memory, delete results that were delivered more than `DROP_AFTER_S` seconds ago."""
         stored, now = self.stored_delivered, time.monotonic()
         while stored and now - stored[0][0] > queue.DELIVERED_TTL_S:
             stored.popleft()
@@ -468,7 +487,7 @@ class Dispatcher:
             await self._handle_notices(await self.subscription.next())
 
     async def _handle_notices(self, message: str) -> None:
-        """Record the times of finished programs, and resolve the runs that wait for them."""
+        """Record the times of finished programs, and pass the programs' results to the callers that wait for them."""
         notices = queue.Notice.from_message(message)
         for notice in notices:
             self.on_finished(notice.queue_s, notice.wall_s)
@@ -492,7 +511,7 @@ class Dispatcher:
         await self._fetch_results(not_inline)
 
     async def _fetch_results(self, ids: Sequence[str]) -> None:
-        """Fetch results from Redis, and resolve the runs that wait for them."""
+        """Fetch results from Redis, and pass them to the callers that wait for them."""
         for start in range(0, len(ids), RESULTS_PER_COMMAND):
             results = await self.stored_results(ids[start : start + RESULTS_PER_COMMAND])
             for run_id, result in results.items():
@@ -515,7 +534,7 @@ class Dispatcher:
             )
 
     async def _check_states(self, runs: Sequence[PendingRun]) -> None:
-        """Fetch results whose notice was missed, and enqueue the programs again that Redis has lost."""
+        """Fetch results whose notice was missed. If Redis has lost some programs, enqueue these programs again."""
         sent = [run for run in runs if run.sent_at is not None and not run.result.done()]
         long_results: list[str] = []
         for start in range(0, len(sent), STATES_PER_COMMAND):
@@ -535,7 +554,7 @@ class Dispatcher:
         self.cancel_unless_awaited(run_id)
 
     async def _watch_workers_loop(self) -> None:
-        """Measure the queue, and give the programs of dead workers to living workers, every `CHECK_EVERY_S`."""
+        """Every `CHECK_EVERY_S` seconds, measure the queue, and return the programs of dead workers to the queue."""
         await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
             for name in self.monitor.dead_workers(await self._heartbeats(), time.monotonic()):
@@ -546,7 +565,7 @@ class Dispatcher:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def _measure_queue(self) -> None:
-        """Update `depth`, `stored_bytes`, `measured_bytes` and `allowed_bytes` from Redis."""
+        """Set `depth`, `stored_bytes`, `measured_bytes` and `allowed_bytes` to values that Redis reports now."""
         sent = self.sent_bytes
         self.depth = await self.client.xlen(queue.TASKS)
         memory = await self.client.info("memory")
@@ -555,9 +574,9 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """Returns the number of the last heartbeat by worker.
+        """Returns the number of each worker's last heartbeat, by worker name.
 
-        The number is -1 if a worker has no readable heartbeat.
+        If a worker has no readable heartbeat, its number is -1.
         """
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):

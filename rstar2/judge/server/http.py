@@ -1,7 +1,7 @@
-"""Helpers of all HTTP endpoints: read and validate requests, notice clients that disconnect, answer errors.
+"""Functions for all HTTP endpoints: they read and validate requests, notice disconnected clients, and answer errors.
 
-The framework does not read or validate bodies here. The framework would answer 500 to source code that is not valid
-Unicode, and refuse a whole batch because of one bad item.
+FastAPI does not read or validate the bodies of requests here. FastAPI would answer source code that is not valid
+Unicode with status 500, and would refuse a whole batch because of one bad item.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from rstar2.judge.server.dispatcher import IdReused, NotQueued, QueueFull
 
 MAX_NAME_CHARS = 200
 BODIES_RETRY_S = 1.0
-"""`Retry-After` of a request that is refused because all bodies being received take too much memory."""
+"""Seconds in the header `Retry-After` if a request is refused because all bodies that are being received take too much
+memory."""
 CLIENT_CLOSED = 499
 """HTTP status of the answer to a client that has disconnected. nginx uses the same number."""
 T = TypeVar("T")
@@ -51,23 +52,29 @@ class ServerState(TypedDict):
     """The application's state, which every request has as `request.state`."""
 
     read_s: float
-    """How long a client may be silent in the middle of a body."""
+    """A client may send nothing for at most this many seconds in the middle of a body."""
     bodies: BodyBudget
 
 
 def validation_message(error: ValidationError) -> str:
-    """Returns the first errors of a request as `field: message`. Values that the client sent are not repeated."""
+    """Returns the first errors of a request as `field: message`.
+
+    The text does not contain values that the client sent.
+    """
     details = error.errors(include_url=False, include_context=False)
     return "; ".join(f"{_field_name(detail)}: {detail['msg']}" for detail in details[:5])
 
 
 def invalid_result(run_id: str, error: ValidationError) -> str:
-    """Returns the result, as JSON, of a program whose request is invalid."""
+    """Returns, as JSON, the result of a program whose request is invalid."""
     return RunResult(id=run_id, outcome="invalid", stderr=validation_message(error)).model_dump_json()
 
 
 def _field_name(detail: ErrorDetails) -> str:
-    """Returns the name of an invalid field, shortened and valid UTF-8, because a client can send any name."""
+    """Returns the name of an invalid field.
+
+    The name is shortened and made valid UTF-8, because a client can send any name.
+    """
     location = detail["loc"]
     if not location and detail["type"] == "string_unicode":
         # This error has no location only if the name of the field itself is not Unicode. The input is then that name.
@@ -77,7 +84,7 @@ def _field_name(detail: ErrorDetails) -> str:
 
 
 def openapi_schemas(body: type[BaseModel], answer: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Returns the arguments of a route that describe its request body and its answer in the OpenAPI document."""
+    """Returns arguments for a FastAPI route that describe its request body and answer in the OpenAPI document."""
     content = {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}
     answers: dict[int | str, dict[str, Any]] = {200: {"model": answer}} if answer is not None else {}
     return {"openapi_extra": {"requestBody": content}, "responses": answers}
@@ -87,8 +94,8 @@ async def read_json(request: Request) -> object:
     """Read the body of a request as JSON. An empty body counts as `{}`.
 
     Raises:
-        HTTPException: 400 if the body is not JSON, 408 if the client is silent for too long, 413 if the body is too
-            long, CLIENT_CLOSED if the client disconnected.
+        HTTPException: the request is refused. The status is 400 if the body is not JSON, 408 if the client sends
+            nothing for too long, 413 if the body is too long, and CLIENT_CLOSED if the client disconnected.
         QueueFull: all bodies that are being received take too much memory.
     """
     body = bytearray()
@@ -118,13 +125,13 @@ async def read_json(request: Request) -> object:
 
 
 def validated(model: type[Model], data: object, request: Request | None = None) -> Model:
-    """Validate `data`. Raises HTTPException with status 422 and the names of the invalid fields.
+    """Validate `data`. If fields are invalid, raises HTTPException with status 422 and the names of the invalid fields.
 
     Args:
         model: the type to return.
         data: the request's body.
-        request: the request, for an endpoint of rstar2 clients. Later versions of rstar2 clients may send unknown
-            fields.
+        request: the request if the endpoint is for rstar2 clients, because later versions of rstar2 clients may send
+            unknown fields, or None for other endpoints.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:
@@ -152,9 +159,10 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` and return its result, or cancel it if the client disconnects.
+    """Await `work` and return its result. If the client disconnects, cancel `work`.
 
-    Cancelling `work` also cancels its queued programs. Raises HTTPException with CLIENT_CLOSED in that case.
+    Cancelling `work` also cancels the programs that it queued. Raises HTTPException with status CLIENT_CLOSED if the
+    client disconnects.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -197,6 +205,6 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """Make the framework answer errors with `error_answer`. The framework also logs unexpected errors."""
+    """Make FastAPI answer errors with `error_answer`. FastAPI also logs unexpected errors."""
     for kind in (NotQueued, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

@@ -23,7 +23,10 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 
 
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """Returns the last readable heartbeat of every worker of the queue. Adds the keys `name` and `age_s` (seconds)."""
+    """Returns the last heartbeat of every worker of the queue. Leaves out heartbeats that cannot be read.
+
+    Adds the keys `name` and `age_s`.
+    """
     texts = await dispatcher.client.hgetall(queue.WORKERS)
     now = time.monotonic()
     return [
@@ -34,12 +37,12 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 
 
 def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the workers, out of `worker_states`, that are not dead."""
+    """Returns those workers that are not dead. Pass the return value of `worker_states`."""
     return [worker for worker in workers if worker["age_s"] < DEAD_AFTER_S]
 
 
 def compatible(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the workers whose protocol version this judge understands."""
+    """Returns those workers whose protocol version is compatible with this judge."""
     return [worker for worker in workers if is_compatible(worker.get("protocol"))]
 
 
@@ -57,7 +60,7 @@ async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
 
 
 async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
-    """Returns the number of programs that wait, and the number of programs that a worker has taken."""
+    """Returns the number of programs that wait in the queue, and the number of programs that workers have taken."""
     pipe = dispatcher.client.pipeline(transaction=False)
     pipe.xlen(queue.TASKS)
     pipe.xpending(queue.TASKS, queue.GROUP)
@@ -69,9 +72,9 @@ async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns median and 99th percentile in milliseconds of times in seconds.
+    """Converts times in seconds to their median and 99th percentile in milliseconds.
 
-    The result is empty if there are no times.
+    Returns an empty dictionary if there are no times.
     """
     if not values:
         return {}

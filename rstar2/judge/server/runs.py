@@ -26,7 +26,7 @@ def runs_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.post("/v1/runs", **openapi_schemas(RunRequest, RunResult))
     async def run(request: Request) -> Response:
-        """Run one program and return its result when it has ended."""
+        """Run one program, and return its result when the program has ended."""
         key = request_key(request)
         program = validated(RunRequest, await read_json(request), request)
         [text] = await unless_disconnected(request, dispatcher.run([PendingRun.from_request(key, program)]))
@@ -34,7 +34,10 @@ def runs_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.post("/v1/runs/batch", **openapi_schemas(BatchRequest))
     async def run_batch(request: Request) -> Response:
-        """Run several programs. `results` are in the order of `runs`, and a bad item is `invalid` alone."""
+        """Run several programs.
+
+        The `results` are in the order of `runs`, and a bad item makes only its own result `invalid`.
+        """
         key = request_key(request)
         valid: dict[int, PendingRun] = {}
         texts: dict[int, str] = {}

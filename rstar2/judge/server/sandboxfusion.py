@@ -21,7 +21,7 @@ DEFAULT_MEMORY_MB = 1024
 
 
 class RunCode(BaseModel):
-    """A request. Unknown fields are ignored, as in SandboxFusion."""
+    """A request to run one program. Unknown fields are ignored, as in SandboxFusion."""
 
     code: str
     language: Literal["python"]

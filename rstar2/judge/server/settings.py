@@ -8,18 +8,20 @@ from pydantic import BaseModel, Field
 
 
 class ServerLimits(BaseModel, extra="forbid"):
-    """Limits of the HTTP process for what its clients may send."""
+    """Limits that the HTTP process sets for its clients."""
 
     max_queued: int = 200_000
-    """If the queue has this many programs, new programs are answered with status 429."""
+    """If the queue contains this many programs, the judge refuses new programs with status 429."""
     max_queued_bytes: int = 2 << 30
-    """If the queue and its stored results take more bytes, new programs are answered with status 429."""
+    """If the queue and its stored results take more than this many bytes, the judge refuses new programs with status
+    429."""
     max_body_bytes: int = 1 << 30
-    """Maximum size of all request bodies that are being received at the same time."""
+    """Maximum total number of bytes of all request bodies that are being received at the same time."""
     read_s: float = 30.0
-    """How long a client may be silent in the middle of a request's body (seconds)."""
+    """A client may send nothing for at most this many seconds in the middle of a request's body."""
     unread_s: float = 120.0
-    """How long a client may leave a long answer unread (seconds). Answers that fit its receive buffer do not count."""
+    """A client may leave a long answer unread for at most this many seconds. Answers that fit into the client's receive
+    buffer do not count as unread."""
 
 
 class ServerSettings(BaseModel):
@@ -27,9 +29,9 @@ class ServerSettings(BaseModel):
 
     redis_url: str
     socket_fd: int
-    """The listening socket that the supervisor opened."""
+    """File descriptor of the listening socket that the supervisor opened."""
     token: Annotated[str, Field(pattern=r"\S")] | None
-    """The token that clients must send. None: clients need no token."""
+    """The token that clients must send, or None if clients need no token."""
     hosts: list[str] = []
-    """Host names, besides localhost and IP addresses, under which clients may call a judge without a token."""
+    """If the judge has no token, clients may use these host names in its URL, besides localhost and IP addresses."""
     limits: ServerLimits = ServerLimits()

@@ -7,8 +7,9 @@ arrays of responses, in any order:
 - `{"id", "retry_after_s"}`: the queue is full, and the program was not queued.
 - `{"id", "cancelled": true}`: a program was cancelled.
 
-When the connection ends, programs that no other client waits for are cancelled. A request that is repeated under its id
-returns the stored result, if there is one, and does not run the program again.
+When the connection ends, the judge cancels the connection's programs, except programs for which another client waits.
+If a request is repeated under the same id, the program does not run again, and the judge sends the stored result, if
+there is one.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ from rstar2.judge.server.dispatcher import Dispatcher, IdReused, NotQueued, Pend
 from rstar2.judge.server.http import invalid_result, validation_message
 
 MAX_MESSAGE_CHARS = 8 << 20
-"""A message with more than one response is at most this long."""
+"""Maximum number of characters in a message that contains more than one response."""
 MAX_UNREAD_CHARS = 64 << 20
-"""If a client leaves more than this unread, no requests are read from it until it has read some responses."""
+"""If a client leaves more than this many characters unread, the judge reads no requests from the client until the
+client has read some responses."""
 FETCHED_PER_MESSAGE = 4
-"""Maximum number of results in one message that were left in Redis because the client had too much unread."""
+"""If a client has too many unread responses, later results are left in Redis until they can be sent. One message
+contains at most this many results that were left in Redis."""
 RETRY_AFTER_S = 0.25
 REASON_BYTES = 120
-"""Maximum length of the reason in a close frame. The protocol allows 123 bytes (RFC 6455, section 5.5)."""
+"""Maximum number of bytes of the reason in a close frame. The protocol allows 123 bytes (RFC 6455, section 5.5)."""
 _POLICY_VIOLATION = 1008
-"""WebSocket close code for a message that breaks the rules. Source: RFC 6455, section 7.4.1."""
+"""WebSocket close code that the judge sends if a client's message is not valid. Source: RFC 6455, section 7.4.1."""
 
 
 def websocket_router(dispatcher: Dispatcher) -> APIRouter:
@@ -77,16 +80,17 @@ class _Response:
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
-    """The value as JSON, or empty if the result was left in Redis, because the client had too much unread."""
+    """The value of the response as JSON, or empty if the result was left in Redis because the client had too many
+    unread responses."""
     run: PendingRun | None = None
-    """The run to release after the response was sent."""
+    """The run to release when the response has been sent."""
 
     def __str__(self) -> str:
         return f'{{"id":"{self.id}","{self.kind}":{self.text}}}'
 
 
 def _id_reused_result(run_id: str) -> str:
-    """Returns the `invalid` result, as JSON, of a program whose id belongs to an earlier, different request."""
+    """Returns an `invalid` result, as JSON, for a program with the id of an earlier, different request."""
     return RunResult(id=run_id, outcome="invalid", stderr=str(IdReused())).model_dump_json()
 
 
@@ -99,23 +103,24 @@ class StreamConnection:
         self.unknown_fields = unknown_fields(socket.headers.get(HEADER))
         """pydantic's `extra` setting for this client's messages."""
         self.runs: dict[str, PendingRun] = {}
-        """The programs that this client waits for, by id."""
+        """The programs for which this client waits, by id."""
         self.responses: deque[_Response] = deque()
         """Responses that have not been sent yet."""
         self.sending: list[_Response] = []
         """Responses of the message that is being sent."""
         self.unread_chars = 0
-        """Total length of `responses`."""
+        """Total number of characters of `responses`."""
         self.has_responses = asyncio.Event()
         self.may_read = asyncio.Event()
-        """Set while the next request may be read: few responses are unread, or the client is gone."""
+        """This event is set while the next request may be read, because few responses are unread or the client is
+        gone."""
         self.may_read.set()
 
     def handle_message(self, text: str) -> str | None:
         """Carry out all requests of one message.
 
-        Returns None, or what is wrong with the message. If something is wrong with the message, none of its requests
-        were carried out.
+        Returns None if the message is valid. If the message is not valid, none of its requests is carried out, and the
+        method returns what is wrong with the message.
         """
         try:
             items = json.loads(text)
@@ -215,7 +220,7 @@ class StreamConnection:
             self.may_read.set()
 
     def _next_message(self) -> list[_Response]:
-        """Take the responses of the next message: either responses with a text, or a few that are to be fetched."""
+        """Take the responses for the next message: responses with a text, or a few whose text must be fetched."""
         message = [self.responses.popleft()]
         size = len(message[0].text)
         while self.responses:
@@ -231,7 +236,10 @@ class StreamConnection:
         return message
 
     async def _fetch_results(self, responses: list[_Response]) -> None:
-        """Fill in results that were left in Redis. Results that cannot be fetched now become a `retry_after_s`."""
+        """Fetch the results that were left in Redis.
+
+        If a result cannot be fetched now, its response becomes a `retry_after_s`.
+        """
         try:
             results = await self.dispatcher.stored_results([response.id for response in responses])
         except RedisError:

@@ -1,1 +1,1 @@
-"""Starts the processes of a judge on this machine, restarts the ones that die, and finds and stops a running judge."""
+"""Starts the processes of a judge on this machine and restarts processes that die. Finds and stops a running judge."""

@@ -1,4 +1,4 @@
-"""Settings of a judge's supervisor (`ServiceSettings`), and the description of a running judge (`JudgeHandle`)."""
+"""Settings of a judge's supervisor (`ServiceSettings`), and a description of a running judge (`JudgeHandle`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rstar2.supervision.state import Handle
 class ServiceSettings(SupervisionSettings):
     """Settings of one judge service on one machine.
 
-    `folder` also receives the workers' work folders and the data of the embedded queue.
+    The workers' folders and the data of the embedded queue are also in `folder`.
     """
 
     workers: int = 2
@@ -21,27 +21,30 @@ class ServiceSettings(SupervisionSettings):
     port: int = 0
     """The HTTP port, or 0 for any free port."""
     redis_url: str | None = None
-    """URL of the Redis server for the queue. None: start an embedded server."""
+    """URL of the Redis server that holds the queue. If None, the supervisor starts an embedded server."""
     isolation: Isolation | None = None
-    """The isolation tier. None: the strongest tier that this machine supports, but never `none`."""
+    """The isolation tier. If None, the judge uses the strongest tier that this machine supports, but never the tier
+    `none`."""
     token: str | None = None
-    """The token that clients must send as `Authorization: Bearer`. A blank token is refused. None: clients need no
-    token, except under isolation `none`, where the supervisor generates a token."""
+    """The token that clients must send as `Authorization: Bearer`. A blank token is refused. If None, clients need no
+    token, except under isolation `none`, for which the supervisor generates a token."""
     preload: bool = True
-    """See `WorkerSettings.preload`. The value False saves about four CPU seconds per worker."""
+    """Whether workers load libraries while they are idle; see `WorkerSettings.preload`. The value False saves about
+    four CPU seconds for each worker."""
     api: bool = True
-    """Whether to serve HTTP. False: start only workers, which join the queue at `redis_url`."""
+    """Whether to start the HTTP process. If False, the supervisor starts only workers, which join the queue at
+    `redis_url`."""
     hosts: list[str] = Field(default_factory=list)
-    """Host names, besides localhost and IP addresses, under which clients may call a judge without a token."""
+    """If the judge has no token, clients may use these host names in its URL, besides localhost and IP addresses."""
     limits: ServerLimits = ServerLimits()
     max_log_bytes: int = 16 << 20
 
 
 class JudgeHandle(Handle):
-    """A running judge, or the running workers of this machine for a judge on another machine."""
+    """Describes a running judge, or running workers on this machine for a judge on another machine."""
 
     url: str
-    """The judge's URL, or empty if there are only workers."""
+    """The judge's URL, or empty if only workers run on this machine."""
     token: str | None
     redis_url: str
     isolation: Isolation

@@ -15,10 +15,11 @@ from rstar2.judge.service.state import SUPERVISORS
 from rstar2.supervision.start import started_supervisor, stop_supervisor
 
 START_S = 200.0
-"""Time limit for the start, plus one second for each worker."""
+"""The judge must start within this many seconds, plus one second for each worker."""
 STOP_S = 25.0
 SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS", "RSTAR2_GRADER_SECRET"})
-"""Environment variables that the judge's processes do not inherit, because untrusted programs could look for them."""
+"""Environment variables that the judge's processes do not inherit, because untrusted programs might try to read
+them."""
 
 
 def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], JudgeHandle]:
@@ -49,7 +50,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:
-    """End a judge and all processes that it started."""
+    """Stop a judge and all processes that it started."""
     stop_supervisor(process, STOP_S)
 
 
@@ -65,7 +66,7 @@ def running_judge(
     """Runs a judge on the loopback address during a `with` block. See `ServiceSettings` for the arguments.
 
     Raises:
-        UserError, Failure: see `start_service`.
+        UserError, Failure: for the reasons that `start_service` lists.
     """
     process, handle = start_service(
         ServiceSettings(

@@ -7,7 +7,8 @@ from rstar2.judge.service.settings import JudgeHandle
 from rstar2.supervision.state import StateFile, end_module, runs_module, state_folder
 
 SUPERVISORS = ("rstar2.judge.service.supervisor", "rstar2.judge.supervisor")
-"""Module names of the supervisor. Versions up to 0.1.0 use the second name, and their judges must still be found."""
+"""Module names of the supervisor. The second name is that of rstar2 up to version 0.1.0, whose running judges must
+still be found."""
 END_S = 30.0
 
 
@@ -17,7 +18,7 @@ def state_file() -> StateFile[JudgeHandle]:
 
 
 def read_state() -> JudgeHandle | None:
-    """Returns the judge in the state file, or None if it no longer runs. Raises UserError if the file is unreadable."""
+    """Returns the judge in the state file, or None if it does not run. Raises UserError if the file cannot be read."""
     judge = state_file().read()
     return judge if judge is not None and runs_module(judge.pid, *SUPERVISORS) else None
 
@@ -31,7 +32,10 @@ def current_judge() -> JudgeHandle:
 
 
 def end_judge(judge: JudgeHandle) -> None:
-    """End a judge that another process started, and all its processes. Raises Failure if the judge does not end."""
+    """Stop a judge that another process started, and all its processes.
+
+    Raises Failure if the judge does not end in time.
+    """
     if not end_module(judge.pid, *SUPERVISORS, wait_s=END_S):
         raise Failure(f"the judge (pid {judge.pid}) did not stop", f"See {judge.folder}/logs")
     state_file().clear(judge.pid)

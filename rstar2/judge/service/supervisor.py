@@ -1,6 +1,7 @@
-"""The supervisor process of a judge: starts its parts and restarts the ones that die. `start.py` starts the supervisor.
+"""The supervisor process of a judge: starts the judge's processes and restarts processes that die.
 
-The general part is in `rstar2.supervision.supervisor`.
+`start.py` starts the supervisor. Code that supervisors of other services also use is in
+`rstar2.supervision.supervisor`.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ from rstar2.supervision.settings import Event
 from rstar2.supervision.supervisor import Supervisor
 
 START_S = 180.0
-"""Time limit for the start, plus one second for each worker."""
+"""The judge must start within this many seconds, plus one second for each worker."""
 POLL_S = 0.02
 WRITE_EVERY_S = 0.5
-"""While a judge starts, it checks at this interval whether its queue accepts writes."""
+"""While a judge starts, it checks whether its queue accepts writes. Two checks are this many seconds apart."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
-"""Time that a worker has to finish its program when it stops, if the queue is an external Redis server."""
+"""If the queue is on an external Redis server, a worker that stops has this many seconds to finish its program."""
 END_S = 1.0
-"""Time to finish if the queue is embedded.
+"""If the queue is embedded, a worker that stops has this many seconds to finish its program.
 
-An embedded queue ends with the judge, so nobody needs the program's result.
+The embedded queue ends when the judge ends, so nobody needs the program's result.
 """
 log = logging.getLogger(__name__)
 
 
 class JudgeSupervisor(Supervisor):
-    """Supervises one judge, or the workers of one machine for a judge on another machine."""
+    """Supervises one judge, or workers on this machine for a judge on another machine."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         super().__init__(settings, silent=True)
@@ -67,38 +68,40 @@ class JudgeSupervisor(Supervisor):
         self.token = secrets.token_urlsafe(24) if makes_token else settings.token
         self.embedded: EmbeddedRedis | None = None
         self.redis_url = settings.redis_url or ""
-        """The queue's URL for other processes and machines."""
+        """The queue's URL for processes that this judge did not start, and for other machines."""
         self.local_url = self.redis_url
         """The queue's URL for the judge's own processes."""
         self.restarts: Counter[str] = Counter()
-        """Restarts by part that are not yet counted in Redis."""
+        """Number of restarts of each part of the judge that are not yet counted in Redis."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
-        """The running judge, or None until every part answers."""
+        """Describes the running judge. The value is None until every part of the judge answers."""
         self.listener: socket.socket | None = None
-        """The listening socket. The socket stays open so that a restarted HTTP process can use it."""
+        """The listening socket of the HTTP process. The socket stays open so that a restarted HTTP process can use
+        it."""
         self.url = ""
         self.worker_names: dict[int, str] = {}
-        """The current name of each worker, by its number. A restarted worker gets a new name."""
+        """The current name of each worker, by the worker's number. A restarted worker gets a new name."""
         self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
         self.required: Isolation | None = None
-        """The tier that this judge requires of all workers of its queue."""
+        """The weakest isolation tier that this judge allows for the workers of its queue, or None before it is
+        known."""
         self.renew_at = 0.0
-        """Monotonic seconds at which to renew the requirement."""
+        """Monotonic time at which this judge must renew its requirement in Redis."""
         self.conflict = ""
-        """The conflict that was logged when the requirement was last renewed.
+        """The error message if a worker or another judge conflicted with this judge's requirement when it was renewed.
 
-        The text is empty if there was no conflict.
+        The message is empty if there was no conflict.
         """
 
     def start(self) -> None:
-        """Start every part and wait until the service answers, or until this process is asked to stop.
+        """Start every part of the judge. Wait until the judge answers, or until this process is asked to stop.
 
         Raises:
             UserError: the folder or the port is in use, the queue does not answer or has no password, a token is
                 missing, or a worker or judge of the queue is incompatible.
-            Failure: a part did not start.
+            Failure: a part of the judge did not start.
         """
         settings = self.settings
         self.claim_folder()
@@ -131,13 +134,14 @@ class JudgeSupervisor(Supervisor):
         return Event(kind="ready", text=self.url, handle=self.handle.model_dump())
 
     def claim_folder(self) -> None:
-        """Lock the folder.
+        """Lock the judge's folder.
 
         Another judge must not use the folder, because each judge removes the files of an earlier judge.
         """
         in_use = UserError(
-            f"another judge, or its workers, use the folder {self.folder}",
-            "Stop them, or use another folder: set RSTAR2_STATE, or start `judge worker` with --folder.",
+            f"another judge, or workers of another judge, use the folder {self.folder}",
+            "Stop that judge or its workers, or use another folder: set RSTAR2_STATE, or start `judge worker` "
+            "with --folder.",
         )
         self.claim(self.folder / "lock", in_use)
 
@@ -160,7 +164,7 @@ class JudgeSupervisor(Supervisor):
                 raise UserError(f"listening on {settings.host} needs a token", "Set one with --token.")
             if settings.isolation == "none":
                 raise UserError(
-                    f"isolation none is for loopback only, not for {settings.host}",
+                    f"isolation none is allowed only on loopback, not on {settings.host}",
                     "Use --isolation strict.",
                 )
         for name in settings.hosts:
@@ -209,26 +213,33 @@ class JudgeSupervisor(Supervisor):
                 reason = "it requires a password"
             raise UserError(
                 f"the Redis server at {server} refuses this judge: {reason}",
-                "Set its password with --redis redis://:PASSWORD@HOST:PORT. For a user with a name, use "
-                "redis://USER:PASSWORD@HOST:PORT. Both must be percent-encoded in the URL.",
+                "Put the server's password into the URL: --redis redis://:PASSWORD@HOST:PORT. For a user with a "
+                "name, use redis://USER:PASSWORD@HOST:PORT. Percent-encode USER and PASSWORD in the URL.",
             ) from error
         except (redis.RedisError, ValueError) as error:
             message = f"no Redis server answers at {server}: {error}"
-            raise UserError(message, "Check --redis, or leave it out to start a queue here.") from error
+            raise UserError(
+                message, "Check --redis, or leave out --redis to start a queue on this machine."
+            ) from error
 
     def _check_address(self, address: Mapping[str, Any]) -> None:
-        """Raises UserError if the queue is on another host and has no password, or if this judge has no isolation."""
+        """Raises UserError if it is not safe for this judge to use a queue on another host.
+
+        A queue on another host must have a password, and a judge with isolation `none` must not use any queue on
+        another host.
+        """
         host = address.get("host", "localhost")
         if host in LOOPBACK or "path" in address:
             return
         if not address.get("password"):
             raise UserError(
-                f"the queue at {host} has no password: anyone who can reach it can run programs here",
+                f"the queue at {host} has no password: anyone who can reach that server can run programs here",
                 "Set a password on that server (requirepass), and use --redis redis://:PASSWORD@HOST:PORT.",
             )
         if self.settings.isolation == "none":
             raise UserError(
-                f"isolation none is for loopback only, but the queue is at {host}", "Use --isolation strict."
+                f"isolation none is allowed only on loopback, but the queue is at {host}",
+                "Use --isolation strict.",
             )
 
     def _worker(self, number: int) -> Part:
@@ -259,11 +270,14 @@ class JudgeSupervisor(Supervisor):
         return self._part(start, on_death)
 
     def _remove_worker(self, name: str) -> bool:
-        """Give a dead worker's programs to the other workers. If Redis is away, the HTTP process does so later."""
+        """Give a dead worker's programs to the other workers.
+
+        If Redis does not answer, the HTTP process does this later.
+        """
         return self._in_redis(f"remove {name}", lambda client: execute(client, queue.remove_worker(name)))
 
     def _in_redis(self, task: str, act: Callable[[redis.Redis], object]) -> bool:
-        """Call `act` with a client. Returns False, and logs the name of the task, if Redis is away."""
+        """Call `act` with a Redis client. If Redis does not answer, log the name of the task and return False."""
         try:
             with sync_client(self.redis_url) as client:
                 act(client)
@@ -302,7 +316,7 @@ class JudgeSupervisor(Supervisor):
             where = f"the judge's queue in {self.embedded.folder}" if self.embedded else "the queue"
             raise Failure(
                 f"{where} cannot store anything: {error}",
-                "Make room on that disk, or use a folder on another one."
+                "Make room on that disk, or use a folder on another disk."
                 if self.embedded
                 else "See the log of its Redis server.",
             ) from error
@@ -329,9 +343,9 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier and our protocol version of the whole queue.
+        """Store this judge's requirement for the queue: a minimum isolation tier and a compatible protocol version.
 
-        Raises UserError if a part of the queue conflicts.
+        Raises UserError if a worker or another judge of the queue conflicts with the requirement.
         """
         self.renew_at = time.monotonic() + requirements.RENEW_S
         command = requirements.require(self.judge_name, tier, renew=self.required is not None)
@@ -362,7 +376,9 @@ class JudgeSupervisor(Supervisor):
         if self.api is None:
             return True
         if self.api.process.poll() is not None:
-            raise Failure("the judge's HTTP process ended while starting", f"See {self.logs / 'api.log'}")
+            raise Failure(
+                "the judge's HTTP process ended while it was starting", f"See {self.logs / 'api.log'}"
+            )
         return answers(self.url)
 
     def check(self) -> None:

@@ -1,9 +1,9 @@
-"""The worker's side of the queue: `Consumer` fetches tasks, stores results and sends heartbeats.
+"""The part of a worker that works with the queue: `Consumer` fetches tasks, stores results and sends heartbeats.
 
 While programs wait in the queue, a separate thread prefetches several tasks and stores several results at a time, so
-that one exchange with Redis serves many programs. The thread prefetches at most the worker's share of all unfinished
-programs, so that no program waits in this worker while another worker is free. If the queue is short, the main thread
-fetches each task itself, because passing a task between threads would take longer than the exchange.
+that one exchange with Redis serves many programs. The thread prefetches at most this worker's share of all unfinished
+programs, so that no program waits in this worker while another worker is idle. If the queue is short, the main thread
+fetches each task itself, because passing a task between threads would take longer than the exchange with Redis.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from rstar2.judge.worker.local_queue import LocalQueue
 from rstar2.retry import Backoff
 
 MAX_TASKS = 10_000
-"""Upper bound for the number of tasks that a worker can have."""
+"""No worker has more than this many tasks at once."""
 BLOCK_MS = 300
-"""How long Redis may wait for a new task while this worker is idle."""
+"""While this worker is idle, Redis may wait this many milliseconds for a new task."""
 CELLS_BLOCK_MS = 10
-"""How long Redis may wait for a new task while cells run in threads of their sessions. The results of these cells are
-sent only after this wait."""
+"""While cells run in the threads of their sessions, Redis may wait this many milliseconds for a new task. The results
+of the cells are sent only after this wait."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
-"""While the connection is lost, it is logged once in this time."""
+"""While the connection to Redis is lost, the worker logs the loss at most once in this many seconds."""
 STABLE_S = 10.0
-"""A connection that is lost sooner than this belongs to the same outage. For example, a Redis server whose memory is
-full accepts one command and refuses the next."""
+"""If a new connection to Redis is lost within this many seconds, the loss belongs to the outage before it. For example,
+a Redis server whose memory is full accepts one command and refuses the next."""
 HUNG_S = 300.0
-"""The main thread hangs if it does nothing for longer than this plus its program's time limit. Even on a slow machine,
-building a jail and loading a zygote's libraries take less."""
+"""The main thread counts as hanging if it makes no progress for this many seconds plus its program's time limit. Even
+on a slow machine, building a jail and loading a zygote's libraries take less time."""
 log = logging.getLogger(__name__)
 
 
@@ -55,10 +55,10 @@ class Consumer:
 
     Args:
         name: the worker's name, unique among all workers of the queue.
-        client: a client with decoded replies and without retries.
-        local: the queue that is shared with the main thread.
-        about: fields of the worker that each heartbeat contains.
-        abort: ends the program with this id, if that is the running program.
+        client: a redis-py client that decodes replies and never retries a command.
+        local: the queue through which this object and the main thread exchange tasks and results.
+        about: fields that describe the worker, which each heartbeat contains.
+        abort: a function that ends the program with a given id if this program is running.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class Consumer:
             "protocol": str(PROTOCOL),
         }
         self.exchanging = threading.Lock()
-        """Locked by the thread that exchanges data with Redis."""
+        """A thread holds this lock while it exchanges data with Redis."""
         self.more_returned = False
-        """Whether the queue may have more returned tasks. Returned tasks are older than any new task."""
+        """Whether the queue may contain more returned tasks, which are older than any new task."""
         self.done = 0
-        """Number of stored results."""
+        """Number of results that this worker has stored."""
         self.beats = 0
-        """Number of exchanges with a heartbeat that succeeded completely."""
+        """Number of exchanges with Redis in which a heartbeat was sent and no command failed."""
         self.next_beat = 0.0
-        """Monotonic seconds at which the next heartbeat is due."""
+        """Monotonic time at which the next heartbeat is due."""
         self.connected_at = 0.0
-        """Monotonic seconds at which the worker last registered."""
+        """Monotonic time at which the worker last registered."""
         self.next_warning = 0.0
-        """Monotonic seconds after which the lost connection is logged again."""
+        """Monotonic time after which a lost connection is logged again."""
         self.rejected: UserError | None = None
         """Why this worker may not join the queue, or None if the worker may join."""
 
     def next_task(self, wait_s: float) -> Task | None:
-        """Returns the next task, or None if there is none within about `wait_s` seconds.
+        """Returns the next task, or None if no task comes within about `wait_s` seconds.
 
         Only the main thread calls `next_task`. Finished results are stored before the wait.
         """
@@ -125,11 +125,11 @@ class Consumer:
         return task
 
     def _disconnected(self, error: redis.RedisError) -> None:
-        """Record and log that the connection is lost. Results wait in `local` until Redis is back."""
+        """Record and log that the connection to Redis is lost. Results wait in `local` until Redis answers again."""
         now = time.monotonic()
         is_new_outage = self.local.connected and now - self.connected_at > STABLE_S
         if is_new_outage or now >= self.next_warning:
-            log.warning("redis: %s; trying again until it answers", error)
+            log.warning("redis: %s; trying again until Redis answers", error)
             self.next_warning = now + REMIND_S
         self.local.set_connected(False)
 
@@ -167,13 +167,13 @@ class Consumer:
                 time.sleep(backoff.next_s())
 
     def _register(self) -> None:
-        """Register as a worker of the queue. Raises UserError if this worker violates a requirement of a judge."""
+        """Register as a worker of the queue. Raises UserError if this worker does not satisfy a judge's requirement."""
         state = self._heartbeat(time.monotonic(), self.beats)
         reply = execute(self.client, requirements.register(self.name, state))
         requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
-        """Fetch tasks again whose delivery to this worker was lost with the connection."""
+        """Fetch those tasks again that were delivered to this worker but were lost with the connection."""
         fetch = self._fetch_command(MAX_TASKS, self.streams[:-1], since="0")
         commands = {"fetch": fetch, "redeliver": queue.redeliver(self.name, MAX_TASKS)}
         replies = self.connection.execute(commands)
@@ -185,11 +185,10 @@ class Consumer:
             local.tasks.extend(task for task in delivered if task.entry not in entries)
 
     def _exchange(self, *, waits: bool) -> None:
-        """Store results, return tasks, send a heartbeat if it is due, and fetch tasks, in one exchange with Redis.
+        """In one exchange with Redis, store results, return tasks, fetch tasks, and send a heartbeat if one is due.
 
         Args:
-            waits: if the worker is idle, whether to fetch and wait for a task. If False, an idle worker fetches no
-                task.
+            waits: whether an idle worker fetches a task and waits for it. If False, an idle worker fetches no task.
         """
         local = self.local
         with local.changed:
@@ -245,7 +244,7 @@ class Consumer:
         """Returns the commands that store results and return tasks.
 
         Args:
-            results: all results.
+            results: all results that are not stored yet.
             finished: the results of programs and cells that were not cancelled.
             returnable: tasks to return to the queue.
         """
@@ -261,13 +260,16 @@ class Consumer:
         return commands
 
     def _with_returned(self, reply: Any, count: int) -> list[Task]:
-        """Returns the tasks in a reply to `_fetch_command`, and claims the returned tasks that it announces.
+        """Returns the tasks in a reply to `_fetch_command`.
 
-        If there may be more returned tasks, these are fetched first: the new tasks in this reply go back to the queue.
+        If the reply announces returned tasks, claims and returns them, too.
+
+        If the queue may contain more returned tasks, those must be fetched before new tasks, so the new tasks in this
+        reply go back to the queue.
 
         Args:
             reply: the reply to `_fetch_command`.
-            count: the count in that command.
+            count: the `count` that was passed to `_fetch_command`.
         """
         tasks, entries = Task.from_reply(reply), queue.returned_entries(reply)
         self.more_returned = len(entries) >= count
@@ -288,10 +290,10 @@ class Consumer:
         """Returns the command that fetches at most `count` tasks from each stream.
 
         Args:
-            count: maximum number of tasks per stream.
-            streams: the streams.
-            block_ms: how long Redis waits for a task if there is none. If None, Redis does not wait.
-            since: ">" for new tasks, "0" for all tasks that were delivered to this worker.
+            count: maximum number of tasks to fetch from each stream.
+            streams: the streams from which tasks are fetched.
+            block_ms: if there is no task, Redis waits this many milliseconds for one. If None, Redis does not wait.
+            since: ">" to fetch new tasks, or "0" to fetch all tasks that were already delivered to this worker.
         """
         block = () if block_ms is None else ("BLOCK", block_ms)
         ids = [since] * len(streams)
@@ -310,11 +312,11 @@ class Consumer:
         }
 
     def _exit_if_hung(self, now: float) -> None:
-        """End this process if its main thread hangs. After this process has ended, other workers get its tasks."""
+        """End this process if its main thread hangs. Other workers then get the tasks of this process."""
         current, silent_s = self.local.current, now - self.local.active_at
         if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return
         place = "between two programs" if current is None else f"in program {current.id}"
-        log.critical("the sandbox hangs %s: this worker ends", place)
+        log.critical("the sandbox hangs %s, so this worker ends", place)
         faulthandler.dump_traceback()
         os._exit(1)

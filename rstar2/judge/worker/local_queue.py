@@ -1,4 +1,7 @@
-"""The queue between a worker's two threads: tasks that were fetched but not run, and results that were not stored."""
+"""The queue between a worker's two threads.
+
+The queue contains tasks that were fetched but not run, and results that were not yet stored.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,23 @@ from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import RunResult
 
 MAX_PREFETCH = 16
-"""Maximum number of tasks to prefetch over a fast link. Also, this many results are stored at once without waiting."""
+"""Maximum number of tasks to prefetch if the connection to Redis is fast. As soon as this many results wait, they are
+stored."""
 MAX_PREFETCH_S = 0.1
-"""Maximum amount of prefetched work over a fast link, in seconds by the mean of recent runs."""
+"""If the connection to Redis is fast, the prefetched tasks together may take at most this many seconds. The estimate
+for each task is the mean duration of recent tasks."""
 MAX_AHEAD = 256
-"""Maximum number of additional tasks over a slow link, so that the worker is not idle during an exchange with Redis."""
+"""If the connection to Redis is slow, up to this many more tasks are prefetched, so that the worker is not idle during
+an exchange with Redis."""
 LONG_S = 0.05
-"""If a program runs for longer than this, the worker returns its prefetched tasks. The limit grows with a slow link."""
+"""If a program runs for more than this many seconds, the worker returns its prefetched tasks. The limit is higher if
+the connection to Redis is slow."""
 LINGER_S = 0.01
-"""How long a result may wait to be stored together with others while the worker has more tasks."""
+"""While the worker has more tasks, a result may wait this many seconds, so that several results are stored together."""
 
 
 class LocalQueue:
-    """The tasks to run and the results to store of one worker.
+    """Tasks that one worker must run, and results that the worker must store.
 
     All fields except `sessions` may be changed only while `changed` is locked. A single field may be read without the
     lock.
@@ -34,36 +41,37 @@ class LocalQueue:
         self.tasks: deque[Task] = deque()
         self.results: deque[tuple[Task, RunResult]] = deque()
         self.oldest_result_at = 0.0
-        """Monotonic seconds at which the oldest of `results` was added."""
+        """Monotonic time at which the oldest result in `results` was added."""
         self.current: Task | None = None
         """The task that the main thread is running."""
         self.started_at = 0.0
-        """Monotonic seconds at which `current` started."""
+        """Monotonic time at which the task `current` started."""
         self.active_at = time.monotonic()
-        """Monotonic seconds at which the main thread last finished a task or asked for one."""
+        """Monotonic time at which the main thread last finished a task or asked for a task."""
         self.cells: list[Task] = []
-        """Cells that were set aside: they run, or wait for their session, while the main thread runs other tasks."""
+        """Cells that were set aside. While the main thread runs other tasks, these cells run or wait for their
+        session."""
         self.mean_s = 0.02
         """Mean duration of recent tasks in seconds."""
         self.exchange_s = 0.0
         """Mean duration of recent exchanges with Redis in seconds."""
         self.share = 1
-        """Number of tasks that this worker should have, including the running task.
+        """Number of tasks, including the running task, that this worker should have at most.
 
-        The number is 1 while the queue is short.
+        While the queue is short, this number is 1.
         """
         self.connected = False
-        """Whether this worker is registered in Redis and the last exchange succeeded."""
+        """Whether this worker is registered in Redis and the last exchange with Redis succeeded."""
         self.stopping = False
         self.sessions = 0
         """Number of open sessions of this worker."""
         self.fetched_at = 0.0
-        """Monotonic seconds at which the last successful fetch was sent to Redis."""
+        """Monotonic time at which the last successful command to fetch tasks was sent to Redis."""
 
     def start_next(self) -> Task | None:
         """Make the first waiting task the current task and return it.
 
-        Returns None if no task waits, or after `stop`.
+        Returns None if no task waits, or if `stop` was called.
         """
         with self.changed:
             self.active_at = time.monotonic()
@@ -89,7 +97,7 @@ class LocalQueue:
                 self.changed.notify_all()
 
     def set_cell_aside(self, task: Task) -> None:
-        """Let the current cell go on while the main thread runs other tasks."""
+        """Let the current cell continue in its session's thread while the main thread runs other tasks."""
         with self.changed:
             self.cells.append(task)
             self.current = None
@@ -104,7 +112,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """Wake the consumer's thread if tasks wait, so that the thread returns the tasks during a long current task."""
+        """Wake the consumer's thread if tasks wait, so that it can return them if the current task takes long."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()
@@ -130,22 +138,23 @@ class LocalQueue:
         return self.share - 1 - len(self.tasks)
 
     def is_long(self) -> bool:
-        """Returns whether the current task has run for longer than queued tasks may wait for it."""
+        """Returns whether the current task has already run for longer than waiting tasks may have to wait."""
         return self.current is not None and time.monotonic() - self.started_at > self._long_s
 
     @property
     def _long_s(self) -> float:
-        """Seconds after which the current task counts as long.
+        """The current task counts as long after this many seconds.
 
-        The limit grows with the duration of an exchange, because a returned task needs two exchanges to run elsewhere.
+        The limit grows with the duration of an exchange with Redis, because two exchanges are needed before another
+        worker can run a returned task.
         """
         return LONG_S + 4 * self.exchange_s
 
     def remove_returnable(self) -> list[Task]:
-        """Remove and return the tasks that other workers should run.
+        """Remove the tasks that other workers should run, and return a list of them.
 
-        The returned tasks are all waiting tasks except cells if the current task is long or this worker is stopping,
-        and otherwise no tasks.
+        If the current task is long or this worker is stopping, the list contains all waiting tasks except cells.
+        In all other cases, the list is empty.
         """
         if not self.stopping and not self.is_long():
             return []
@@ -159,11 +168,11 @@ class LocalQueue:
         return returnable
 
     def session_activity(self) -> tuple[float, set[str]]:
-        """Returns data for ending idle sessions.
+        """Returns the data from which the worker decides which sessions are idle.
 
         Returns:
-            Monotonic seconds up to which all cells for this worker have been fetched, and the ids of the sessions that
-            have unfinished cells here.
+            A monotonic time, and ids of sessions. All cells that were requested before this time have been fetched. The
+            sessions are those that have unfinished cells in this worker.
         """
         with self.changed:
             unfinished = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
@@ -174,8 +183,8 @@ class LocalQueue:
 
         Args:
             tasks: the fetched tasks.
-            requested_count: maximum number of tasks in the request.
-            requested_at: monotonic seconds at which the request was sent.
+            requested_count: maximum number of tasks that the worker requested.
+            requested_at: monotonic time at which the request was sent to Redis.
         """
         with self.changed:
             self.fetched_at = requested_at
@@ -186,17 +195,17 @@ class LocalQueue:
                 self.share = 1
 
     def remove_stored(self, count: int) -> None:
-        """Remove the first `count` results, because they are stored in Redis."""
+        """Remove the first `count` results, because these results are now stored in Redis."""
         with self.changed:
             for _ in range(count):
                 self.results.popleft()
             self.oldest_result_at = time.monotonic()
 
     def update_share(self, unfinished: int, workers: int) -> None:
-        """Update `share`.
+        """Compute `share` again.
 
         Args:
-            unfinished: number of programs in the queue, including running ones.
+            unfinished: number of programs in the queue, including running programs.
             workers: number of workers that share the programs.
         """
         with self.changed:
@@ -208,13 +217,16 @@ class LocalQueue:
             self.share = max(1, min(prefetch + ahead, unfinished // max(1, workers)))
 
     def record_exchange(self, seconds: float) -> None:
-        """Update `exchange_s` with the duration of an exchange in which Redis did not wait for tasks."""
+        """Include the duration of an exchange in the mean `exchange_s`.
+
+        Redis must not have waited for tasks in this exchange.
+        """
         with self.changed:
             weight = 0.2 if self.exchange_s else 1.0
             self.exchange_s += weight * (seconds - self.exchange_s)
 
     def wait_until_due(self, until: float) -> None:
-        """Wait until the consumer's thread should exchange data with Redis, at latest until monotonic time `until`."""
+        """Wait until the consumer's thread should exchange data with Redis, or until the monotonic time `until`."""
         with self.changed:
             while self.connected and not self.stopping and (now := time.monotonic()) < until:
                 due = until
@@ -231,12 +243,12 @@ class LocalQueue:
                 self.changed.wait(due - now)
 
     def set_connected(self, connected: bool) -> None:
-        """Set whether the worker is connected to Redis, and wake the threads that wait for it."""
+        """Record whether the worker is connected to Redis, and wake the threads that wait for a change of the queue."""
         with self.changed:
             self.connected = connected
             self.changed.notify_all()
 
     def wait_for_task(self, wait_s: float) -> None:
-        """Wait until there are tasks, the worker is connected, or it is stopping, for at most `wait_s` seconds."""
+        """Wait at most `wait_s` seconds until there are tasks, or until the worker is connected or stopping."""
         with self.changed:
             self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, wait_s)

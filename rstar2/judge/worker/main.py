@@ -1,7 +1,7 @@
-"""The main function of a worker process: fetches programs from the queue, runs them one at a time, stores results.
+"""The main function of a worker process: fetches programs from the queue, runs one at a time, and stores the results.
 
-The main thread runs programs. A second thread exchanges data with Redis meanwhile (`consumer`). An unexpected exception
-in either thread ends the process at once.
+The main thread runs programs. Meanwhile, a second thread exchanges data with Redis (see `consumer`). An unexpected
+exception in one of the two threads ends the process at once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rstar2.processes import begin_module
 
 IDLE_S = 1.0
 PROFILE_EVERY = 256
-"""After this many programs, an unprofiled zygote is profiled even if more programs are waiting."""
+"""After this many programs, a zygote that was not profiled yet is profiled even if more programs are waiting."""
 STOP_S = 10.0
-"""Time limit for storing the last results when the worker stops."""
+"""When the worker stops, it has this many seconds to store its last results."""
 log = logging.getLogger(__name__)
 
 
@@ -60,10 +60,10 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
 
     Args:
         name: the worker's name.
-        client: a client for the queue.
-        sandbox: the sandbox, which this function starts and closes.
-        local: the queue that is shared with the consumer's thread.
-        preload: see `WorkerSettings`.
+        client: a redis-py client for the queue.
+        sandbox: the worker's sandbox, which this function starts and closes.
+        local: the queue through which this thread and the consumer's thread exchange tasks and results.
+        preload: whether to load libraries while the worker is idle; see `WorkerSettings.preload`.
 
     Raises:
         Failure: the sandbox cannot be built.

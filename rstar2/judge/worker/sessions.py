@@ -1,8 +1,9 @@
-"""The sessions of one worker: opens them, runs their cells, and ends them.
+"""Opens the sessions of one worker, runs their cells, and ends the sessions.
 
 A session ends if the client closes it, if it is idle or open for too long, or if its process dies. Each session has a
-thread that runs its cells one after another. The main thread waits a moment for each cell, because most cells are
-short, and then goes on with other sessions and programs. Cells that compute take turns (`sandbox.inside.turns`).
+thread that runs its cells one after another. The main thread waits a moment for the end of each cell, because most
+cells are short, and then continues with other sessions and programs. If several cells compute, they take turns (see
+`sandbox.inside.turns`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.worker.local_queue import LONG_S, LocalQueue
 
 MAX_SESSIONS = 256
-"""Maximum number of open sessions of one worker. Each is a process with its own memory."""
+"""Maximum number of open sessions of one worker. Each session is a process with its own memory."""
 MAX_END_REASONS = 1000
-"""Number of ended sessions whose reason is still known."""
+"""The worker remembers why its last sessions ended, for at most this many sessions."""
 CHECK_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
@@ -41,14 +42,14 @@ class OpenSession:
     session: Session
     limits: SessionRequest
     opened_at: float
-    """Monotonic seconds."""
+    """Monotonic time at which the session was opened."""
     used_at: float
-    """Monotonic seconds at the end of the last cell."""
+    """Monotonic time at which the session's last cell ended."""
     last_result: CellResult | None = None
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "session"))
-    """Runs the session's cells, and closes the session, in the order of the requests."""
+    """The session's thread, which runs cells and closes the session in the order in which these requests came."""
     unfinished: list[Future[CellResult]] = field(default_factory=list)
-    """Tasks that the session's thread may not have finished. Used only by the worker's main thread."""
+    """Tasks that the session's thread may not have finished. Only the worker's main thread uses this list."""
 
     def is_in_use(self) -> bool:
         """Returns whether the session's thread has unfinished tasks.
@@ -60,15 +61,15 @@ class OpenSession:
 
     @property
     def ends_at(self) -> float:
-        """Monotonic seconds at which the session ends in any case."""
+        """Monotonic time at which the session ends even if it is in use."""
         return self.opened_at + self.limits.total_s
 
     def why_overdue(self, now: float, unused_until: float) -> str:
-        """Returns why the session must end now, or an empty string if it need not end.
+        """Returns why the session must end now, or an empty string if it can continue.
 
         Args:
-            now: monotonic seconds.
-            unused_until: monotonic seconds up to which no new cell was requested.
+            now: the present time in monotonic seconds.
+            unused_until: a monotonic time. Between the session's last cell and this time, no new cell was requested.
         """
         if now >= self.ends_at:
             return f"the session ended: it was open for its {self.limits.total_s:g} s"
@@ -78,10 +79,10 @@ class OpenSession:
 
 
 class WorkerSessions:
-    """All sessions of one worker, whose sandbox has been started.
+    """All sessions of one worker. The worker's sandbox must already be started.
 
-    Call the public methods of `WorkerSessions` in the worker's main thread. Code in the thread of a session uses only
-    that session.
+    Call the public methods of `WorkerSessions` only in the worker's main thread. Code in the thread of a session may
+    use only that session.
     """
 
     def __init__(self, sandbox: Sandbox, local: LocalQueue) -> None:
@@ -91,13 +92,13 @@ class WorkerSessions:
         self.open: dict[str, OpenSession] = {}
         """Open sessions by id."""
         self.ended: OrderedDict[str, str] = OrderedDict()
-        """Why the last sessions ended, by id."""
+        """The reasons why the last sessions ended, by session id."""
         self.next_check = 0.0
         self.errors: list[BaseException] = []
         """Exceptions that were raised in the threads of sessions."""
 
     def run_task(self, task: Task) -> None:
-        """Run the current task of the local queue and add its result. A long cell goes on beside later tasks."""
+        """Run the current task of the local queue and add its result. A long cell continues while later tasks run."""
         try:
             command = SessionCommand.model_validate_json(task.body, extra="ignore")
         except ValidationError as error:
@@ -133,12 +134,15 @@ class WorkerSessions:
         self.local.finish_cell(task, lost_cell(task.id, queue.WORKER_GONE) if is_lost else future.result())
 
     def raise_errors(self) -> None:
-        """Raise the first exception of a session's thread. The worker cannot go on after such an exception."""
+        """If the thread of a session raised an exception, raise it here.
+
+        After such an exception, the worker cannot continue.
+        """
         if self.errors:
             raise self.errors[0]
 
     def finish(self) -> None:
-        """Wait for the running cells. Cells that have not started get the outcome `lost`."""
+        """Wait until the running cells have ended. Cells that have not started get the outcome `lost`."""
         with self.changing:
             sessions = list(self.open.values())
         for session in sessions:
@@ -163,10 +167,10 @@ class WorkerSessions:
         return lost_cell(task.id, reason).model_copy(update={"queue_s": _queued_s(task)})
 
     def end_overdue(self, activity: Callable[[], tuple[float, Collection[str]]]) -> None:
-        """End sessions that are idle or open for too long. Checks at most once per `CHECK_EVERY_S`.
+        """End sessions that are idle or open for too long. Checks the sessions at most once in `CHECK_EVERY_S` seconds.
 
         Args:
-            activity: `LocalQueue.session_activity`.
+            activity: the method `LocalQueue.session_activity`.
         """
         now = time.monotonic()
         if now < self.next_check or not self.open:
@@ -184,7 +188,10 @@ class WorkerSessions:
                 self._end(session_id, reason)
 
     def _end_if_overdue(self, session_id: str, queued_s: float) -> None:
-        """End a session that was already idle or open for too long when its cell was requested, `queued_s` ago."""
+        """End a session if it was already idle or open for too long when its cell was requested.
+
+        The cell was requested `queued_s` seconds ago.
+        """
         now = time.monotonic()
         session = self.open.get(session_id)
         if session is not None and (reason := session.why_overdue(now, now - queued_s)):

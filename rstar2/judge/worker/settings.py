@@ -14,9 +14,10 @@ class WorkerSettings(BaseModel):
     """Name of the worker, unique among all workers of the queue."""
     redis_url: str
     folder: str
-    """Folder for the worker's jail and the files of its programs."""
+    """Folder in which the worker builds its jail and stores the files of its programs."""
     isolation: Isolation | None
-    """The isolation tier. None: the strongest tier that this machine supports, but never `none`."""
+    """The isolation tier. If None, the worker uses the strongest tier that this machine supports, but never the tier
+    `none`."""
     preload: bool = True
-    """Whether to load numpy, sympy, scipy and pandas while the worker is idle, so that no program waits for them. If
-    False, they are loaded when a program first imports them."""
+    """Whether to load numpy, sympy, scipy and pandas while the worker is idle, so that no program has to wait for these
+    libraries. If False, a library is loaded when a program first needs it."""

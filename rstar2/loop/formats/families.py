@@ -38,14 +38,14 @@ class Parsers(NamedTuple):
 
 
 TAG_PARSERS = Parsers("hermes", None)
-"""Parsers for turns in rstar2's tags."""
+"""vLLM's parsers for turns in rstar2's tags."""
 NO_PARSERS = Parsers(None, None)
 _QWEN_XML = ("qwen3_coder", "qwen3")
 _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _NEMOTRON = ("nemotron_h",)
 _LAGUNA = (("laguna",), "poolside_v1", "poolside_v1")
 PROMPT_DATE = datetime.date(2024, 7, 26)
-"""The date in prompts that contain one. The date is fixed, so that prompts do not change from day to day.
+"""The date in those prompts that contain a date. The date is fixed, so that prompts do not change from day to day.
 
 The date is the default of Llama's chat template.
 """
@@ -83,6 +83,6 @@ FAMILIES: dict[str, Family] = {
 }
 """The supported families by name.
 
-Two kinds of families of the library are left out: those that differ from another one only in images, and those whose
-tokenizer is code that comes with the model.
+Two kinds of families of the library are left out: families that differ from another family only in images, and families
+whose tokenizer is code that comes with the model.
 """

@@ -64,9 +64,9 @@ class Format(Strict):
     """Maximum number of calls that run in a turn. Further calls of the turn are ignored. If the value is None, all
     calls run, concurrently."""
     closed_calls_only: bool = False
-    """Whether a call counts only with its `</tool_call>`. If False, the end of the turn also closes a call."""
+    """Whether a call counts only if it ends with `</tool_call>`. If False, the end of the turn also closes a call."""
     missing_texts_are_empty: bool = False
-    """Whether a missing argument of type string is empty, as in the authors' released code.
+    """Whether a missing argument of type string counts as an empty string, as in the authors' released code.
 
     If False, a call without an argument that its tool requires is refused.
     """
@@ -156,7 +156,7 @@ def read_format(named: str, own_template: str | None = None) -> Format:
 
     Args:
         named: the name of a format that rstar2 ships, the name of a model family, or a .toml or .json file.
-        own_template: the model's own chat template, for a format that has none.
+        own_template: the model's own chat template, for a format that has no template.
 
     Raises:
         UserError: the format does not exist, it has unknown keys or wrong values, or there is no template.
@@ -197,14 +197,15 @@ def default_format() -> Format:
 
 
 def save_format(fmt: Format, folder: Path) -> None:
-    """Write the format with which a model is trained beside its weights, so that all later uses read this format."""
+    """Write a model's format to a file beside the model's weights, so that every later use of the model reads this
+    format."""
     write_json(folder / FORMAT_FILE, fmt.model_dump(exclude=_unused(fmt)))
 
 
 def _unused(fmt: Format) -> set[str]:
-    """Returns keys that this format does not use and that earlier versions did not have.
+    """Returns the keys that this format does not use and that earlier versions of rstar2 did not have.
 
-    Without these keys, the format's file and digest are the same as in earlier versions.
+    If these keys are left out, the format's file and digest are the same as in earlier versions.
     """
     unused = set() if fmt.family else {"family", "family_options"}
     return unused if fmt.tool_objects else unused | {"tool_objects"}
@@ -238,7 +239,9 @@ def _read(path: Path) -> dict[str, Any]:
             ) from error
     values = _json(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path} does not contain a JSON object", "Copy it again from the trained model.")
+        raise UserError(
+            f"{path} does not contain a JSON object", "Copy the file again from the trained model."
+        )
     return values
 
 
@@ -274,7 +277,8 @@ def _implementation(name: str, reference: str | None) -> Tool[..., Any]:
 
 
 def _tools(values: list[Any], objects: dict[str, str], path: Path) -> tuple[list[Any], dict[str, str]]:
-    """Returns the schemas of tools that `values` lists as schemas or by name, and all `module:object` references."""
+    """Returns the schemas of the tools in `values`, which are listed as schemas or by name, and all `module:object`
+    references."""
     schemas = []
     for value in values:
         if isinstance(value, str):

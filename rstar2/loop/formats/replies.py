@@ -13,7 +13,8 @@ Layout = Literal["plain", "labelled"]
 
 
 def result_text(result: RunResult, layout: Layout, limits: ToolLimits) -> str:
-    """Returns the text of a result for the model. The middle is left out beyond `limits.characters`."""
+    """Returns the text of a result for the model. If the text has more than `limits.characters` characters, its middle
+    is left out."""
     if layout == "labelled":
         return _cut(_labelled(result, limits), limits.characters, "...(truncated)...")
     text = _plain(result, limits)
@@ -36,7 +37,8 @@ def refused_text(reason: str, error: str, layout: Layout, *, decoded: bool = Tru
 
 
 def _plain(result: RunResult, limits: ToolLimits) -> str:
-    """Returns output, `(no output)`, an error with its traceback, or the limit that the program reached."""
+    """Returns the program's output or `(no output)`, and the error with its traceback or the limit that the program
+    reached."""
     parts = [result.stdout.rstrip("\n"), result.value or ""]
     if result.outcome in ("timeout", "memory", "output_limit"):
         parts.append(f"Error: {_reason(result, limits)}")
@@ -70,7 +72,8 @@ def _reason(result: RunResult, limits: ToolLimits) -> str:
 
 
 def _end_of_session(result: RunResult) -> str:
-    """Returns a line that says that the notebook ended, or an empty string if it is alive or there is none."""
+    """Returns a line that says that the notebook ended. Returns an empty string if the notebook is alive, or if the
+    tool uses no notebook."""
     if not isinstance(result, CellResult) or result.session_alive:
         return ""
     return f"The notebook is gone with its variables: {result.session_end}"

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from rstar2.judge.client.session import JudgeSession
 
 IDLE_S = 1800.0
-"""Seconds without a cell after which the judge ends a session, for example because its client was killed."""
+"""The judge ends a session that has run no cell for this many seconds, for example because its client was killed."""
 CLOSE_S = 30.0
-"""Timeout in seconds for closing a session. After a timeout, the judge ends the session when it has been idle."""
+"""Timeout in seconds for closing a session. After a timeout, the judge itself ends the session when the session has
+been idle for `IDLE_S` seconds."""
 log = logging.getLogger(__name__)
 _CLOSING: set[asyncio.Task[None]] = set()
 """Tasks that close sessions. Event loops hold only weak references to tasks, so this set keeps them alive."""
@@ -35,7 +36,7 @@ async def jupyter_code(code: str, context: ToolContext) -> RunResult:
 
 
 class Notebook:
-    """The notebook of one rollout. The notebook is a session of the judge that the first call opens.
+    """The notebook of one rollout. The notebook is a session of the judge. The first call opens the session.
 
     Cells run one after another, in the order of their calls. If a cell ends the session, the reply says so, and the
     next call opens a new session. If the judge loses the session, the session's variables are gone, and every later
@@ -98,7 +99,7 @@ class Notebook:
         return await JudgeSession(judge, request).__aenter__()
 
     async def aclose(self) -> None:
-        """End the session, if there is one. If the judge does not answer, it ends the idle session later."""
+        """End the session, if there is one. If the judge does not answer, the judge ends the idle session later."""
         opening, self._opening = self._opening, None
         if opening is not None:
             closing = asyncio.create_task(self._close(opening))
@@ -112,7 +113,7 @@ class Notebook:
                 await (await opening).__aexit__()
         except (RStarError, TimeoutError) as error:
             log.warning(
-                "a notebook was not closed: %s. The judge ends its session after %.0f s without a cell.",
+                "a notebook was not closed: %s. The judge ends the notebook's session after %.0f s without a cell.",
                 error,
                 IDLE_S,
             )

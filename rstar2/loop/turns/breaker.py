@@ -1,4 +1,4 @@
-"""Removes tokens that control a conversation from foreign text: problems, tool output and messages of clients."""
+"""Breaks up the tokens that control a conversation if they occur in problems, tool output or messages of clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 def holds_control(text: str) -> bool:
     """Whether a text contains a tag or token that controls a conversation in any format or family.
 
-    `<s>` and `</s>` count only at the start or the end of a text. Around a part of the text they are HTML.
+    `<s>` and `</s>` count only at the start or the end of a text. Around a part of the text, these tags are HTML.
     """
     return bool(_CONTROL_IN_TEXT.search(text) or _AT_AN_END.search(_STRUCK_OUT.sub("-", text)))
 
@@ -50,7 +50,7 @@ def without_turn_tokens(text: str) -> str:
 
 
 class Breaker:
-    """Breaks up given tokens in foreign text, by a space after the first character of each token."""
+    """Breaks up given tokens in text from outside: inserts a space after the first character of each token."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = sorted(tokens, key=len, reverse=True)
@@ -65,7 +65,7 @@ class Breaker:
         return text
 
     def within(self, value: Any) -> Any:
-        """Returns a JSON value with the tokens broken up in all of its strings, keys included."""
+        """Returns a JSON value in which the tokens are broken up in all strings, keys included."""
         if isinstance(value, str):
             return self.broken_up(value)
         if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]
 """Programs with quotes, tags and Unicode.
 
 The programs do not end in a line break. Families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop
-a final line break, while those that write JSON (Qwen3, Llama) keep it.
+a final line break, while families that write JSON (Qwen3, Llama) keep a final line break.
 """
 _THOUGHT, _ANSWER, _REPLY = "I ask Python: <b>6</b> 字 π?", "It is \\boxed{42}.", "42 π"
 
@@ -96,7 +96,7 @@ def _tool(codec: ChatCodec) -> tuple[str, str]:
 
 
 def _runs(mask: list[int]) -> list[tuple[int, int]]:
-    """Returns the start and end of each run of ones."""
+    """Returns the start and the end of each run of consecutive ones."""
     edges = [at for at, (a, b) in enumerate(zip([0, *mask], [*mask, 0], strict=True)) if a != b]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

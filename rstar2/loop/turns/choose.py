@@ -55,7 +55,7 @@ class FormatChoice:
     named: str | None = None
     """Name or file of a format, see `read_format`. If `named` is None, the model's own format is used."""
     forced: bool = False
-    """Whether to use the format even if the model has a different one."""
+    """Whether to use the format even if the model has a different format."""
 
     def __post_init__(self) -> None:
         if self.forced and self.named is None:
@@ -70,14 +70,14 @@ MODELS_OWN = FormatChoice()
 def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
     """Create the codec of a model folder or hub id, in the model's format.
 
-    The model's format is the first of these that exists:
+    The model's format is the first of the following formats that exists:
 
     1. the format in the model's format file,
     2. the format of the family whose turns the model's chat template writes,
     3. the model's chat template with rstar2's tags,
     4. the default format of rstar2.
 
-    A format in `choice` must not differ from the model's format, unless it is forced.
+    A format in `choice` must not differ from the model's format, unless `choice` is forced.
 
     Raises:
         UserError: the tokenizer cannot be loaded, the model's format file and chat template disagree, the chosen format
@@ -121,8 +121,8 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
     if differing and not choice.forced:
         raise UserError(
             f"{model} has its own format ({source}), which differs from {named} in: {', '.join(differing)}",
-            "Omit --format to use the model's own. In chat, eval, serve and format show, --force-format uses the other "
-            "one; results then name it.",
+            f"Omit --format to use the model's own format. In chat, eval, serve and format show, --force-format uses "
+            f"{named} despite the differences, and the results name that format.",
         )
     return codec_for(tokenizer, chosen, f"{named}, forced" if differing else named)
 
@@ -145,7 +145,8 @@ def load_tokenizer(model: str | Path) -> Any:
 
 
 def check_tokenizer(model: str | Path) -> None:
-    """Raise UserError if a folder has no tokenizer files. transformers would create an empty tokenizer from it."""
+    """Raise UserError if a folder has no tokenizer files. transformers would create an empty tokenizer from such a
+    folder."""
     folder = Path(model)
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
         raise no_tokenizer(model, "it has no tokenizer")
@@ -183,9 +184,9 @@ def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
 
 
 def named_format(named: str, own: Format, source: str) -> Format:
-    """Read the format `named` for a model whose own format is `own` from `source` (see `model_format`).
+    """Read the format `named` for a model. `own` is the model's own format, and `source` says where `own` comes from.
 
-    A format of the model's own family also gets the options of the model's format, unless it sets options.
+    If `named` is a format of the model's own family and sets no options, it gets the options of the model's own format.
     """
     # A model without a chat template has an empty template in a family, not the template of the default format.
     fmt = read_format(named, "" if named in FAMILIES and source == DEFAULT_FORMAT else own.template)
@@ -243,7 +244,8 @@ def _format_file(model: str | Path) -> Path | None:
 
 
 def differences(own: Format, other: Format, source: str) -> list[str]:
-    """Returns the keys in which another format differs from the model's own format `own` from `source`.
+    """Returns the keys in which the format `other` differs from the model's own format `own`, which comes from
+    `source`.
 
     The time and memory limits of calls may differ, because the user may choose them. For a model without a format file,
     only the family and the template are compared.

@@ -1,4 +1,4 @@
-"""The interface of codecs, which render a conversation as token ids, continue it, and parse turns."""
+"""The interface of codecs, which render a conversation as token ids, continue the conversation, and parse turns."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Encoded:
     """A conversation encoded for SFT."""
 
     input_ids: array[int]
-    """Token ids, shape (T,)."""
+    """Token ids of the conversation, shape (T,)."""
     loss_mask: array[int]
-    """1 for tokens that the model has to write and learns, otherwise 0, shape (T,)."""
+    """1 for tokens that SFT teaches the model to write, 0 for all other tokens, shape (T,)."""
 
     def cut(self, tokens: int) -> Encoded:
         return Encoded(self.input_ids[:tokens], self.loss_mask[:tokens])
@@ -45,11 +45,11 @@ class ChatCodec(ABC):
     """
 
     end_id: int
-    """The token that ends a turn."""
+    """The id of the token that ends a turn."""
     turn_start: str = ""
     """The text of the model's turn that the generation prompt already contains, such as `<reason>`."""
     thoughts: str = "stay in the context"
-    """Says, for messages, whether the thoughts of earlier turns stay in the context."""
+    """Text for messages that says whether the thoughts of earlier turns stay in the context."""
 
     def __init__(self, tokenizer: Any, fmt: Format, source: str) -> None:
         self.tokenizer = tokenizer
@@ -59,14 +59,14 @@ class ChatCodec(ABC):
 
     @cached_property
     def texts(self) -> FormatTexts:
-        """The texts that the format puts around conversations, and the parts of a turn that they ask for."""
+        """The texts that the format puts around conversations, and the parts of a turn that these texts ask for."""
         prompt = self.prompt([{"role": "user", "content": QUESTION_MARK}], [])
         before = str(self.tokenizer.decode(prompt)).partition(QUESTION_MARK)[0]
         return FormatTexts(self.format, opening_demands(self.format, before), self.turn_start)
 
     @property
     def stop_ids(self) -> list[int]:
-        """All tokens that may end a turn, `end_id` first."""
+        """The ids of all tokens that may end a turn, `end_id` first."""
         return [self.end_id]
 
     @cached_property
@@ -74,7 +74,7 @@ class ChatCodec(ABC):
         """SHA-256 of the vocabulary, the tokenization rules and the format.
 
         Codecs with the same digest write the same token ids. The list of special tokens is not part of the digest,
-        because training changes it when it sets the token that ends a turn.
+        because training changes this list when it sets the token that ends a turn.
         """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = json.loads(backend.to_str()) if backend is not None else {}
@@ -87,12 +87,13 @@ class ChatCodec(ABC):
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
         """Returns the token ids of a conversation up to the place where the model continues.
 
-        `tools` are schemas that replace the format's tools. An empty list shows no tools.
+        `tools` are schemas that replace the format's tools. If `tools` is empty, the prompt lists no tools.
         """
 
     @abstractmethod
     def with_variables(self, variables: Mapping[str, Any]) -> ChatCodec:
-        """Returns this codec with variables of its chat template or options of its family, such as `enable_thinking`.
+        """Returns a copy of this codec that sets variables of the chat template or options of the family, such as
+        `enable_thinking`.
 
         Raises:
             UserError: the format does not know a variable, or cannot be rendered with it. The message of the error
@@ -103,8 +104,8 @@ class ChatCodec(ABC):
     def bridge(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """Returns the token ids between a turn of the model and its next turn. The returned token ids contain the
-        messages.
+        """Returns the token ids between a turn of the model and the model's next turn. These token ids contain
+        `messages`.
 
         Args:
             before: the token ids before the turn.
@@ -121,7 +122,7 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def closed(self, ids: list[int]) -> list[int]:
-        """Returns the ids of a conversation.
+        """Returns the token ids of a conversation.
 
         If the last turn of the conversation was stopped or cut off, the end of the turn is added.
         """
@@ -140,15 +141,17 @@ class ChatCodec(ABC):
     ) -> tuple[Message, ParsedTurn]:
         """Returns a turn as a message of OpenAI's API, and as a parsed turn for a trace.
 
-        Valid calls become `tool_calls` if `tools`, which are the tools in the prompt, is not empty.
+        `tools` are the tools in the prompt. If `tools` is not empty, valid calls become `tool_calls`.
         """
 
     @abstractmethod
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
-        """Encode a conversation for SFT with the token ids that a rollout would have for its prompts and tool replies.
+        """Encode a conversation for SFT. The prompts and tool replies get the token ids that they would have in a
+        rollout.
 
-        Each turn begins where generation begins it. Messages after the last assistant message are left out. If
-        `tools` is None and the conversation has tool calls, the prompt lists the format's tools.
+        Each turn begins at the place where the model would begin the turn in a rollout. Messages after the last
+        assistant message are left out. If `tools` is None and the conversation has tool calls, the prompt lists the
+        format's tools.
         """
 
     @abstractmethod
@@ -168,7 +171,7 @@ class ChatCodec(ABC):
     def written_by_template(self, calls: list[Message]) -> str | None:
         """Returns the calls as the chat template writes them.
 
-        Returns None if the codec writes calls, not the template.
+        Returns None if the codec itself writes calls, and not the template.
         """
         return None
 

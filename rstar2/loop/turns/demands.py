@@ -1,4 +1,5 @@
-"""Finds out whether the texts of a prompt ask for a thought, an answer block or a box, and whether a turn has them."""
+"""Finds out whether the texts of a prompt ask for a thought, an answer block or a box, and whether a turn has these
+parts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from rstar2.loop.turns import tags
 Message = dict[str, Any]
 
 QUESTION_MARK = "THE QUESTION"
-"""Placeholder for a question, to find the text that a template writes before a question."""
+"""Placeholder for a question. It marks the end of the text that a template writes before a question."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def demands_of(text: str) -> Demands:
 
 @dataclass(frozen=True)
 class FormatTexts:
-    """The texts that a format puts around conversations, and the parts of a turn that they ask for."""
+    """The texts that a format puts around conversations, and the parts of a turn that these texts ask for."""
 
     format: Format
     opening: Demands
@@ -76,7 +77,8 @@ class FormatTexts:
     def learns(self, before_last_question: bool, has_thought: bool) -> bool:
         """Whether SFT learns from a turn.
 
-        SFT skips a turn if later prompts leave out its thought, because the model would learn to answer without one.
+        SFT skips a turn if later prompts leave out its thought, because the model would learn to answer without a
+        thought.
         """
         forgotten = before_last_question and self.forgets_thoughts
         return not (forgotten and (has_thought or self.every_turn_thinks))

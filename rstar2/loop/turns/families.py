@@ -27,12 +27,13 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""Says, for messages, whether the thoughts of earlier turns stay. The keys are the library's names."""
+"""Texts for messages that say whether the thoughts of earlier turns stay in the context. The keys are the library's
+names."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
-"""Placeholder for an empty thought, because families write turns without a thought differently."""
+"""Placeholder for an empty thought. It is needed because families write turns without a thought differently."""
 _MARK = "THE THOUGHT"
-"""Placeholder for a thought, to find the place where a family writes it."""
+"""Placeholder for a thought. It marks the place where a family writes a thought."""
 _FAULTS = {
     "invalid_json": "The arguments of the tool call are not valid.",
     "unclosed_block": "The tool call has no end.",
@@ -40,13 +41,14 @@ _FAULTS = {
     "malformed_structure": "The tool call is not in the form that tool calls have.",
     "unknown_tool": "The tool call names an unknown tool.",
 }
-"""Messages to the model about a call that cannot be read, by the library's status."""
+"""Messages to the model about a call that cannot be read. The keys are the status values of the library."""
 _INCOMPLETE_CHARACTER = "\ufffd"
-"""The character that a tokenizer decodes for the first bytes of an incomplete character."""
+"""The character that a tokenizer returns in place of a character of which only the first bytes were decoded."""
 _BLANK = "\0"
-"""Replaces the characters of excluded spans, so that no content is found there."""
+"""Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
-"""Maximum number of pieces of a content. More pieces mean that the library changed the content."""
+"""Maximum number of pieces in which the text of a turn may contain a content that the library returned. If there are
+more pieces, the library has changed the content."""
 _STREAM_STEPS = 256
 """A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about
 as long as parsing the whole turn 256 times."""
@@ -133,7 +135,7 @@ class FamilyCodec(ChatCodec):
         return replace(self._read(token_ids, prompt_ids, tools), tagged=False)
 
     def _read(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]) -> ParsedTurn:
-        """Parse a turn. If the family does not write the types of arguments, they are taken from `tools`."""
+        """Parse a turn. If the family does not write the types of arguments, the types are taken from `tools`."""
         ids = list(token_ids)
         while ids and ids[-1] in self._stops:
             ids.pop()
@@ -171,7 +173,7 @@ class FamilyCodec(ChatCodec):
 
         If the family leaves the thought of a turn out of later prompts, the turn is not learned, because the model
         would learn to answer without a thought. If the generation prompt opens a thought, a turn without a thought gets
-        an empty one.
+        an empty thought.
         """
         last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
         plain = self._plain(messages[: last + 1])
@@ -235,7 +237,7 @@ class FamilyCodec(ChatCodec):
         return tags.opens_thought(self._text(self.prompt([_QUESTION], [])))
 
     def _empty_thought(self, ids: list[int], mask: list[int], start: int) -> None:
-        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The end of the thought stays."""
+        """Remove `_SOME_THOUGHT` from the turn that begins at `start`. The markup that ends the thought stays."""
         end = start
         while not (text := self._text(ids[start:end])).startswith(_SOME_THOUGHT):
             end += 1
@@ -259,7 +261,7 @@ class FamilyCodec(ChatCodec):
         return stops[0]
 
     def _parsed(self, ids: list[int], read: Any) -> ParsedTurn:
-        """Returns the parts and calls that the library read, as spans of the turn's text."""
+        """Returns the parts and calls that the library parsed, as spans of the turn's text."""
         text, parts, calls = self._text(ids), list[Part](), list[WrittenCall]()
         unplaced: dict[PartKind, str] = {}
 
@@ -335,7 +337,8 @@ class FamilyCodec(ChatCodec):
         return {**message, "content": self._special.broken_up(content)}
 
     def _plain_turn(self, message: Message) -> Message:
-        """Returns a turn with its thought and calls separated from the text, where rstar2's tags may mark them."""
+        """Returns a turn whose thought and calls are separated from the text. In `message`, rstar2's tags may mark the
+        thought and the calls."""
         text = message.get("content") or ""
         thought = message.get("reasoning_content") or ""
         calls = [
@@ -371,8 +374,8 @@ class FamilyCodec(ChatCodec):
 class _FamilyStream:
     """Splits a turn of a family into pieces while it is generated.
 
-    The stream parses all of the text so far, again and again, and returns the new pieces. Code is returned only with
-    its whole call.
+    The stream repeatedly parses the whole text so far, and returns the new pieces. The stream returns the code of a
+    call only together with the whole call.
     """
 
     def __init__(self, codec: FamilyCodec) -> None:
@@ -424,9 +427,10 @@ class _FamilyStream:
 
 
 def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """Find the family and its options that write turns exactly as a model's own chat template does.
+    """Find the family, and the options of that family, with which turns are written exactly as a model's own chat
+    template writes them.
 
-    Only families with one of the model's `model_types` are tried. Returns None if none of them matches.
+    Only families with one of the model's `model_types` are tried. Returns None if none of these families matches.
 
     Raises:
         UserError: a family cannot be tried, because the library is not installed or a vocabulary cannot be downloaded.
@@ -521,7 +525,8 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
         if FAMILIES[family].needs_network:
             raise UserError(
                 f"{message}, whose vocabulary is downloaded at first use: {_reason(error)}",
-                "Use it once with a network, or set TIKTOKEN_ENCODINGS_BASE to a folder with the vocabulary's files.",
+                "Use the family once with a network, or set TIKTOKEN_ENCODINGS_BASE to a folder with the "
+                "vocabulary's files.",
             ) from error
         raise UserError(
             f"{message}: {_reason(error)}", f"Reinstall the library: {installation_for('renderers')}"
@@ -533,7 +538,7 @@ def _reason(error: Exception) -> str:
 
 
 def _written(call: Any, text: str) -> WrittenCall:
-    """Returns a call that the library read. `text` is the text of the whole call."""
+    """Returns a call that the library parsed. `text` is the text of the whole call."""
     status = str(getattr(call.status, "value", call.status))
     if status not in ("ok", "unknown_tool"):
         return WrittenCall(
@@ -555,7 +560,7 @@ def _call(name: str, arguments: Any) -> Message:
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Returns arguments as an object. Arguments of another type are put under the key `arguments`."""
+    """Returns the arguments of a call as an object. Arguments of another type are put under the key `arguments`."""
     try:
         value = tags.loaded(arguments)
     except ValueError:
@@ -564,7 +569,8 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 
 def _find(text: str, part: str, start: int) -> int:
-    """Returns the index of `part` in a text, at or after `start`. Returns `start` if the text does not contain it."""
+    """Returns the index of `part` in a text, at or after `start`. Returns `start` if the text does not contain
+    `part`."""
     at = text.find(part, start)
     return start if at < 0 else at
 

@@ -17,4 +17,5 @@ FORMULA = re.compile(
     rf"|\\(?P<boxed>boxed{_BOXED})",
     re.DOTALL,
 )
-"""Matches `$…$`, `$$…$$`, `\\(…\\)`, `\\[…\\]` and `\\boxed{…}`. The name of the matching group says which."""
+"""Matches `$…$`, `$$…$$`, `\\(…\\)`, `\\[…\\]` and `\\boxed{…}`. The name of the matching group says which of these
+forms it is."""

@@ -87,7 +87,7 @@ class TextStream:
         ids."""
 
     def add(self, token_ids: list[int]) -> str:
-        """Returns the text that the new ids complete."""
+        """Returns the text that is complete now that the new ids have been added."""
         self._ids += token_ids
         before = self._decode(self._ids[self._start : self._returned])
         now = self._decode(self._ids[self._start :])
@@ -120,7 +120,7 @@ class TagSplitter:
     of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). The splitter therefore shows such
     text as text, with its tags.
 
-    If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens one.
+    If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens a thought.
     """
 
     def __init__(self, thinking: bool = True) -> None:
@@ -184,7 +184,7 @@ class TagSplitter:
 
 
 def _first_tag(text: str, known: Iterable[str]) -> str | None:
-    """Returns the tag that comes first in `text`, or None if it contains none."""
+    """Returns the first tag in `text`, or None if `text` contains no tag."""
     return min((tag for tag in known if tag in text), key=text.index, default=None)
 
 

@@ -3,8 +3,8 @@
 A call is `<tool_call>…</tool_call>`. A `<tool_call>` without its end tag is also a call if a JSON object begins after
 it, as in a turn that ended too early. In all other cases the model only mentions the tag.
 
-The rule for calls has one exception. If a turn has an answer block, and a JSON object begins in none of its
-`<tool_call>` pairs, all of the pairs are mentions.
+The rule for calls has one exception. If a turn has an answer block, and no `<tool_call>` pair in the turn contains the
+start of a JSON object, all of the pairs are mentions.
 
 A stream shows a turn before its end is known. The stream therefore decides with `begins_object`, and shows text that is
 not a JSON object as text.
@@ -39,7 +39,7 @@ _KINDS: dict[str, PartKind] = {
     ANSWER: "answer",
     ANSWER_END: "text",
 }
-"""The kind of part that begins after a tag."""
+"""The kind of part that begins after each tag."""
 _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
 _CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
@@ -52,7 +52,7 @@ _LOST_START = re.compile(
     rf"</({_THOUGHT_NAMES})>(?=[^\S\n]*\n|\s*(?:{ANSWER}|{OPEN}))"
     rf"|(?<![\s`'\"(])</({_THOUGHT_NAMES})>(?![`'\",.;:)])"
 )
-"""Matches the end tag of a thought without a start tag.
+"""Matches the end tag of a thought that has no start tag.
 
 The pattern does not match a tag between spaces, quotes or punctuation, because prose that mentions a tag looks like
 that.
@@ -61,7 +61,7 @@ _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
     r"\b(?:in|inside|within|between|into|use|using|with)\b[^.<>\n]{0,40}\Z", re.IGNORECASE
 )
-"""Matches words before a tag that ask the model to write inside the tag."""
+"""Matches words that stand before a tag and ask the model to write inside the tag."""
 _LAST_ANSWER = re.compile(rf"{ANSWER}(.*){ANSWER_END}\s*\Z", re.DOTALL)
 _CHANNELS = re.compile(
     r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
@@ -87,8 +87,8 @@ def read_turn(text: str, *, closed_only: bool = False, thinking: bool = False) -
     Args:
         text: the text of the turn.
         closed_only: ignore calls without an end tag, see `find_calls`.
-        thinking: the turn begins inside a thought. The parser also assumes a turn that begins inside a thought if the
-            first tag is the end of a thought, because the start tag may be in the prompt.
+        thinking: the turn begins inside a thought. The parser also assumes that the turn begins inside a thought if the
+            first tag is the end tag of a thought, because the start tag may be in the prompt.
     """
     calls = find_calls(text, closed_only)
     parts: list[Part] = []
@@ -166,20 +166,21 @@ def check_storable(value: object, depth: int = 0) -> None:
 
 
 def after_reasoning(text: str) -> str:
-    """Returns the text after the last end tag of a thought, or the whole text if it has no such tag."""
+    """Returns the text after the last end tag of a thought, or the whole text if it contains no end tag of a
+    thought."""
     for end in REASONING_ENDS:
         text = text.rpartition(end)[2]
     return text
 
 
 def after_thought(text: str) -> str:
-    """Returns the text after the last `</think>`, or the whole text if it has none."""
+    """Returns the text after the last `</think>`, or the whole text if it contains no `</think>`."""
     return text.rpartition(THINK_END)[2]
 
 
 def leading_thought(text: str) -> tuple[str, str] | None:
-    """Returns the thought at the start of a text, and the text after it. Returns None if the text starts with no
-    complete thought.
+    """Returns the thought at the start of a text, and the text after the thought. Returns None if the text starts with
+    no complete thought.
 
     The thought may be in the tags of any model. The start tag of the thought may be missing, because a template that
     opens the thought keeps the tag in the prompt. A tag that prose only mentions does not count.
@@ -209,7 +210,7 @@ def unfinished_thought(text: str) -> tuple[str, str] | None:
 def after_leading_thought(text: str) -> str | None:
     """Returns the text after the thought at the start of a text, see `leading_thought`.
 
-    Returns the text itself if it does not begin with a thought, and None if the thought does not end.
+    Returns the whole text if it does not begin with a thought. Returns None if the thought does not end.
     """
     if _CHANNELS.match(text):
         final = _FINAL_CHANNEL.match(text)
@@ -273,7 +274,7 @@ def without_answer_tags(text: str) -> str:
 
 
 def ending_answer(text: str) -> tuple[str, str] | None:
-    """Returns the text before and inside the answer block at the end of a text.
+    """Returns the text before the answer block at the end of a text, and the text inside this block.
 
     Returns None unless the text has exactly one answer block, and ends with it.
     """
@@ -305,7 +306,7 @@ def begins_object(text: str) -> bool | None:
 
 
 def code_span(call: str, code: str | None) -> tuple[int, int] | None:
-    """Returns the span of the code in the text of a call, as a JSON string or in plain form.
+    """Returns the span of the code in the text of a call. The span contains a JSON string or the plain code.
 
     Returns None if the call contains no code.
     """
@@ -317,7 +318,7 @@ def code_span(call: str, code: str | None) -> tuple[int, int] | None:
 
 
 def inside_call(call: str) -> tuple[int, int]:
-    """Returns the span of a call's text without the tags around it."""
+    """Returns the span of a call's text without the tags around the call."""
     return len(OPEN) * call.startswith(OPEN), len(call) - len(CLOSE) * call.endswith(CLOSE)
 
 
@@ -406,7 +407,8 @@ def end_of_thought(turn_start: str) -> str:
 
 
 def with_thought(turn_start: str, thought: str, text: str) -> str:
-    """Returns a turn of a thought and a text. `turn_start`, from the generation prompt, opens the thought."""
+    """Returns a turn that consists of a thought and a text. The turn begins with `turn_start`, which opens the
+    thought."""
     return f"{turn_start}{thought}{end_of_thought(turn_start)}{text}"
 
 

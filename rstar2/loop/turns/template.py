@@ -1,4 +1,5 @@
-"""The codec of formats that use a chat template, and the tags of `rstar2.loop.turns.tags` in the model's turns."""
+"""The codec of formats that use a chat template, and that use the tags of `rstar2.loop.turns.tags` in the model's
+turns."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from rstar2.loop.turns.turn import ParsedTurn
 END_OF_TURN = "<|im_end|>"
 """The token that ends a turn in the chat templates that rstar2 ships."""
 _MARK = "THE MODEL'S TURN"
-"""Placeholder for the model's turn, to find the text that a template writes after a turn."""
+"""Placeholder for the model's turn. The text after the placeholder is the text that a template writes after a turn."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 
@@ -68,7 +69,7 @@ class TemplateCodec(ChatCodec):
             if name not in known:
                 raise UserError(
                     f"{name} is not supported: the model's chat template has no such variable",
-                    f"Its variables: {', '.join(sorted(known)) or 'none'}.",
+                    f"The variables of the template: {', '.join(sorted(known)) or 'none'}.",
                 )
         return TemplateCodec(self.tokenizer, self.format, self.source, {**self._variables, **variables})
 
@@ -124,7 +125,8 @@ class TemplateCodec(ChatCodec):
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
         """Encode a conversation for SFT, see `ChatCodec.training_sample`.
 
-        Every turn begins with `turn_start`. If that opens a thought, a turn without a thought gets an empty one.
+        Every turn begins with `turn_start`. If `turn_start` opens a thought, a turn without a thought gets an empty
+        thought.
         """
         if tools is None and not has_calls(messages):
             tools = []
@@ -221,7 +223,7 @@ class TemplateCodec(ChatCodec):
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _plain_message(self, message: Message) -> Message:
-        """Returns the message with all control tokens broken up that its author may not write."""
+        """Returns the message after breaking up all control tokens that the author of the message may not write."""
         role, content = message["role"], message.get("content")
         plain: Message = {**self._in_turns.within(message), "role": role}
         if role == "user" and isinstance(content, str):

@@ -11,7 +11,7 @@ PartKind = Literal["thought", "text", "answer", "call"]
 
 
 class Part(NamedTuple):
-    """A part of a turn: the span `start` to `end` of its text. Text between two parts is markup."""
+    """A part of a turn: the span from `start` to `end` in the turn's text. Text between two parts is markup."""
 
     kind: PartKind
     start: int
@@ -27,9 +27,9 @@ class WrittenCall:
     name: str = ""
     arguments: Any = None
     fault: str = ""
-    """Why the call cannot be read. The text is empty if the call can be read."""
+    """Why the call cannot be read. Empty if the call can be read."""
     error: str = ""
-    """The message of the Python error that this fault causes in the authors' released code."""
+    """The message of the Python error that the same call causes in the authors' released code."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,11 @@ class ParsedTurn:
     parts: tuple[Part, ...]
     calls: tuple[WrittenCall, ...]
     tagged: bool = True
-    """Whether the turn uses the tags of `rstar2.loop.turns.tags`. False means that it uses the syntax of a family."""
+    """Whether the turn uses the tags of `rstar2.loop.turns.tags`. False means that the turn uses the syntax of a model
+    family."""
     unplaced: Mapping[PartKind, str] = field(default_factory=dict)
-    """Content by kind of part that the parser returned, but that is not in the text, not even in pieces."""
+    """Content that the parser returned, but that does not occur in the text, not even in pieces. The keys are the kinds
+    of parts."""
 
     @property
     def thought(self) -> str:

@@ -18,7 +18,7 @@ _SET_BY_TRANSFORMERS = {
 
 
 class _Generation(Extension):
-    """Parses the block `generation`, which Transformers adds to Jinja's syntax, as its contents."""
+    """Replaces the block `generation`, which Transformers adds to Jinja's syntax, by the block's contents."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 

@@ -2,7 +2,7 @@
 
 A curriculum is a function `choose(problems, count, rng)`. The function returns `count` indices into `problems.ids` (see
 `rstar2.train.outcomes.Problems`). `problems` has the outcomes of all earlier rollouts, and a curriculum keeps no state
-of its own. The function's keyword-only parameters are its settings.
+of its own. The function's keyword-only parameters are the settings of the curriculum.
 
 A recipe names a curriculum under the key `curriculum`: `curriculum = "posterior"`, or a table `[curriculum]` with
 `name = "posterior"` and settings such as `explore = 0.2`. A function in a user's own module is named `module:object`.
@@ -41,14 +41,14 @@ class CurriculumFunction(Protocol):
 
 
 class CurriculumSettings(Strict, extra="allow"):
-    """The curriculum, which chooses the problems of each step: its name, and its settings. `curriculum = "uniform"` is
-    short for a table with only a name."""
+    """The name and the settings of the curriculum, which chooses the problems of each step. `curriculum = "uniform"` is
+    short for a table that has only a name."""
 
     name: str = CURRICULA.default
-    """The name of a curriculum. uniform: all problems equally often. posterior: problems whose rollouts are likely to
-    end both ways, some correct and some wrong. easy_to_hard: like posterior, from easy to hard problems over the stage.
-    pools: all problems equally often, with a rest for problems that are always solved. `module:object`: a function of
-    your own."""
+    """The name of a curriculum. uniform: uses all problems equally often. posterior: prefers problems that are likely
+    to have both correct and wrong rollouts. easy_to_hard: like posterior, from easy to hard problems over the stage.
+    pools: uses all problems equally often, but problems that are always solved rest for some steps. `module:object`: a
+    function of your own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,9 +63,10 @@ class CurriculumSettings(Strict, extra="allow"):
 
     @property
     def discount(self) -> float:
-        """The discount of outcomes for the metrics `rstar2/problems/…`.
+        """The discount for older outcomes, which the metrics `rstar2/problems/…` use.
 
-        The discount is the curriculum's own setting if a shipped curriculum has this setting, else the default.
+        The discount is the curriculum's own setting if a shipped curriculum has this setting, and otherwise the
+        default.
         """
         users = is_reference(self.name)
         return DISCOUNT if users else float((self.model_extra or {}).get("discount", DISCOUNT))
@@ -86,7 +87,7 @@ class Curriculum:
     def choose(
         self, problems: Problems, count: int, rng: np.random.Generator, under_way: Collection[int] = ()
     ) -> list[int]:
-        """Returns the indices of the problems to use next, in this order.
+        """Returns the indices of the problems to use next, in the order of use.
 
         Args:
             problems: all problems of the stage.
@@ -122,6 +123,6 @@ class Curriculum:
         if fault:
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for {size} problems, {fault}",
-                "Return `count` indices into `problems.ids`, each once.",
+                "Return `count` different indices into `problems.ids`.",
             )
         return indices

@@ -1,8 +1,8 @@
 """A curriculum from easy to hard problems: the target pass rate falls over the stage.
 
 Source: the schedule of E2H Reasoner, arXiv 2506.06632, and the target difficulty of AdaRFT, arXiv 2504.05520. Both
-papers take a problem's difficulty from labels in the data. In this curriculum, the difficulty is the posterior of the
-problem's pass rate, as in `rstar2.train.curriculum.posterior`.
+papers take a problem's difficulty from labels in the data. In this curriculum, the difficulty follows from the
+posterior of the problem's pass rate, as in `rstar2.train.curriculum.posterior`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def choose(
     explore: posterior.Share = 0.1,
     discount: Discount = DISCOUNT,
 ) -> list[int]:
-    """Chooses problems like `posterior`, with a target that changes linearly over the steps of the stage.
+    """Chooses problems in the same way as `posterior`, with a target that changes linearly over the steps of the stage.
 
     Args:
         problems: the problems to choose from.
@@ -37,9 +37,9 @@ def choose(
         rng: the source of randomness.
         easiest: The target pass rate in the first step.
         hardest: The target pass rate in the last step.
-        unseen: The same as `unseen` of posterior.
-        explore: The same as `explore` of posterior.
-        discount: The same as `discount` of posterior.
+        unseen: The same as `unseen` of the curriculum posterior.
+        explore: The same as `explore` of the curriculum posterior.
+        discount: The same as `discount` of the curriculum posterior.
 
     Returns:
         The indices of the `count` chosen problems.

@@ -1,4 +1,4 @@
-"""A curriculum that uses all problems equally often, except that problems that are always solved rest for some steps.
+"""A curriculum that uses all problems equally often, but lets problems that are always solved rest for some steps.
 
 Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. In this curriculum, a problem
 returns after its rest, because the policy may have forgotten how to solve it.
@@ -26,7 +26,7 @@ def choose(
     retire_after: Groups = 1,
     return_after: Steps = 20,
 ) -> list[int]:
-    """Chooses the problems that were used least often, without the problems that rest.
+    """Among the problems that do not rest, chooses the problems that were used least often.
 
     If fewer than `count` problems remain, the problems that have rested longest are added.
 
@@ -51,8 +51,8 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """Counts for each problem the outcomes in a row, up to the problem's last outcome, in which all rollouts were
-    correct.
+    """Counts, for each problem, the outcomes after its last outcome with a wrong rollout. All rollouts of the counted
+    outcomes are correct.
 
     Returns an array of shape (problems,).
     """

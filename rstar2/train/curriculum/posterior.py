@@ -1,12 +1,14 @@
-"""A curriculum of problems that are likely to have correct and wrong rollouts, by a Beta posterior of each pass rate.
+"""A curriculum that prefers problems that are likely to have both correct and wrong rollouts, according to a Beta
+posterior of each problem's pass rate.
 
 The source is MoPPS, arXiv 2507.04632. MoPPS draws each problem's pass rate from a posterior with temporal discounting
-(`rstar2.train.outcomes.Problems.belief`), and takes the problems nearest a target. MoPPS calls this Thompson sampling
-with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. The probability of both
-outcomes falls with the distance of the pass rate p from 1/2, so the same problems are best for every n.
+(`rstar2.train.outcomes.Problems.belief`), and takes the problems whose drawn pass rate is nearest to a target. MoPPS
+calls this Thompson sampling with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n.
+The farther the pass rate p is from 1/2, the lower the probability of both outcomes is, so the same problems are best
+for every n.
 
 Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
-random. GRESO (arXiv 2506.02177) explores problems without a signal in a similar way.
+random. In a similar way, GRESO (arXiv 2506.02177) explores problems that give no gradient.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def choose(
         count: number of problems to choose.
         rng: the source of randomness.
         target: The target pass rate. With a target of 0.5, a group most likely has both correct and wrong rollouts.
-        unseen: The share of a step's problems that were never used before, until all have been used. With a share of 1,
-            no problem is used twice before each has been used once.
+        unseen: The share of a step's problems that were never used before, until all problems have been used. With a
+            share of 1, no problem is used twice before every problem has been used once.
         explore: The expected share of the remaining problems that is drawn at random, whatever their pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 

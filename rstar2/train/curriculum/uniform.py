@@ -1,7 +1,7 @@
-"""The default curriculum: all problems equally often, in a new random order for each pass over the data.
+"""The default curriculum, which uses all problems equally often, in a new random order for each pass over the data.
 
-Source: arXiv 2508.20722, which names no other order. In training, VERL's own sampler draws the order; a seed therefore
-gives the same order as in earlier versions. For simulations, `choose` orders the problems in the same way.
+Source: arXiv 2508.20722, which names no other order. In training, VERL's own sampler draws the order, so a seed gives
+the same order as in earlier versions. For simulations, `choose` orders the problems in the same way.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 - `memory`: the memory of a GPU while engines generate, and while the trainer updates.
 - `work`: the rollouts, tokens, tool calls and seconds of a step, the judge's load, and disk space.
 - `measured`: values from another run that replace assumptions.
-- `fit`: warnings about what does not fit, with the recipe key to change.
+- `fit`: warnings about what does not fit, each with the recipe key to change.
 - `limits`: warnings about time limits and counts that do not fit.
 - `report`: the whole estimate for the stages of a run.
 
-All of it is calculation: no process starts, no GPU is read, no socket is opened. Sizes are in bytes; a GiB is 2^30
-bytes.
+The estimates are only calculated: no process is started, no GPU is queried, and no socket is opened. Sizes are in
+bytes; a GiB is 2^30 bytes.
 """

@@ -12,8 +12,8 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""An engine may get this many times the full-length rollouts for which its KV cache has room, because rollouts have a
-quarter of their full length on average while they grow."""
+"""An engine may get this many times as many rollouts as fit into its KV cache at full length, because rollouts that are
+still growing have a quarter of their full length on average."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -166,7 +166,8 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
 
 
 def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """Yields a warning that replaced groups add rollouts. The number of groups to replace is not known before a run."""
+    """Yields a warning that replacing groups adds rollouts to a step. The number of groups that are replaced is not
+    known before a run."""
     refills = recipe.groups.refill_batches
     if refills:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
@@ -177,7 +178,7 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
 
 
 def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """Yields a warning that recoveries add rollouts. The number of failed calls is not known before a run."""
+    """Yields a warning that recoveries add rollouts to a step. The number of failed calls is not known before a run."""
     recover, prompts = recipe.recover, recipe.rollout.prompts
     if recover.failures:
         yield (

@@ -1,8 +1,8 @@
-"""Compares time limits with estimated durations, and counts with the sizes that they must fit into.
+"""Compares time limits with estimated durations, and compares counts with the sizes that the counts must not exceed.
 
-In each pair, two parts of training have one number each, and neither part can see the number of the other. For two
-numbers that do not fit together, there is a warning with the key to change. Recipes that VERL or vLLM would reject
-after minutes of work are rejected by `rstar2.train.trainer.verl_limits`.
+The two numbers that are compared belong to two parts of training, and neither part can see the number of the other
+part. If two numbers do not fit together, a warning names the key to change. `rstar2.train.trainer.verl_limits` rejects
+recipes that VERL or vLLM would reject only after minutes of work.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MOST_SAVING_SHARE = 0.25
 
 @dataclass(frozen=True)
 class SilentParts:
-    """Seconds of the longest parts of a stage without a sign of life (see `rstar2.train.launch.SignsOfLife`)."""
+    """The longest times in a stage without a sign of life, in seconds (see `rstar2.train.launch.SignsOfLife`)."""
 
     start: float
-    """Seconds from the start of the trainer until it has its weights: Ray's limit for a process, and reading a model or
-    checkpoint."""
+    """Seconds from the start of the trainer until it has its weights. This time is Ray's limit for starting a process,
+    plus the time for reading a model or checkpoint."""
     rollout: float
-    """Seconds of one rollout of full length, with one call that waits `judge.wait_s` for the judge."""
+    """Seconds that one rollout of full length takes if one of its calls waits `judge.wait_s` for the judge."""
     micro_batch: float
-    """Seconds of one micro-batch of the update."""
+    """Seconds that one micro-batch of the update takes."""
 
 
 def silent_parts(
@@ -119,7 +119,8 @@ def _judge_limit_warnings(recipe: StageRecipe) -> Iterator[str]:
 
 
 def queue_warnings(recipe: StageRecipe, judge: Judge) -> Iterator[str]:
-    """Yields a warning if the judge is too small for a tool call of every rollout in flight at the same time."""
+    """Yields a warning if the judge has too few workers for the case that all rollouts in flight call a tool at the
+    same time."""
     if judge.workers is None or judge.workers < judge.cores:  # `judge_warnings` has a warning for this
         return
     wait_s = judge.in_flight * judge.program_s / judge.workers
@@ -154,5 +155,5 @@ def _count_warnings(shape: ModelShape, recipe: StageRecipe) -> Iterator[str]:
 
 
 def _above(seconds: float) -> int:
-    """Returns a limit for a duration: 1.5 times the duration, rounded up to ten minutes."""
+    """Returns a limit for a duration: 1.5 times the duration, rounded up to a multiple of ten minutes."""
     return math.ceil(1.5 * seconds / _ROUND_S) * _ROUND_S

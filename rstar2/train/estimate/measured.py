@@ -16,7 +16,7 @@ from rstar2.train.records.steps import Metrics, step_metrics
 
 CALLS = "rstar2/calls"
 FAILED_CALLS = [f"{CALLS}/{status}" for status in get_args(CallStatus) if status not in ("ok", "lost")]
-"""Metrics with the share of all calls that failed in each way."""
+"""For each way in which a call can fail, the metric with the share of all calls that failed in this way."""
 
 
 def measured_assumptions(run: Path) -> Assumptions:

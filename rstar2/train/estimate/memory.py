@@ -4,9 +4,9 @@ The trainer uses VERL's FSDP2. Weights, gradients and AdamW's moments are in fp3
 trainer computes in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU all values are in
 fp32, and stay in memory in both parts of a step.
 
-The bytes of activations were counted, namely the bytes of the tensors that PyTorch saves for the backward pass of Qwen3
-and Qwen2 (tests/train/estimate/test_memory.py counts these bytes again). The memory for FSDP's gathered layers and for
-an engine's workspace is estimated.
+The bytes of activations were counted: they are the bytes of the tensors that PyTorch saves for the backward pass of
+Qwen3 and Qwen2. tests/train/estimate/test_memory.py counts these bytes again. The memory for FSDP's gathered layers and
+for an engine's workspace is estimated.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
-"""Bytes of a parameter in the trainer, and also of its gradient."""
+"""Number of bytes of a parameter in the trainer. A gradient of a parameter has the same number of bytes."""
 MOMENTS = 8
-"""Bytes of AdamW's two moments of a parameter."""
+"""Number of bytes of AdamW's two moments for one parameter."""
 ASLEEP = int(2.5 * GIB)
-"""Bytes that CUDA, NCCL and the CUDA graphs take while the engine sleeps."""
+"""Number of bytes that CUDA, NCCL and the CUDA graphs take while the engine sleeps."""
 ENGINE_FIXED = int(2.5 * GIB)
-"""Bytes that CUDA, NCCL and the CUDA graphs take while the engine is awake."""
+"""Number of bytes that CUDA, NCCL and the CUDA graphs take while the engine is awake."""
 PREFILL_TOKENS = 8192
 """Number of tokens that an engine prefills at a time, by VERL's default."""
 CPU_LOGITS = 6
-"""The largest number of copies of the logits on a CPU: the model's logits, the logits without padding, and the copies
-for the loss and its gradients. A GPU needs fewer, because there is no padding, and the gradient overwrites the logits.
-"""
+"""Maximum number of copies of the logits on a CPU: the model's logits, the logits without padding, and the copies for
+the loss and its gradients. A GPU needs fewer, because there is no padding, and the gradient overwrites the logits."""
 CPU_LIBRARIES = GIB // 2
-"""Bytes of Python and its imports in a trainer's process on a CPU."""
+"""Number of bytes of Python and its imports in a trainer's process on a CPU."""
 CPU_FRAGMENTED = 0.27
 """On a CPU, the free blocks that glibc keeps during the backward pass, as a share of the activations. The share was
 fitted to the models of 11 and 73 million parameters in `benchmarks/train/plan_memory.py`."""
 KV_BLOCK = 16
-"""Tokens per block of vLLM's KV cache."""
+"""Number of tokens per block of vLLM's KV cache."""
 
 
 class Devices(Protocol):
@@ -79,7 +78,7 @@ class Update:
     rollouts: int
     """Number of rollouts on all GPUs."""
     mean_tokens: float
-    """Tokens of an average rollout, with its prompt."""
+    """Mean number of tokens of a rollout, including its prompt."""
 
     def lengths(self, longest: int) -> list[float]:
         """Returns a length in tokens for each rollout.
@@ -92,14 +91,16 @@ class Update:
         return [low + (high - low) * (i + 0.5) / self.rollouts for i in range(self.rollouts)]
 
     def mean_context(self, longest: int) -> float:
-        """Returns the mean number of tokens that a token attends to, with itself: half the tokens of its rollout."""
+        """Returns the mean number of tokens that a token attends to, including itself. For the tokens of one rollout,
+        the mean is half the rollout's number of tokens."""
         lengths = self.lengths(longest)
         return sum(length**2 for length in lengths) / 2 / sum(lengths)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one GPU, or of one rank on a CPU. All values are bytes, except the two counts per engine."""
+    """The memory of one GPU, or of one rank on a CPU. All values are numbers of bytes, except `full_length_rollouts`
+    and `sequences_in_flight`."""
 
     capacity: int | None
     """Bytes of the GPU's memory, or None if the memory is unknown."""
@@ -107,27 +108,27 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """The peak of the activations, with a full micro-batch of the update or of log-probabilities, whichever is larger.
-    On a CPU, the peak includes free blocks between the activations."""
+    """The peak memory of the activations with a full micro-batch, either of the update or of log-probabilities,
+    whichever is larger. On a CPU, the peak includes free blocks between the activations."""
     gathered: int
     """Weights and gradients of the layers that are being computed, gathered from all ranks."""
     process: int
     """On a CPU, the bytes of a process's libraries, and of the weights that are sent to the engine."""
     update_total: int
-    """The peak while the trainer updates, with a full micro-batch."""
+    """The peak memory while the trainer updates with a full micro-batch."""
     expected_update_total: int
-    """The peak while the trainer updates, with a micro-batch of expected lengths."""
+    """The peak memory while the trainer updates with a micro-batch of expected lengths."""
     engine_weights: int = 0
     engine_workspace: int = 0
     kv_cache: int = 0
     kept_by_trainer: int = 0
     """The part of the trainer's memory that stays on the GPU while the engines generate."""
     rollout_total: int = 0
-    """The peak while the engines generate."""
+    """The peak memory while the engines generate."""
     full_length_rollouts: int = 0
     """Number of rollouts of full length for which an engine's KV cache has room."""
     sequences_in_flight: int = 0
-    """Number of rollouts that an engine gets at the same time."""
+    """Maximum number of rollouts that are sent to an engine at the same time."""
     host_offload: int = 0
     """The part of a node's main memory that offloading takes."""
 
@@ -193,7 +194,8 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
     Args:
         shape: the model's shape.
         recipe: SFT's recipe.
-        sample: tokens of some of the conversations. If the sample is empty, conversations of full length are expected.
+        sample: the number of tokens of each conversation in a sample. If the sample is empty, all conversations are
+            expected to have the maximum length.
     """
     hardware, rows, longest = recipe.hardware, recipe.micro_batch_rows, recipe.max_tokens
     logits = 1 if hardware.device == "cuda" else CPU_LOGITS
@@ -215,12 +217,12 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
 
 
 def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int) -> int:
-    """Returns the tokens per GPU in the largest micro-batch of a step, with padding.
+    """Returns the number of tokens per GPU in the largest micro-batch of a step, including padding.
 
     Args:
         hardware: the machines.
-        lengths: tokens of the step's rollouts or conversations on all GPUs.
-        limit: limit for the tokens per GPU in a micro-batch.
+        lengths: the number of tokens of each of the step's rollouts or conversations, on all GPUs.
+        limit: maximum number of tokens per GPU in a micro-batch.
     """
     split = hardware.sequence_parallel
     shares = max(1, hardware.nodes * hardware.gpus_per_node // split)
@@ -247,10 +249,10 @@ def trainer_memory(
     Args:
         shape: the model's shape.
         hardware: the machines.
-        tokens: tokens per GPU in a micro-batch of the update.
+        tokens: number of tokens per GPU in a micro-batch of the update.
         logits: number of copies of the micro-batch's logits while the loss is computed.
-        log_prob_tokens: tokens per GPU in a micro-batch that only computes log-probabilities; 0 without such
-            micro-batches.
+        log_prob_tokens: number of tokens per GPU in a micro-batch that only computes log-probabilities; 0 if there are
+            no such micro-batches.
         sends_weights: whether a process on a CPU also has a copy of the weights to send to the engine.
     """
     ranks = hardware.nodes * hardware.gpus_per_node
@@ -291,11 +293,11 @@ def trainer_memory(
 def activation_bytes(
     shape: ModelShape, width: int, logits: int, checkpointing: bool, fragmented: float = 0.0
 ) -> int:
-    """Returns the peak bytes per token in a micro-batch's forward and backward pass.
+    """Returns the peak number of bytes per token in the forward and backward pass of a micro-batch.
 
     Args:
         shape: the model's shape.
-        width: bytes of a value, 2 for bf16. Norms also store values in fp32.
+        width: number of bytes of a value, 2 for bf16. Norms also store values in fp32.
         logits: number of copies of the logits while the loss is computed.
         checkpointing: whether only each layer's input is stored.
         fragmented: free blocks in the backward pass, as a share of the used memory. The forward pass leaves no free
@@ -313,7 +315,8 @@ def activation_bytes(
 
 
 def layer_bytes(shape: ModelShape, width: int) -> int:
-    """Returns the bytes per token that a layer stores for its backward pass, with its input, under flash attention."""
+    """Returns the number of bytes per token that a layer stores for its backward pass with flash attention, including
+    the layer's input."""
     attention = {2: (10, 4), 4: (16, 8)}[width][0 if shape.head_norms else 1]
     norms = 4 * shape.heads + shape.head_norms * 4 * (shape.heads + shape.kv_heads) + 8
     hidden = {2: 16, 4: 24}[width]
@@ -326,7 +329,8 @@ def layer_bytes(shape: ModelShape, width: int) -> int:
 
 
 def _engine_workspace(shape: ModelShape, hardware: Hardware) -> int:
-    """Returns the bytes of an engine's workspace: activations of the largest prefill, logits, and a fixed part."""
+    """Returns the number of bytes of an engine's workspace: activations of the largest prefill, logits, and a fixed
+    part."""
     split = hardware.tensor_parallel
     prefill = PREFILL_TOKENS * (8 * shape.hidden + 2 * 3 * shape.intermediate // split)
     sampled = hardware.sequences_in_flight * shape.vocab * 4 * 3

@@ -1,4 +1,4 @@
-"""The whole estimate of a run: one for each stage, and the sums and warnings of the run."""
+"""The whole estimate of a run: an estimate for each stage, and the sums and warnings of the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rstar2.train.recipe import SftRecipe, StageRecipe
 
 LONG_FILTER_HOURS = 6.0
 LONG_RUN_HOURS = 14 * 24.0
-"""The user is warned about a run of more hours. The limit is twice the time of the paper's run."""
+"""The user is warned about a run that takes more hours than this. The limit is twice the time of the paper's run."""
 FEWEST_PROMPTS = 16
 """The lowest number of problems per step that a warning suggests."""
 MOST_NODES = 64
@@ -55,10 +55,10 @@ class StageEstimate:
     disk: Disk
     checkpoint: Saving
     longest_silence: SilentParts
-    """Seconds of the stage's silent parts, to compare with `hardware.hung_after_s`."""
+    """The stage's longest times without a sign of life, in seconds, which are compared with `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
-    """Hours to sample the training problems before the stage; 0 if the stage uses all problems."""
+    """Number of hours that sampling the training problems before the stage takes; 0 if the stage uses all problems."""
     agent_loop_processes: int
     warnings: list[str]
 
@@ -77,12 +77,13 @@ class RunEstimate:
 
     @property
     def largest(self) -> int:
-        """The number of the stage with the most tokens per step; the last such stage if several are equal."""
+        """The number of the stage with the most tokens per step. If several stages have equally many tokens, the number
+        of the last of these stages."""
         return max(self.stages, key=lambda number: (self.stages[number].step.most_tokens, number))
 
     @property
     def hours(self) -> dict[str, float]:
-        """Hours of each filter and stage, by name, and their sum under `total`."""
+        """Number of hours of each filter and stage, by name, and the sum of all hours under `total`."""
         hours = {}
         for number, stage in self.stages.items():
             if stage.filter_hours:
@@ -92,7 +93,7 @@ class RunEstimate:
 
     @property
     def disk(self) -> int:
-        """Bytes of all stages in the run's folder."""
+        """Number of bytes that all stages need in the run's folder."""
         return sum(stage.disk.total for stage in self.stages.values())
 
     @property
@@ -115,8 +116,8 @@ class RunEstimate:
     def record(self) -> dict[str, Any]:
         """Returns the estimate for JSON, in bytes and seconds.
 
-        The record's memory, step and judge are those of the largest stage. The record's `stages` has the values of
-        every stage.
+        In the record, memory, step and judge have the values of the largest stage. `stages` has the values of every
+        stage.
         """
         largest = self.stages[self.largest]
         stages = {f"stage{number}": asdict(stage) for number, stage in self.stages.items()}
@@ -205,7 +206,7 @@ def estimate_run(
 def duration_warnings(
     shape: ModelShape, recipes: list[StageRecipe], rates: Rates, assumptions: Assumptions
 ) -> Iterator[str]:
-    """Yields a warning if a run takes longer than `LONG_RUN_HOURS`, with changes that make it shorter."""
+    """Yields a warning if a run takes longer than `LONG_RUN_HOURS`, with changes that make the run shorter."""
 
     def hours(recipes: list[StageRecipe]) -> float:
         total = 0.0
@@ -217,7 +218,8 @@ def duration_warnings(
         return total
 
     def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
-        """Returns the first change that makes the run short enough, as KEY=VALUE; only the key if none does."""
+        """Returns the first change that makes the run short enough, as KEY=VALUE. If no change makes the run short
+        enough, returns only the key."""
         enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
         value = next(enough, None)
         return key if value is None else f"{key}={value}"
@@ -277,7 +279,7 @@ def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[
 
 
 def start_warnings(model: Path, first: int) -> Iterator[str]:
-    """Yields a warning if training begins with a later stage, but its model is not from an earlier stage.
+    """Yields a warning if training begins with a later stage, but the model does not come from an earlier stage.
 
     Args:
         model: the folder of the model that training starts from.
@@ -295,12 +297,12 @@ def start_warnings(model: Path, first: int) -> Iterator[str]:
 
 
 def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> Saving:
-    """Estimates the saving of SFT's checkpoints.
+    """Estimates how often SFT saves checkpoints, and how long saving takes.
 
     Args:
         shape: the model's shape.
         recipe: SFT's recipe.
-        sample: tokens of some of the conversations; empty if they are unknown.
+        sample: the number of tokens of each conversation in a sample; empty if the numbers are unknown.
     """
     assumptions = Assumptions()
     mean = sum(sample) / len(sample) if sample else recipe.max_tokens
@@ -310,8 +312,8 @@ def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> S
 
 
 def sft_disk(shape: ModelShape, recipe: SftRecipe) -> Disk:
-    """Estimates the disk space of SFT's checkpoints and models. The files of the best step stay beside the files of the
-    last steps."""
+    """Estimates the disk space of SFT's checkpoints and models. The files of the best step stay on the disk in addition
+    to the files of the last steps."""
     by = recipe.chosen_by
     return stage_disk(shape, SFT_KEEP + (by == "validation"), models=1 + bool(recipe.held_out.data))
 

@@ -1,8 +1,8 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-The seconds follow from tokens per second, if the user states them. If the user states none, the seconds follow from the
-GPU's published speed, multiplied by shares. The shares were chosen so that the estimate for the paper's run (14B, 64
-MI300X, 510 steps) is the week that the paper's run took.
+The seconds follow from tokens per second, if the user states them. Otherwise, the seconds follow from the GPU's
+published speed, multiplied by the share of this speed that is assumed to be reached. The shares were chosen so that the
+estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run took.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
     from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
 
 BYTES_OF_VERDICT = 60
-"""Bytes of a line in the filter's `verdicts.jsonl`."""
+"""Number of bytes of a line in the filter's `verdicts.jsonl`."""
 BYTES_OF_TRACE_TOKEN = 32
-"""Bytes of a token in a trace: its id, mask, log-probability and text in JSON."""
+"""Number of bytes of a token in a trace: its id, mask, log-probability and text in JSON."""
 BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
-"""Bytes of a token in VERL's queue: five integers of 8 bytes, two of 4 bytes, and its part of the rollout's trace."""
+"""Number of bytes of a token in VERL's queue: five integers of 8 bytes, two of 4 bytes, and the token's part of the
+rollout's trace."""
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Values that are not known before a run. `rstar2.train.estimate.measured` takes some of them from another run."""
+    """Values that are not known before a run. `rstar2.train.estimate.measured` takes some of these values from another
+    run."""
 
     mean_tokens: float | None = None
-    """Tokens of an average rollout after its prompt. If None, they are calculated with `mean_token_share`."""
+    """Mean number of tokens of a rollout after its prompt. If None, the number is calculated with
+    `mean_token_share`."""
     tokens_of_largest_step: float | None = None
-    """Tokens of an average rollout in the step that trains on the most tokens, which needs the most memory. If None,
-    the average is the same as in other steps."""
+    """Mean number of tokens of a rollout in the step that trains on the most tokens, which needs the most memory. If
+    None, the mean is the same as in other steps."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
     """The share of groups that give a gradient, and are therefore trained on. If the recipe replaces groups without a
@@ -42,57 +45,58 @@ class Assumptions:
     calls_per_rollout: float = 2.75
     """Mean number of tool calls per rollout. The paper has 45,000 tool calls in a step of 16,384 rollouts."""
     made_share: float = 1.0
-    """The share of a full group's rollouts that are made if groups are rolled out in rounds. A share of 1 is the
-    maximum."""
+    """If groups are rolled out in rounds, the share of a full group's rollouts that are made. The maximum is 1."""
     failed_calls_per_rollout: float | None = None
-    """Failed calls per rollout, from which the number of recoveries (`recover`) follows. If None, a step has as many
-    recoveries as the recipe allows."""
+    """Mean number of failed calls per rollout, from which the number of recoveries (`recover`) follows. If None, a step
+    has as many recoveries as the recipe allows."""
     recovery_tokens: float | None = None
-    """Tokens of a recovery after the turns that it begins with. If None, a recovery has half the tokens of an average
-    rollout, as if failed calls were in its middle."""
+    """Mean number of tokens of a recovery after the turns with which it begins. If None, a recovery has half the tokens
+    of an average rollout, as if failed calls were in the middle of a rollout."""
     program_s: float = 0.3
-    """Core seconds of a tool call. The default is the paper's mean time from a call to its answer."""
+    """Number of seconds for which a tool call uses one core. The default is the paper's mean time from a call to its
+    answer."""
     mean_token_share: float = 0.5
     """A rollout's mean length as a share of its token budget. In the paper, the mean length is 4K of 8K tokens at the
     end of stage 1, and 8K of 12K tokens at the end of stage 3."""
     problems: int = 42_000
     """Number of training problems, for the filter before stage 3. The default is the paper's number of problems."""
     peak_of_calls: float = 2.0
-    """The peak of the calls per second, as a multiple of their mean."""
+    """The peak number of calls per second, as a multiple of the mean number."""
     memory_speed_share: float = 0.4
-    """The share of a GPU's memory bandwidth that is reached while it generates."""
+    """The share of a GPU's memory bandwidth that is reached while the GPU generates."""
     compute_share: float = 0.2
-    """The share of a GPU's operations per second that is reached while it updates."""
+    """The share of a GPU's operations per second that is reached in the update."""
     busy_share: float = 0.5
     """The share of the rollouts' time in which the engines are full. After this time, only the longest rollouts still
     run."""
     disk_bytes_per_s: float = 1e9
-    """Speed at which all ranks together write and read the run's folder."""
+    """Number of bytes per second that all ranks together write to or read from the run's folder."""
     between_steps_s: float = 20.0
-    """Seconds of a step for other work: weights to the engines, the queue, advantages. On a CPU, other work always
-    takes 3 s."""
+    """Number of seconds of a step for other work: sending weights to the engines, the queue, and advantages. On a CPU,
+    other work always takes 3 s."""
 
     def rollout_tokens(self, rollout: RolloutSettings) -> float:
-        """Returns the tokens of an average rollout after its prompt."""
+        """Returns the mean number of tokens of a rollout after its prompt."""
         share = self.mean_token_share * rollout.tokens
         return min(share if self.mean_tokens is None else self.mean_tokens, rollout.tokens)
 
     def prompt_tokens(self, rollout: RolloutSettings) -> float:
-        """Returns the tokens of an average prompt."""
+        """Returns the mean number of tokens of a prompt."""
         return min(self.mean_prompt_tokens, rollout.prompt_tokens)
 
     def times_rolled_out(self, recipe: StageRecipe) -> float:
-        """Returns the number of groups per problem of a step. The number is above 1 if groups are replaced."""
+        """Returns how many groups are rolled out for each problem of a step. The number is above 1 if groups are
+        replaced."""
         return 1 / max(self.trained_groups, 1 / (1 + recipe.groups.refill_batches))
 
     def made_rollouts(self, recipe: StageRecipe) -> int:
-        """Returns the number of rollouts of a step, including those of replaced groups."""
+        """Returns the number of rollouts of a step, including the rollouts of replaced groups."""
         share = 1.0 if recipe.rounds is None else self.made_share
         full = recipe.rollout.prompts * recipe.rollout.rollouts
         return round(full * share * self.times_rolled_out(recipe))
 
     def recoveries(self, recipe: StageRecipe) -> int:
-        """Returns the number of recoveries of a step, including those of replaced groups."""
+        """Returns the number of recoveries of a step, including the recoveries of replaced groups."""
         return round(
             self._recoveries_per_problem(recipe) * recipe.rollout.prompts * self.times_rolled_out(recipe)
         )
@@ -116,12 +120,13 @@ class Assumptions:
         return drawn * recipe.recover.rollouts
 
     def tokens_of_recovery(self, rollout: RolloutSettings) -> float:
-        """Returns the tokens of an average recovery, without the turns that it begins with."""
+        """Returns the mean number of tokens of a recovery, without the turns with which it begins."""
         usual = self.rollout_tokens(rollout) / 2
         return min(usual if self.recovery_tokens is None else self.recovery_tokens, rollout.tokens)
 
     def update(self, recipe: StageRecipe) -> Update:
-        """Returns the rollouts that the largest step trains on. Recoveries include the turns that they begin with."""
+        """Returns the rollouts that the largest step trains on. The tokens of a recovery include the turns with which
+        it begins."""
         rollout = recipe.rollout
         trained_groups = 1.0 if recipe.groups.refill_batches else self.trained_groups
         tokens = min(self.tokens_of_largest_step or self.rollout_tokens(rollout), rollout.tokens)
@@ -135,7 +140,8 @@ class Assumptions:
 
 
 MOST_TPS = 1e9
-"""Limit for stated tokens per second of one GPU. The fastest GPUs reach less than a thousandth of this limit."""
+"""Maximum number of tokens per second of one GPU that a user can state. The fastest GPUs reach less than a thousandth
+of this limit."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class Rates:
     """Tokens per second of one GPU that the user states. A rate of None is calculated from the GPU's speed.
 
     Raises:
-        UserError: a rate is not above 0 and at most `MOST_TPS`.
+        UserError: a rate is not above 0, or is above `MOST_TPS`.
     """
 
     generate: float | None = None
@@ -163,23 +169,26 @@ class Step:
     """The estimate of one training step."""
 
     rollouts: int
-    """Number of rollouts, including those of replaced groups, without `recoveries`. With `groups.round`, the number is
-    the maximum, unless another run shows which share of these rollouts rounds make."""
+    """Number of rollouts, including the rollouts of replaced groups, but without `recoveries`. If `groups.round` is
+    set, the number is the maximum, unless another run shows which share of these rollouts is made in rounds."""
     recoveries: int
-    """Number of recoveries (`recover`). The number is the maximum, unless another run shows how many calls fail."""
+    """Number of recoveries (`recover`). The number of recoveries is the maximum, unless another run shows how many
+    calls fail."""
     kept_rollouts: int
-    """The largest number of rollouts that are trained on, including recoveries. Groups without a signal are dropped."""
+    """Maximum number of rollouts that are trained on, including recoveries. Fewer rollouts are trained on if groups
+    without a gradient are dropped."""
     tokens: int
-    """Tokens of all rollouts and recoveries at their mean length, including tool output."""
+    """Number of tokens of all rollouts and recoveries if they have their mean length, including tool output."""
     most_tokens: int
     """Number of tokens in the step if every rollout used its whole token budget."""
     updated_tokens: int
-    """Tokens of the rollouts that are trained on, with their prompts."""
+    """Number of tokens of the rollouts that are trained on, including their prompts."""
     tool_calls: int
     generate_tokens_per_s: float
-    """Tokens per second that one GPU generates."""
+    """Number of tokens per second that one GPU generates."""
     update_tokens_per_s: float
-    """Tokens per second of one GPU in the update: log-probabilities, forward and backward pass."""
+    """Number of tokens per second that one GPU processes in the update: log-probabilities, forward and backward
+    pass."""
     token_s: float
     """Seconds in which a running rollout grows by one token."""
     generate_s: float
@@ -195,9 +204,9 @@ class Judge:
     calls_per_s: float
     """Mean number of calls per second while rollouts run."""
     program_s: float
-    """Core seconds that the judge needs for one call."""
+    """Number of seconds for which one call uses a core of the judge."""
     cores: int
-    """Number of cores with which calls do not wait long even at the peak."""
+    """Number of cores that the judge needs so that calls do not wait long even at the peak."""
     in_flight: int
     """Number of rollouts that may wait for the judge at the same time."""
     workers: int | None = None
@@ -206,37 +215,40 @@ class Judge:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes that a stage or SFT needs in the run's folder."""
+    """The number of bytes that a stage or SFT needs in the run's folder."""
 
     checkpoint: int
-    """Bytes of a checkpoint: weights and AdamW's moments in fp32."""
+    """Number of bytes of a checkpoint, which has the weights and AdamW's moments in fp32."""
     kept_checkpoints: int
     """Number of checkpoints that stay on the disk."""
     model: int
-    """Bytes of a model in fp32. A stage makes one model at its end, and one every `checkpoint.export_every` steps."""
+    """Number of bytes of a model in fp32. A stage makes one model at its end, and another model every
+    `checkpoint.export_every` steps."""
     filter: int
-    """Bytes that the filter before the stage writes."""
+    """Number of bytes that the filter before the stage writes."""
     queue: int
-    """Bytes of the rollouts in each checkpoint. Only asynchronous modes store rollouts in checkpoints."""
+    """Number of bytes of the rollouts in each checkpoint. Only asynchronous modes store rollouts in checkpoints."""
     total: int
-    """Bytes of all these files, with one more checkpoint while that checkpoint is written."""
+    """Number of bytes of all checkpoints, models and other files, including one additional checkpoint, which exists
+    while a checkpoint is written."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The estimate of a stage's or SFT's checkpoints."""
+    """The estimate of how a stage or SFT saves checkpoints."""
 
     steps_between: int
     """Number of steps from one checkpoint to the next."""
     step_s: float
-    """Seconds that one training step takes."""
+    """Number of seconds that one training step takes."""
     save_s: float
-    """Seconds that the trainer needs to save a checkpoint."""
+    """Number of seconds that the trainer needs to save a checkpoint."""
     lost_s: float
-    """Longest work that a kill can lose, in seconds: all steps since the last checkpoint, and an unfinished save."""
+    """Maximum number of seconds of work that a kill can lose: all steps since the last checkpoint, and an unfinished
+    save."""
     signal_before_s: float
-    """Seconds before the kill at which a cluster's scheduler must send its signal, so that the step can be finished and
-    saved."""
+    """Number of seconds before the kill at which a cluster's scheduler must send its signal, so that the step can be
+    finished and saved."""
 
 
 def stage_step(
@@ -292,7 +304,7 @@ def stage_step(
 def update_flop(
     shape: ModelShape, context: float, checkpointing: bool, log_probs: bool, passes: int = 1
 ) -> float:
-    """Returns the floating-point operations that an update needs for one token.
+    """Returns the number of floating-point operations that an update needs for one token.
 
     Args:
         context: Mean number of tokens that the token attends to.
@@ -314,7 +326,8 @@ def _token_s(
     """Returns the seconds in which an engine generates one token for each running rollout, and the number of running
     rollouts.
 
-    The time is that of reading the weights and the KV cache of all rollouts, or that of computing, whichever is longer.
+    The time is either the time for reading the weights and the KV cache of all rollouts or the time for computing,
+    whichever is longer.
     """
     hardware, rollout = recipe.hardware, recipe.rollout
     gpu, split = gpu_of(hardware), hardware.tensor_parallel
@@ -349,8 +362,8 @@ def stage_disk(
         shape: the model's shape.
         checkpoints: number of checkpoints that stay on the disk.
         models: number of models that are made from checkpoints.
-        filtered: bytes of the filter before the stage.
-        queue: bytes of the rollouts in each checkpoint.
+        filtered: number of bytes that the filter before the stage writes.
+        queue: number of bytes of the rollouts in each checkpoint.
     """
     model = MASTER * shape.parameters
     checkpoint = (MASTER + MOMENTS) * shape.parameters
@@ -361,13 +374,14 @@ def stage_disk(
 def saving(
     every: int, every_minutes: float, step_s: float, checkpoint: int, assumptions: Assumptions
 ) -> Saving:
-    """Estimates the time to save checkpoints, and the loss by a kill.
+    """Estimates how long saving a checkpoint takes, and how much work a kill can lose.
 
     Args:
-        every: steps after which a checkpoint is saved.
-        every_minutes: minutes after which a checkpoint is saved, if these minutes end before `every` steps.
-        step_s: seconds of a step.
-        checkpoint: bytes of a checkpoint.
+        every: number of steps after which a checkpoint is saved.
+        every_minutes: number of minutes after which a checkpoint is saved, if fewer than `every` steps have ended by
+            then.
+        step_s: number of seconds that a step takes.
+        checkpoint: number of bytes of a checkpoint.
         assumptions: the assumptions, which include the speed of the disk.
     """
     save_s = checkpoint / assumptions.disk_bytes_per_s
@@ -376,13 +390,13 @@ def saving(
 
 
 def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, assumptions: Assumptions) -> float:
-    """Returns the seconds of an SFT step.
+    """Returns the number of seconds that an SFT step takes.
 
     Args:
         shape: the model's shape.
         recipe: SFT's recipe.
-        mean_tokens: tokens of an average conversation.
-        assumptions: the assumptions, which include the share of the GPU's speed.
+        mean_tokens: mean number of tokens of a conversation.
+        assumptions: the assumptions, which include the share of the GPU's speed that is reached.
     """
     hardware = recipe.hardware
     flop = update_flop(shape, mean_tokens / 2, hardware.gradient_checkpointing, log_probs=False)
@@ -391,7 +405,8 @@ def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, assumpt
 
 
 def queue_disk(recipe: StageRecipe, step: Step, assumptions: Assumptions) -> int:
-    """Returns the bytes of the rollouts in a checkpoint: those of its step, and those that run ahead."""
+    """Returns the number of bytes of the rollouts in a checkpoint: the rollouts of the checkpoint's step, and the
+    rollouts that have started before their step."""
     if recipe.mode == "sync":
         return 0
     prompt, mean = assumptions.prompt_tokens(recipe.rollout), assumptions.rollout_tokens(recipe.rollout)
@@ -402,14 +417,15 @@ def queue_disk(recipe: StageRecipe, step: Step, assumptions: Assumptions) -> int
 
 
 def filter_disk(recipe: StageRecipe, assumptions: Assumptions) -> int:
-    """Returns the bytes that the filter before a stage writes: a line for each sample, and its trace if it is saved."""
+    """Returns the number of bytes that the filter before a stage writes: a line for each sample, and the sample's trace
+    if traces are saved."""
     trace = BYTES_OF_TRACE_TOKEN * assumptions.rollout_tokens(recipe.rollout)
     each = BYTES_OF_VERDICT + (trace if recipe.keep_filter_traces else 0)
     return int(assumptions.problems * recipe.filter_samples * each)
 
 
 def filter_hours(recipe: StageRecipe, step: Step, assumptions: Assumptions) -> float:
-    """Returns the hours in which all engines sample the training problems before a stage.
+    """Returns the number of hours in which all engines sample the training problems before a stage.
 
     Unlike in a step, the engines stay full, because there are always further samples to start.
     """

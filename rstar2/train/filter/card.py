@@ -20,7 +20,7 @@ def write_card(
 ) -> dict[str, Any]:
     """Writes `kept.jsonl` and then `card.json`, and returns the card.
 
-    `kept.jsonl` has a line with id and counts for each problem that remains.
+    For each problem that remains, `kept.jsonl` has a line with the problem's id and counts.
 
     Args:
         out: the filter's folder.

@@ -1,4 +1,5 @@
-"""Starts the engines of the filter: in this process on a CPU, on GPUs as vLLM servers, which use all GPUs.
+"""Starts the engines of the filter. On a CPU, the engines run in this process. On GPUs, the engines are vLLM servers,
+which use all GPUs.
 
 The servers are started through Ray, on the cluster at RAY_ADDRESS or on this machine.
 """
@@ -30,7 +31,7 @@ from rstar2.train.recipe import Hardware
 CPU_BATCH = 128
 """Number of rollouts that an engine on a CPU generates at the same time."""
 READY_S = 2400.0
-"""Limit for the seconds in which Ray places the servers and they load the policy."""
+"""Maximum number of seconds until Ray has placed the servers and the servers have loaded the policy."""
 _POLL_S = 0.5
 _STOP_S = 30.0
 
@@ -67,7 +68,7 @@ def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[
 def running_servers(
     command: list[str], environment: dict[str, str], count: int, gpus: int, logs: Path
 ) -> Iterator[list[str]]:
-    """A context with running servers; its value is their URLs.
+    """A context in which servers run. The value of the context is the list of the servers' URLs.
 
     Args:
         command: the command of a server. `--host` and `--port` are added to the command.

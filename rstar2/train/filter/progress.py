@@ -1,4 +1,5 @@
-"""The progress of the filter before a stage, from the files in its folder. `rstar2 watch` polls these files."""
+"""The progress of the filter before a stage, from the files in the filter's folder. `rstar2 watch` polls these
+files."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved
 _GRADERS = 4
 """Number of grader processes if the engines run on GPUs."""
 MAX_ERROR_SHARE = 0.05
-"""The largest share of samples with an error. A problem whose sample ended in an error remains, as if the sample had
-been wrong."""
+"""At most this share of the samples may end with an error. A problem remains if one of its samples ended with an error,
+as if the sample had been wrong."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StageFilter:
     """The filter of one stage: its inputs and its folders."""
 
     model: Path
-    """The policy that the stage starts from."""
+    """The policy from which the stage starts."""
     rows: Rows
     """The rows of the training problems before the filter."""
     recipe: StageRecipe
@@ -74,14 +74,13 @@ class StageFilter:
 
 
 def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Rows:
-    """Samples every problem `recipe.drop_solved` times, and returns those that were not solved every time.
-
-    The sampled policy is the one that the stage starts from. `rstar2.train.sampling.drop_solved` has the exact rule.
-    Verdicts, remaining problems and card are written to `stage.out`. A call after a kill continues with the verdicts in
-    that folder.
+    """Samples every problem `recipe.drop_solved` times, and returns the problems that were not solved every time. The
+    samples are made with the policy from which the stage starts. `rstar2.train.sampling.drop_solved` has the exact
+    rule. The verdicts, the remaining problems and the card are written to `stage.out`. If the function was killed, a
+    new call continues with the verdicts in `stage.out`.
 
     Raises:
-        UserError: vLLM is not installed, or the folder has verdicts of other settings.
+        UserError: vLLM is not installed, or the folder has verdicts that were made with other settings.
         Failure: the servers or the judge do not start or no longer answer, the disk is full, or too many samples end in
             an error.
     """
@@ -101,17 +100,19 @@ def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Row
 
 
 def unsolved_by_file(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:
-    """Returns the problems that were not solved every time, by a file of `solved_file`."""
+    """Returns the problems that were not solved every time, according to the file that `solved_file` returned."""
     counted_before = file.name == VERDICTS.file
     outcomes = _outcomes(Tally.of(file)) if counted_before else solved(read_traces(file), recipe.reward)
     return drop_solved(rows, outcomes, recipe.drop_solved, recipe.rollout.prompts)
 
 
 def unsolved_by_outcomes(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
-    """Returns the problems that are probably not solved every time, by the outcomes of the stage that made the model.
+    """Returns the problems that are probably not solved every time, according to the outcomes of the stage that made
+    the model.
 
     A problem is left out if it is more likely than not that all of `recipe.drop_solved` further rollouts would be
-    correct. The probability follows from the posterior of its pass rate (`rstar2.train.outcomes.Problems.belief`).
+    correct. The probability follows from the posterior of the problem's pass rate
+    (`rstar2.train.outcomes.Problems.belief`).
 
     Raises:
         UserError: the outcomes cannot be used, see `outcomes_before`.
@@ -125,7 +126,7 @@ def outcomes_before(model: Path, recipe: StageRecipe) -> OutcomeReader:
     """Returns the outcomes of the stage that made a model.
 
     Raises:
-        UserError: the stage has no outcomes, or its outcomes are of another reward than the recipe's.
+        UserError: the stage has no outcomes, or the stage's reward was not the recipe's reward.
     """
     before = outcomes_of(model)
     hint = 'Set solved_by = "samples", which samples the problems with the model.'
@@ -145,7 +146,7 @@ def outcomes_before(model: Path, recipe: StageRecipe) -> OutcomeReader:
 
 
 def check_solved_file(path: Path, rows: Rows, recipe: StageRecipe) -> None:
-    """Checks that a file decides about every problem.
+    """Checks that a file has enough samples to decide for every problem whether it is solved.
 
     Raises:
         UserError: a problem has too few samples in the file, or `solved_file` raises UserError.
@@ -165,15 +166,15 @@ def check_solved_file(path: Path, rows: Rows, recipe: StageRecipe) -> None:
 
 
 def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
-    """Finds the file of `--solved`: verdicts of a filter, or traces of an `rstar2 eval` run of one benchmark.
+    """Finds the file that `--solved` names: verdicts of a filter, or traces of an `rstar2 eval` run of one benchmark.
 
     Args:
         path: the file, or a folder that contains it.
-        recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves any out.
+        recipe: the recipe of the stage that leaves out solved problems, or None if no stage leaves out solved problems.
 
     Raises:
-        UserError: the folder has no such file or several, the verdicts are of another reward than the recipe's, or
-            `recipe` is None.
+        UserError: the folder has no file of verdicts or traces or has several, the verdicts were made with another
+            reward than the recipe's reward, or `recipe` is None.
     """
     if recipe is None:
         raise UserError(
@@ -200,7 +201,8 @@ def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
 
 
 def sampling_of(recipe: StageRecipe) -> EvalSettings:
-    """Returns the settings for sampling a stage's problems: the limits and temperature of its own rollouts."""
+    """Returns the settings for sampling a stage's problems: the limits and the temperature of the stage's own
+    rollouts."""
     hardware = recipe.hardware
     each = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
     return EvalSettings(
@@ -234,7 +236,7 @@ def filter_part(
 ) -> Part:
     """Returns the filter's part of a run of `rstar2.eval.run`.
 
-    The verdicts of all samples are saved, including errors. With `keep_traces`, traces are saved too.
+    The verdicts of all samples are saved, including errors. If `keep_traces` is True, traces are saved too.
     """
     record = replace(VERDICTS, errors=True, results=False, beside=TRACES if keep_traces else None)
     return Part(problems, out, method, record=record, identity=identity)

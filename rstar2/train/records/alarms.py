@@ -1,8 +1,9 @@
 """Alarms: signs in a stage's metrics that training begins to collapse, or that rollouts are missing.
 
-The paper's training collapsed after its last step, whatever the authors changed (arXiv 2508.20722). An early warning is
-therefore useful. The paper gives no thresholds for alarms; the thresholds here are ours. docs/results/alarms.md says
-how many collapses of short runs each alarm predicted (`benchmarks/train/alarms.py`).
+The paper's authors could not train beyond their last step: training then collapsed, whatever they changed (arXiv
+2508.20722). An early warning is therefore useful. The paper gives no thresholds for alarms, so the thresholds here are
+our own. docs/results/alarms.md says how many collapses of short runs each alarm predicted
+(`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ _FINITE_METRICS = {
     "rstar2/reward": "reward",
     "actor/grad_norm": "gradient",
 }
-"""Metrics that raise an alarm if they are NaN or infinite, with the name that the alarm has for each."""
+"""The metrics that raise an alarm if they are NaN or infinite. The value is the word for the metric in the alarm's
+name."""
 
 
 class AlarmSettings(Strict):
     """The thresholds of the alarms that warn of a collapse. An alarm does not stop training. Each alarm is reported in
-    the terminal, by `rstar2 watch` and on the report page. The comparisons use means over `window` steps."""
+    the terminal, by `rstar2 watch` and on the report page. Each metric is averaged over `window` steps before it is
+    compared with a threshold."""
 
     window: int = Field(5, ge=1)
-    """Number of steps over which each metric is averaged. Entropy and tool calls are compared with the first window of
-    the stage."""
+    """Number of steps over which each metric is averaged. Entropy and the number of tool calls are compared with their
+    means over the first `window` steps of the stage."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
     """Report an alarm if entropy has fallen by more than this share since the stage's first window. A value of 0.7
-    means: entropy is below 30 % of its first value. At such a low entropy the policy writes almost the same every time.
-    """
+    means: entropy is below 30 % of its first value. At such a low entropy the policy writes almost the same text in
+    every rollout."""
     entropy_rise: float = Field(2.0, gt=0)
     """Report an alarm if entropy has risen by more than this share since the stage's first window. A value of 2 means:
     entropy is above 3 times its first value. At such a high entropy the policy writes noise."""
@@ -54,39 +57,41 @@ class AlarmSettings(Strict):
     length_over: int = Field(20, ge=1)
     """Number of steps over which `length_change` is measured."""
     truncated: float = Field(0.2, gt=0, le=1)
-    """Report an alarm if at least this share of the rollouts ended at the token budget. In stage 1 of the paper, 10 %
-    of the rollouts were truncated at times."""
+    """Report an alarm if at least this share of the rollouts ended at the token budget. At some steps of the paper's
+    stage 1, 10 % of the rollouts were truncated."""
     undecided: float = Field(0.01, gt=0, le=1)
     """Report an alarm if the grader could not decide more than this share of the answers. Answers that the grader could
-    not decide earn no reward. Causes are that the model writes answers that take the grader too much work or cause an
-    error in it, or the grader's processes are killed."""
+    not decide earn no reward. The grader cannot decide an answer if the answer takes too much work, if the answer
+    causes an error in the grader, or if a process of the grader is killed."""
     reward_fall: float = Field(0.15, gt=0, le=1)
-    """Report an alarm if the pass rate is this much below the stage's highest. A value of 0.15 means 15 percentage
-    points. The pass rate covers the rollouts with a verdict, before selection."""
+    """Report an alarm if the pass rate is this much below the highest pass rate of the stage. A value of 0.15 means 15
+    percentage points. The pass rate covers all rollouts that have a verdict, also those that the selection leaves out.
+    """
     information_fall: float = Field(0.2, gt=0, le=1)
-    """Report an alarm if the metric `rstar2/information` has fallen by this share from the stage's highest. The metric
-    estimates how much the text of rollouts depends on their problem (`rstar2.train.information`). When the metric is 0,
-    the policy writes the same text for every problem."""
+    """Report an alarm if the metric `rstar2/information` has fallen by this share from its highest value in the stage.
+    The metric estimates how much the text of a rollout depends on the rollout's problem (`rstar2.train.information`).
+    When the metric is 0, the policy writes the same text for every problem."""
     calls_change: float = Field(1.5, gt=1)
     """Report an alarm if the number of tool calls per rollout has grown or shrunk by this factor since the stage's
-    first window. A policy with this sign stops using the tool, or calls the tool too often."""
+    first window. If the number of calls shrinks, the policy stops using the tool. If the number of calls grows, the
+    policy may call the tool too often."""
     unsolved_rise: float = Field(0.1, gt=0, le=1)
-    """Report an alarm if the share of problems that no rollout solves is this much above the stage's lowest. A value of
-    0.1 means 10 percentage points."""
+    """Report an alarm if the share of problems that no rollout solves is this much above the lowest share of the stage.
+    A value of 0.1 means 10 percentage points."""
     mismatch: float = Field(0.05, gt=0)
     """Report an alarm if the probabilities of the engine and of the trainer diverge by at least this many nats per
-    token. If the probabilities diverge, the rollouts come from another policy than the one that is trained."""
+    token. If the probabilities diverge, the rollouts come from another policy than the trained policy."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sign of collapse at one step of a stage."""
+    """A sign, at one step of a stage, that training begins to collapse or that rollouts are missing."""
 
     sign: str
     """The name of the sign of collapse or of missing rollouts. The names for a collapse are entropy, length,
     truncation, reward, information, calls, unsolved or mismatch. The names for a value that is not a number are
-    nan_entropy, nan_length, nan_reward or nan_gradient. The names for rollouts and answers that do not count are
-    undecided, failed, lost, discarded or held_out."""
+    nan_entropy, nan_length, nan_reward or nan_gradient. The names for answers without a verdict and for missing
+    rollouts are undecided, failed, lost, discarded or held_out."""
     text: str
     """The message, with the values and the key of the threshold."""
 
@@ -96,7 +101,7 @@ class AlarmRecorder:
 
     Args:
         folder: the stage's folder.
-        before: metrics of the steps of earlier starts, by number.
+        before: the metrics of the steps that earlier starts of the trainer ran, by the step's number.
         warn: called with the message of each new alarm.
     """
 
@@ -122,7 +127,7 @@ class AlarmRecorder:
 
 
 def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
-    """Returns the alarms of a stage by the step at which they began.
+    """Returns the alarms of a stage, grouped by the step at which they began.
 
     If a step ran twice, each of its alarms is returned once.
     """
@@ -139,8 +144,8 @@ def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
 def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
     """Returns the alarms that apply at a stage's last step.
 
-    Three kinds of alarm need no full window: metrics that are not numbers, answers that the grader could not decide,
-    and rollouts without a verdict.
+    Three kinds of alarm can apply before the stage has `window` steps: metrics that are not numbers, answers that the
+    grader could not decide, and rollouts without a verdict.
 
     Args:
         steps: the metrics of all steps of the stage so far, in order.
@@ -222,7 +227,7 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
 def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Alarm]:
     """Yields an alarm if the grader could not decide too many answers of the last `window` steps.
 
-    While a stage has fewer than `window` steps, the share covers all of its steps so far.
+    While a stage has fewer than `window` steps, the share of undecided answers covers all steps so far.
     """
     last = [step for step in steps[-settings.window :] if "rstar2/undecided" in step]
     share = sum(step["rstar2/undecided"] for step in last) / len(last) if last else 0.0
@@ -240,9 +245,10 @@ def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Al
 
 
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:
-    """Returns the mean of a metric's finite values in the window that ends before index `end`.
+    """Returns the mean of a metric's finite values over the `window` steps before index `end`.
 
-    Returns None if no value is finite, if the window is not full, or if a step in it lacks the metric.
+    Returns None if no value is finite, if there are fewer than `window` steps before `end`, or if one of these steps
+    lacks the metric.
     """
     values = [step[name] for step in steps[max(0, end - window) : end] if name in step]
     numbers = [value for value in values if math.isfinite(value)]
@@ -250,15 +256,16 @@ def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float |
 
 
 def _means(steps: Sequence[Metrics], name: str, window: int) -> list[float]:
-    """Returns a metric's mean in each window so far, or an empty list if the last window has no mean."""
+    """Returns a metric's mean over every `window` consecutive steps so far, or an empty list if the mean over the last
+    `window` steps is undefined."""
     means = [_mean(steps, name, end, window) for end in range(window, len(steps) + 1)]
     return [] if not means or means[-1] is None else [mean for mean in means if mean is not None]
 
 
 def _since_first(steps: Sequence[Metrics], name: str, window: int) -> tuple[float, float] | None:
-    """Returns a metric's means in the stage's first window and in its last.
+    """Returns a metric's means over the first `window` steps and over the last `window` steps of the stage so far.
 
-    Returns None while the two windows overlap, or if one of them has no mean.
+    Returns None while the first and the last steps overlap, or if one of the two means is undefined.
     """
     first, last = _mean(steps, name, window, window), _mean(steps, name, len(steps), window)
     return None if first is None or last is None or len(steps) < 2 * window else (first, last)

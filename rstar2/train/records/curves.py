@@ -11,7 +11,7 @@ import numpy as np
 from rstar2.train.records.steps import numbered_metrics
 
 WINDOW = 5
-"""Number of steps in the mean of a smoothed point. The point's own step is the last of them."""
+"""A point of a smoothed curve is the mean over this many steps: the point's own step and the steps before it."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Curve:
     """Metrics of all rollouts of each step, before the selection. All lists but `starts` have one entry per step."""
 
     steps: list[int]
-    """The numbers of the steps, from 1, counted over all stages."""
+    """The numbers of the steps, counted from 1 over all stages."""
     pass_rate: list[float]
     failed: list[float]
     """The share of failed calls among the calls of correct rollouts."""
@@ -28,7 +28,8 @@ class Curve:
     """The first step of each stage."""
 
     def smoothed(self) -> Curve:
-        """Returns the means over the last `WINDOW` steps. NaN values do not count; a mean without values is NaN."""
+        """Returns the curve in which each point is the mean over its own step and the `WINDOW` - 1 steps before it. NaN
+        values are left out of a mean. A mean of only NaN values is NaN."""
         return Curve(
             self.steps, _trailing(self.pass_rate), _trailing(self.failed), _trailing(self.tokens), self.starts
         )

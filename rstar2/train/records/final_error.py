@@ -1,7 +1,7 @@
-"""The final error: a file in a stage's folder, by which any process of the trainer can end training at once.
+"""The final error: a file in a stage's folder that any process of the trainer can write to end training at once.
 
-Rollouts run in processes of VERL, in which an error only counts as a failed rollout. `rstar2.train.launch` checks for
-this file while the trainer runs, and stops the trainer if there is one.
+Rollouts run in VERL's processes, where an exception does not end training, but only makes one rollout fail.
+`rstar2.train.launch` checks for this file while the trainer runs, and stops the trainer if the file exists.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ FINAL_ERROR_FILE = "final_error.json"
 
 
 def write_final_error(folder: Path, error: RStarError) -> None:
-    """Writes an error for the launcher. If the disk is full, it writes nothing, and the rollout counts as failed."""
+    """Writes the error that makes the launcher end training. If the disk is full, nothing is written, and the rollout
+    counts as failed."""
     about = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     with contextlib.suppress(OSError):
         write_json(folder / FINAL_ERROR_FILE, about)
 
 
 def read_final_error(path: Path) -> RStarError | None:
-    """Returns the error in a file of `write_final_error`, with a hint how to resume, or None if there is no error."""
+    """Returns the error that `write_final_error` wrote to `path`, with a hint on how to resume the run. Returns None if
+    there is no error."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         kind = UserError if about["exit_code"] == UserError.exit_code else Failure

@@ -9,15 +9,15 @@ STAGE/finished-rollouts/
 ```
 
 When a run is resumed, its failed rollouts run again. If more than `MAX_FAILED_SHARE` of a step's rollouts failed, no
-rollout of the step is reused, because long rollouts fail most often.
+rollout of the step is reused: long rollouts fail most often, so the other rollouts are too short on average.
 
 A rollout is reused only if every rollout that began before it has also ended. A kill mostly interrupts long rollouts.
 The interrupted rollouts run again, and may have any length in the second run. If all finished rollouts were reused, a
-killed step would train on rollouts that are too short. Because a rollout is reused only after all earlier ones have
-ended, the length of a rollout does not decide whether it runs again.
+killed step would train on rollouts that are too short. Because every rollout that began earlier must have ended, the
+length of a rollout does not decide whether the rollout is reused.
 
-A record in a file is `_HEAD`, then a key as JSON. In the record of a finished rollout, a body of JSON and three arrays
-follows the key.
+A record in a `.rollouts` file begins with `_HEAD` and a key as JSON. In the record of a finished rollout, the key is
+followed by a body, which consists of `_COUNTS`, JSON and three arrays.
 """
 
 from __future__ import annotations
@@ -53,26 +53,27 @@ REUSABLE = "reusable.rollouts"
 _IGNORED_KEYS = (
     "format", "judge_url", "judge_token", "judge_wait_s", "traces", "trace_share", "may_end_unfinished"
 )  # fmt: skip
-"""Keys of agent_loop.yaml that do not change rollouts. The key `format` is a path, which may change; the digest of the
-format file itself must not."""
+"""Keys of agent_loop.yaml whose values have no effect on rollouts. The key `format` is the path of the format file. The
+path may change, but the content of the format file must stay the same for rollouts to be reused."""
 _HEAD = struct.Struct("<cIII")
-"""The kind of record, the bytes of the key, the bytes of the body, and the CRC-32 of key and body."""
+"""The head of a record: the kind of record, the key's number of bytes, the body's number of bytes, and the CRC-32 of
+key and body."""
 MAX_FAILED_SHARE = 0.01
-"""The largest share of failed rollouts in a step with which the step's other rollouts are reused."""
+"""If more than this share of a step's rollouts failed, the step's other rollouts are not reused."""
 _BEGUN, _FINISHED, _FAILED = b"B", b"F", b"X"
 _COUNTS = struct.Struct("<IIII")
-"""The head of a body: bytes of the JSON, tokens of the prompt, tokens of the response, and 1 if there are
-log-probabilities."""
+"""The head of a body: the number of bytes of the JSON, the number of tokens of the prompt, the number of tokens of the
+response, and 1 or 0 for a body with or without log-probabilities."""
 log = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
-"""A rollout of a step: the problem's id, the number of times that the step used the problem before, and the rollout's
-number in its group."""
+"""Identifies a rollout of a step by the problem's id, by how many times the step had used the problem before, and by
+the rollout's number in its group."""
 
 
 @dataclass(frozen=True)
 class SavedRollout:
-    """A graded rollout, with the data that VERL gets."""
+    """A graded rollout, with the data that is passed to VERL."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -110,9 +111,9 @@ class SavedRollout:
 class RolloutStore:
     """Saves the rollouts of one of VERL's workers, and returns rollouts that earlier starts of the trainer finished.
 
-    One process chooses the folder of a step for all workers, with `folder_or_none`. If each worker looked at the last
-    checkpoint itself, it could see an old state on a network file system, and save nothing. The rule for reuse would
-    then miss the long rollouts of this worker.
+    One process chooses the folder of a step for all workers, with `folder_or_none`. If each worker looked up the last
+    checkpoint itself, a worker could see an outdated state of a network file system, and save no rollouts. The rule for
+    reuse would then not know which rollouts of this worker have not ended.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class RolloutStore:
         self._append(step, _FINISHED, key, rollout.to_bytes())
 
     def failed(self, step: int, key: Key) -> None:
-        """Records that a rollout failed or lost a call, so that it will run again."""
+        """Records that a rollout failed or lost a call to the judge, so that the rollout will run again."""
         self._append(step, _FAILED, key)
 
     def _append(self, step: int, kind: bytes, key: Key, body: bytes = b"") -> None:
@@ -185,8 +186,8 @@ class RolloutStore:
 
 
 def folder_or_none(stage: Path, step: int, model: str) -> Path | None:
-    """Returns the result of `step_folder`. An error becomes a warning and None, because training can continue without
-    the folder."""
+    """Returns the result of `step_folder`. If `step_folder` raises an error, the function logs a warning and returns
+    None, because training can continue without the folder."""
     try:
         return step_folder(stage, step, model)
     except (OSError, UserError) as error:
@@ -230,7 +231,7 @@ def prepare(stage: Path, model: str) -> int:
 
 
 def remove_up_to(stage: Path, step: int) -> None:
-    """Removes the rollouts of steps up to `step`, which are in a checkpoint."""
+    """Removes the saved rollouts of all steps up to `step`. A checkpoint makes these rollouts unnecessary."""
     for folder in (stage / FOLDER).glob("step-*"):
         if int(folder.name.split("-")[1]) <= step:
             shutil.rmtree(folder, ignore_errors=True)
@@ -296,8 +297,8 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
 
 
 def _gather(folder: Path) -> int:
-    """Moves the reusable rollouts of a step into one file, and returns their number. The files of the workers are
-    removed after that."""
+    """Moves the reusable rollouts of a step into one file, and returns their number. The workers' files are then
+    removed."""
     begun: dict[Key, float] = {}
     failed: set[Key] = set()
     finished: dict[Key, tuple[Path, _Record]] = {}

@@ -2,13 +2,14 @@
 
 ```
 STAGE/traces/
-  step-000012.jsonl          a sample of the step's rollouts, and all that lost a tool call or that the grader could not
-                             decide
-  failed-HOST-PID.jsonl      rollouts of all steps in which the engine or the grader failed; one file per process
+  step-000012.jsonl          a sample of the step's rollouts, and all rollouts that lost a tool call or whose answer the
+                             grader could not decide
+  failed-HOST-PID.jsonl      rollouts that ended with an error of the engine or of the grader, from all steps; one file
+                             per process
 ```
 
 The sampler's process writes a step's file, whole or not at all. A step that runs again after a kill replaces its file.
-Every line is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept` (whether it was trained on).
+Every line is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept` (whether the rollout was trained on).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def choose(
     Args:
         rollouts: the step's rollouts.
         carried: indices of the rollouts whose trace was sent to the sampler.
-        count: number of rollouts to draw; -1 for all, 0 for none at all.
+        count: number of rollouts to draw. -1 means that all traces are saved, and 0 that no trace is saved.
         seed: the recipe's seed.
         step: the step's number.
 
@@ -72,6 +73,6 @@ def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:
 
 
 def write_failed(folder: Path, trace: Trace) -> None:
-    """Appends a failed rollout to the file of this process."""
+    """Appends the trace of a failed rollout to the file of this process."""
     with TraceWriter(folder / f"failed-{socket.gethostname()}-{os.getpid()}.jsonl") as writer:
         writer.write(trace)

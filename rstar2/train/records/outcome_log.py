@@ -1,4 +1,5 @@
-"""The outcomes of a stage's problems on disk. The stage's curriculum and the next stage use them.
+"""Stores on disk how many rollouts of each problem were correct at each step of a stage. The stage's curriculum and the
+next stage use these outcomes.
 
 ```
 STAGE/outcomes.jsonl
@@ -7,8 +8,9 @@ STAGE/outcomes.jsonl
 ```
 
 The sampler of VERL's trainer appends a line for each step that is trained on. When the trainer starts, lines of steps
-after the last checkpoint are removed, because the removed steps run again. Outcomes of the stage before have step
-numbers of 0 and below. A stage that began with an earlier version has no outcomes.jsonl until the stage is resumed.
+after the last checkpoint are removed, because these steps run again. Outcomes that were copied from the stage before
+have step numbers of 0 and below. A stage that began with an earlier version of rstar2 has no outcomes.jsonl until the
+stage is resumed.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ PROBLEMS = {
     "prediction_error": "mean distance between the expected and the observed pass rates of the step's problems",
     "prediction_correlation": "correlation between the expected and the observed pass rates of the step's problems",
 }
-"""The metrics `rstar2/problems/…` of a step, with a description."""
+"""The metrics `rstar2/problems/…` of a step, each with a description."""
 Counts = dict[str, tuple[int, int]]
-"""For each problem the number of correct rollouts, and the number of rollouts with a verdict."""
+"""For each problem, the number of its correct rollouts and the number of its rollouts with a verdict."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class StepOutcomes:
 
 
 class OutcomeReader:
-    """Reads a stage's outcomes while they are appended."""
+    """Reads a stage's outcomes from a file to which the trainer still appends."""
 
     def __init__(self, stage: Path) -> None:
         self._path = stage / OUTCOMES_FILE
@@ -63,7 +65,7 @@ class OutcomeReader:
         self.steps: list[StepOutcomes] = []
 
     def read(self) -> bool:
-        """Reads the lines since the last call. Returns whether there were new outcomes."""
+        """Reads the lines that were appended since the last call. Returns whether the lines have new outcomes."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:
@@ -83,7 +85,7 @@ class OutcomeReader:
 
     @property
     def next_step(self) -> int:
-        """The number of the step after the last one with outcomes; 1 if there are no outcomes."""
+        """The number of the step that follows the last step with outcomes; 1 if there are no outcomes."""
         return max((each.step for each in self.steps), default=0) + 1
 
     def problems(self, ids: Sequence[str], steps: int, rollouts: int) -> Problems:
@@ -105,7 +107,7 @@ class OutcomeReader:
 
 
 class OutcomeRecorder:
-    """Appends the outcomes of each step of a stage, and measures how well they were predicted.
+    """Appends the outcomes of each step of a stage, and measures how well earlier outcomes predicted them.
 
     Args:
         stage: the stage's folder.
@@ -126,8 +128,8 @@ class OutcomeRecorder:
             The step's metrics, whose names begin with `rstar2/problems/`.
 
         Raises:
-            OSError: the file of outcomes cannot be written. Without the outcomes training cannot continue, because a
-                resumed run would choose other problems.
+            OSError: the file of outcomes cannot be written. Training cannot continue without the outcomes, because a
+                resumed run would then choose other problems.
         """
         counts = counted(rollouts)
         self._reader.read()
@@ -146,7 +148,8 @@ class OutcomeRecorder:
         return ids, self._reader.problems(ids, 0, self._rollouts).belief(self._discount)
 
     def _shares(self) -> dict[str, float]:
-        """Returns the number of problems that are probably solved, hopeless and useful, and of those never used."""
+        """Returns four counts of problems: those that are probably solved, those that are probably hopeless, those that
+        are probably useful, and those that were never used."""
         ids, belief = self._belief()
         solved, hopeless = (int(each(self._rollouts).sum()) for each in (belief.solved, belief.hopeless))
         counts = {"solved": solved, "hopeless": hopeless, "useful": len(ids) - solved - hopeless}
@@ -156,7 +159,7 @@ class OutcomeRecorder:
 
 
 def counted(rollouts: Sequence[Rollout]) -> Counts:
-    """Returns the outcomes of rollouts, by problem.
+    """Counts, for each problem, its correct rollouts and its rollouts with a verdict.
 
     Rollouts that lost a call, or whose answer the grader could not decide, are left out.
     """
@@ -168,10 +171,10 @@ def counted(rollouts: Sequence[Rollout]) -> Counts:
 
 
 def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str, float]:
-    """Compares the pass rates of a step's problems with those expected from earlier outcomes.
+    """Compares the pass rates of a step's problems with the pass rates that earlier outcomes predict.
 
     Problems without earlier outcomes are left out of the comparison. The correlation is left out if it is undefined: if
-    there are fewer than two problems, or if all values are equal.
+    there are fewer than two problems, or if all expected or all observed pass rates are equal.
     """
     expected = dict(zip(ids, belief.mean.tolist(), strict=True))
     pairs = [
@@ -187,11 +190,11 @@ def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str,
 
 
 def begin(stage: Path, ids: Collection[str], reward: str, model: Path) -> None:
-    """Creates the file of a stage, unless the file exists. The new file begins with the outcomes of the stage that made
-    the model.
+    """Creates a stage's file of outcomes, unless the file exists. The new file begins with the outcomes of the stage
+    that made the model.
 
-    Outcomes of the earlier stage are left out if they are of another reward, or of problems that this stage does not
-    have.
+    All outcomes of the earlier stage are left out if the earlier stage had another reward. Outcomes of problems that
+    this stage does not have are left out too.
 
     Args:
         stage: the stage's folder.
@@ -219,7 +222,8 @@ def outcomes_of(model: Path) -> OutcomeReader | None:
 
 
 def forget_after(stage: Path, step: int) -> None:
-    """Removes the outcomes of steps after `step`, which will run again, and an incomplete last line."""
+    """Removes the outcomes of all steps after `step`, because these steps will run again. Also removes an incomplete
+    last line."""
     reader = OutcomeReader(stage)
     reader.read()
     if not reader.header:

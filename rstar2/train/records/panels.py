@@ -25,18 +25,18 @@ class Panel:
     """The label of the panel's vertical axis."""
     unit: Unit
     lines: tuple[tuple[str, str], ...]
-    """For each curve its column and its label."""
+    """For each curve, the name of its column in `steps.csv`, and the curve's label."""
     usual: str = ""
     """The usual range of the values, and its source."""
     measure: str = ""
-    """What the values are, in a few words before the values in `rstar2 watch`; empty if the labels say what they are.
-    """
+    """A few words, printed by `rstar2 watch` before the values, that say what the values are. Empty if the labels
+    already say what the values are."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
         """Returns the label and the points (step, value) of each curve.
 
-        A curve is left out if all its values are 0, except the first curve. A value that is missing, NaN or infinite
-        has no point on the curve.
+        Every curve but the first is left out if all its values are 0. A value that is missing, NaN or infinite has no
+        point on the curve.
         """
         curves = []
         for place, (column, label) in enumerate(self.lines):

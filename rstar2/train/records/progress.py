@@ -3,8 +3,8 @@
 `rollouts.json` has the number of finished rollouts, and is written by the sampler. `alive.json` has the activity of the
 trainer's first rank, such as "update, 37 of 120 micro-batches", and is written by `rstar2.train.verl.activity`.
 
-For `rstar2.train.launch`, a change of either file is a sign of life. `rstar2 watch` shows the newer of `rollouts.json`
-and `alive.json`.
+For `rstar2.train.launch`, a change of `rollouts.json` or `alive.json` shows that the trainer is alive. `rstar2 watch`
+shows `rollouts.json`, and also `alive.json` if `alive.json` is newer.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class RolloutProgress:
 
     step: int
     finished: int
-    """Rollouts of this step that are graded or failed."""
+    """Number of rollouts of this step that have been graded or have failed."""
     wanted: int
     """Number of rollouts that the step needs; 0 while held-out problems are rolled out."""
     ahead: int = 0
-    """Further finished rollouts, which a later step may use. Only asynchronous modes have rollouts ahead of their step.
-    """
+    """Number of other finished rollouts, which a later step may use. Only in asynchronous modes do rollouts finish
+    before their step begins."""
     judge_away_s: float = 0.0
-    """Seconds that training has waited for the judge."""
+    """Number of seconds for which training has waited for a judge that does not answer."""
     discarded: bool = False
-    """Whether the step's rollouts were discarded and no others are running. Ending training at such a time would lose
-    no rollouts."""
+    """Whether the step's rollouts were discarded and no other rollouts are running, so that no rollouts are lost if
+    training ends now."""
     failed: int = 0
-    """Rollouts of this step that failed and have no verdict."""
+    """Number of rollouts of this step that failed and therefore have no verdict."""
     fault: str = ""
     """A message about a fault of this step's rollouts; empty if there is none."""
 
@@ -59,7 +59,8 @@ class RolloutProgress:
 
 
 class ProgressWriter:
-    """Writes `rollouts.json` in a stage's folder when there is progress, at most every `WRITE_EVERY_S`.
+    """Writes `rollouts.json` in a stage's folder when there is progress, but at most once every `WRITE_EVERY_S`
+    seconds.
 
     The file is written at once if there is a new fault, or if rollouts were discarded.
     """
@@ -85,18 +86,18 @@ class Activity:
     """The activity of the trainer's first rank. The class's fields are the keys of `alive.json`."""
 
     phase: str
-    """The phase, such as "update", "log-probabilities" or "saving a checkpoint"."""
+    """The phase that the rank is in, such as "update", "log-probabilities" or "saving a checkpoint"."""
     done: int = 0
-    """Number of finished parts of the phase."""
+    """Number of parts of the phase that are finished."""
     total: int = 0
-    """Number of all parts of the phase; 0 if it is not known."""
+    """Number of all parts of the phase; 0 if the number is not known."""
     parts: str = ""
-    """The noun for the parts, "micro-batches" or "tensors"; empty for a phase without parts."""
+    """What the parts of the phase are: "micro-batches" or "tensors"; empty for a phase without parts."""
 
     @property
     def in_step(self) -> bool:
-        """Whether the first rank is within a training step. The value is False while weights are sent, because weights
-        are also sent before the first step."""
+        """Whether the first rank is within a training step. The value is False while weights are sent to the engines,
+        because weights are also sent before the first step."""
         return self.phase not in _START_UP_PHASES
 
     def text(self) -> str:
@@ -108,7 +109,8 @@ class Activity:
 
 
 class ActivityWriter:
-    """Writes a stage's `alive.json` when a phase begins, and then at most every `WRITE_EVERY_S`."""
+    """Writes a stage's `alive.json` when a phase begins, and during the phase at most once every `WRITE_EVERY_S`
+    seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ACTIVITY_FILE
@@ -140,7 +142,7 @@ def read_activity(path: Path) -> Activity | None:
 
 
 def changed_at(path: Path) -> int:
-    """Returns the time of a file's last change, in ns; 0 if it is missing."""
+    """Returns the time of a file's last change in nanoseconds, or 0 if the file is missing."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -154,11 +156,11 @@ def current_activity(folder: Path) -> Activity | None:
 
 
 class FaultWarner:
-    """Warns once of each fault in a stage's `rollouts.json`.
+    """Calls `warn` once for each fault that appears in a stage's `rollouts.json`.
 
     Args:
-        path: the file.
-        warn: called with the message.
+        path: the stage's `rollouts.json`.
+        warn: called with the message of the fault.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:

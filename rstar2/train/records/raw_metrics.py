@@ -3,7 +3,8 @@ selected rollouts.
 
 Metrics of the policy (pass rate, length, failed calls, penalties) cover the rollouts with a verdict: those that
 finished and lost no call to the judge. Rollouts without a verdict have counts of their own. If groups are rolled out in
-rounds, these metrics cover only first rounds: every problem has one, and later rounds happen only in undecided groups.
+rounds, the metrics of the policy other than the length cover only the first round of each group, because only undecided
+groups have later rounds.
 
 Amounts (rollouts, tokens, calls) cover all rollouts.
 """
@@ -27,7 +28,7 @@ from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
-"""The statuses that count as failed tool calls. The status `lost` is the fault of the judge, not of the model."""
+"""The statuses of a tool call that count as failures. The status `lost` is the fault of the judge, not of the model."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
 """Reasons why a rollout is not trained on. failed: the rollout failed. lost: the judge lost a call. left_out: the
 selection excludes the rollout. no_gradient: no rollout of its group is trained on. wrong and correct: the selection did
@@ -35,29 +36,29 @@ not choose the rollout, and its reward is 0 or below (wrong) or above 0 (correct
 MISSED = get_args(Missed)
 """The reasons why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
-"""The part in which a rollout failed. agent_loop: our own code, or VERL's code around it. missing: unknown, because the
-rollout left no record."""
+"""The part of the system in which a rollout failed. agent_loop: our own code, or VERL's code around it. missing:
+unknown, because the rollout left no record."""
 
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout without a verdict because of an error outside the model and its calls."""
+    """A rollout that has no verdict because an error happened outside the model and its tool calls."""
 
     kind: FailureKind
     reason: str
     """The text of the error that ended the rollout."""
     tokens: int | None = None
-    """Number of tokens after the rollout's prompt when the rollout failed, or None if the number is unknown."""
+    """Number of tokens that followed the prompt when the rollout failed, or None if the number is unknown."""
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:
-    """Returns the three most frequent causes with their counts, for messages."""
+    """Returns text for a message: the three most frequent causes of failure, with their counts."""
     causes = Counter(f"{each.kind}: {each.reason}" for each in failed)
     return "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
 
 
 def failed_tokens(failed: Sequence[FailedRollout]) -> float:
-    """Returns the mean length in tokens of the failed rollouts whose length is known, or 0 if there are none."""
+    """Returns the mean length in tokens of the failed rollouts whose length is known, or 0 if no length is known."""
     return (
         float(np.mean(known))
         if (known := [each.tokens for each in failed if each.tokens is not None])
@@ -77,7 +78,7 @@ def raw_metrics(
 
     Args:
         rollouts: the step's finished rollouts, of which at least one has a verdict.
-        chosen: indices into `rollouts` of those that are trained on.
+        chosen: the indices, in `rollouts`, of the rollouts that are trained on.
         groups: for each problem, the indices of its rollouts.
         selection: the recipe's selection.
         failed: the failed rollouts of the same groups.
@@ -131,7 +132,8 @@ def raw_metrics(
 def recovery_metrics(
     groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], trained: int
 ) -> dict[str, float]:
-    """Returns the metrics `rstar2/recover/…` of recoveries. No other metric `rstar2/…` covers recoveries.
+    """Returns the metrics `rstar2/recover/…` of recoveries, which are extra rollouts that begin after a failed call. No
+    other metric `rstar2/…` covers recoveries.
 
     Args:
         groups: the finished recoveries, in one list for each failed call.
@@ -160,7 +162,8 @@ def recovery_metrics(
 
 
 def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str, float]:
-    """Returns metrics of rounds: the rollouts that they saved, their number per group, and the reasons to stop."""
+    """Returns the metrics of rounds: how many rollouts were saved, how many rounds the groups had, and why groups
+    stopped."""
     by_rounds = Counter(group.rounds for group in groups)
     decisions = Counter(group.decision for group in groups)
     return {
@@ -173,7 +176,7 @@ def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str,
 
 
 def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-    """Returns the share of problems that no rollout solved, and how much rollouts depend on their problem.
+    """Returns the share of problems that no rollout solved, and how much the text of rollouts depends on their problem.
 
     A metric is left out if the step has too few rollouts with a verdict.
     """
@@ -187,7 +190,8 @@ def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
 
 
 def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
-    """Returns the share of each reason why an answer is not correct, and the share that the grader could not decide."""
+    """Returns, for each reason why an answer is not correct, the share of the rollouts with this reason. Also returns
+    the share of the rollouts whose answer the grader could not decide."""
     reasons = Counter(rollout.missed for rollout in judged if not rollout.correct)
     return {
         **{f"rstar2/answers/{reason}": reasons[reason] / len(judged) for reason in MISSED},
@@ -196,7 +200,8 @@ def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns calls per rollout, the share of each kind of failure among all calls, and seconds per call."""
+    """Returns the number of calls per rollout, the share of each kind of failure among all calls, the mean seconds per
+    call, and the seconds of the slowest call."""
     outcomes: Counter[str] = sum((Counter(rollout.outcomes) for rollout in rollouts), Counter())
     calls = outcomes.total()
     return {
@@ -208,10 +213,10 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
-    """Returns two shares of the turns with a failed call. The result is empty if no call failed.
+    """Returns two metrics of the turns with a failed call, or no metrics if no call failed.
 
-    The first share is of the turns that a later turn repaired. The second share is of the turns in rollouts with a
-    correct answer.
+    The first metric says which share of the turns with a failed call was repaired by a later turn. The second metric
+    says which share of the turns with a failed call belongs to rollouts with a correct answer.
     """
     failed = sum(rollout.failed_turns for rollout in judged)
     if not failed:
@@ -229,7 +234,8 @@ def _dropped(
     selection: Selection,
     failed: int,
 ) -> dict[str, float]:
-    """Counts the rollouts that are not trained on by the first reason in `DROPPED` that applies."""
+    """Counts, for each reason in `DROPPED`, the rollouts that are not trained on for this reason. If several reasons
+    apply to a rollout, only the first of them counts."""
     reasons: Counter[str] = Counter(failed=failed)
     for group in groups:
         trained = not chosen.isdisjoint(group)

@@ -2,7 +2,7 @@
 
 Each start of the trainer writes all of VERL's metrics to a file such as `stage1/metrics-1.jsonl`. After each step,
 `steps.csv` in the run's folder is made from these files, with one row per step over all stages. VERL writes null for a
-value that is NaN or infinite; in `steps.csv` such a value is NaN.
+value that is NaN or infinite, and `steps.csv` has NaN in place of null.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureK
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
-"""File in a stage's folder with the number of steps of the stages before. The number cannot be counted from the metrics
-of these stages, which may lack a step: after a kill between a checkpoint and the step's metrics, the step does not run
-again."""
+"""The file in a stage's folder that contains the number of steps of all earlier stages. Counting the steps in the
+metrics of the earlier stages may give a lower number: if a kill comes after a step's checkpoint is saved and before the
+step's metrics are written, the step does not run again, and its metrics are missing."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 VALIDATION_METRIC = "val/loss"
@@ -57,7 +57,8 @@ def _share(part: Callable[[Metrics], float]) -> Callable[[Metrics], float | None
 
 
 def _rolling(step: Metrics) -> float:
-    """Returns the seconds of rollouts, without the seconds in which the step waited for the judge."""
+    """Returns the seconds that a step's rollouts took. The seconds in which the step waited for a judge that did not
+    answer are subtracted."""
     paused_s = float(step.get("rstar2/judge_pause_s", 0.0))
     return max(0.0, _seconds(step, "gen") - paused_s)
 
@@ -84,8 +85,8 @@ def _waiting(step: Metrics) -> float:
 
 
 def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
-    """Returns the accuracy on held-out problems: the mean over their sources. The result is None if the step has no
-    evaluation."""
+    """Returns the accuracy on held-out problems: the mean of the accuracies on each source of problems. Returns None if
+    held-out problems were not evaluated at this step."""
     accuracies = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
@@ -365,22 +366,24 @@ class Step:
     """One training step of a run, with the values of its row in `steps.csv`."""
 
     number: int
-    """The step's number over all stages, from 1. Steps whose metrics were lost to a kill are counted too."""
+    """The step's number over all stages, from 1. Steps whose metrics were lost because of a kill are counted too."""
     stage: int
     stage_step: int
-    """The step's number in its stage, from 1."""
+    """The step's number within its stage, from 1."""
     values: dict[str, float | None]
-    """The step's values by the names of `COLUMNS`. A value is None if it was not measured, and NaN if it is NaN or
-    infinite."""
+    """For the name of each column in `COLUMNS`, the step's value. A value that was not measured is None. A value that
+    was measured as NaN or infinite is NaN."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
-    """Returns a stage's metrics under VERL's names, by step. If a step ran twice, its later run counts."""
+    """Returns the metrics of each step of a stage, under VERL's names. If a step ran twice, the metrics of the later
+    run are returned."""
     return _by_step(folder, MAIN_METRIC)
 
 
 def _by_step(folder: Path, metric: str) -> dict[int, Metrics]:
-    """Returns the metrics of the steps that have `metric`. Lines with only validation metrics are left out."""
+    """Returns the metrics of each step, from the lines of the metrics files that contain `metric`. Other lines, such as
+    lines with only validation metrics, are left out."""
     rows = (row for row in _rows(folder) if metric in row["data"])
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
 
@@ -391,14 +394,14 @@ def with_nan(metrics: Metrics) -> Metrics:
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of all starts of a trainer, in order."""
+    """Yields the rows of the metrics files of all starts of a trainer, in order."""
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for row in metrics_rows(path.read_bytes()):
             yield {**row, "data": with_nan(row["data"])}
 
 
 def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a metrics file. Lines that are incomplete, after a kill or on a full disk, are left out."""
+    """Yields the rows of a metrics file. Lines that are incomplete because of a kill or a full disk are left out."""
     for line in written[: written.rfind(b"\n") + 1].splitlines():
         with contextlib.suppress(ValueError):
             row = json.loads(line)
@@ -407,7 +410,7 @@ def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
 
 
 def sft_metrics(folder: Path) -> dict[int, Metrics]:
-    """Returns SFT's metrics under VERL's names, by step."""
+    """Returns the metrics of each step of SFT, under VERL's names."""
     return _by_step(folder, SFT_METRIC)
 
 
@@ -417,8 +420,8 @@ def sft_losses(folder: Path) -> list[float]:
 
 
 def validation_losses(folder: Path) -> dict[int, float]:
-    """Returns the validation losses of SFT in nats per taught token, by step. Steps whose validation loss was not
-    measured are missing."""
+    """Returns the validation losses of SFT in nats per token that is trained on, by step. The result has no entry for a
+    step whose validation loss was not measured."""
     return {step: float(row[VALIDATION_METRIC]) for step, row in _by_step(folder, VALIDATION_METRIC).items()}
 
 
@@ -431,7 +434,8 @@ def run_steps(root: Path) -> list[Step]:
 
 
 def numbered_metrics(root: Path) -> Iterator[tuple[int, int, int, Metrics]]:
-    """Yields (number over all stages, stage, number in the stage, metrics) for each step of the run in `root`."""
+    """Yields, for each step of the run in `root`, its number over all stages, its stage, its number within the stage,
+    and its metrics."""
     before = 0
     for stage in _STAGES:
         folder = root / f"stage{stage}"
@@ -444,14 +448,14 @@ def numbered_metrics(root: Path) -> Iterator[tuple[int, int, int, Metrics]]:
 
 
 def write_steps_before(folder: Path, steps: int) -> None:
-    """Writes the number of steps of the stages before to a stage's folder."""
+    """Writes to a stage's folder the number of steps of all earlier stages."""
     write_json(folder / STEPS_BEFORE_FILE, steps)
 
 
 def as_csv(steps: list[Step]) -> str:
     """Returns the table as CSV: a header, and one row per step.
 
-    A value that was not measured is empty. A value that is NaN or infinite is `nan`.
+    The cell of a value that was not measured is empty. A value that is NaN or infinite is written as `nan`.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -1,4 +1,5 @@
-"""The time of a training run, in wall-clock seconds by part, summed over all starts of a resumed run.
+"""The wall-clock seconds that each part of a training run took. For a resumed run, the seconds of all its starts are
+added up.
 
 Every phase (SFT, a stage, an evaluation) has its own `timing.json`. The run's folder has a `timing.json` for the whole
 run.
@@ -18,31 +19,36 @@ TIMING_FILE = "timing.json"
 
 @dataclass
 class Timing:
-    """Wall-clock seconds of a phase or run, by part. `wall_s` is the sum of the other parts and `other_s`, without
-    `judge_s`."""
+    """The wall-clock seconds that each part of a phase or run took. `wall_s` is the sum of `other_s` and of all fields
+    except `judge_s`, which is a part of `rollout_s`."""
 
     wall_s: float = 0.0
-    """Seconds from the start of the phase or run until this record was saved, without the time between two starts."""
+    """Seconds from the start of the phase or run until this record was saved. The time between the end of one start and
+    the next start does not count."""
     start_up_s: float = 0.0
-    """Seconds for the start of the judge, and of every trainer until its first step: Python, VERL, Ray, actors and the
-    model. SFT reports no time per step, so its first step is included."""
+    """Seconds for starting the judge, and for starting every trainer, up to its first step: loading Python and VERL,
+    starting Ray and the actors, and loading the model. SFT does not report how long a step takes, so the first step of
+    SFT is included."""
     rollout_s: float = 0.0
-    """Seconds until all rollouts of a step are generated, graded and selected (VERL's `gen`)."""
+    """Seconds from the start of each step until all its rollouts are generated, graded and selected (VERL's `gen`)."""
     judge_s: float = 0.0
     """The part of `rollout_s` in which an average rollout waits for its tool calls. For each step, this part is
     rollout_s × (seconds of all calls) / (seconds of all rollouts)."""
     update_s: float = 0.0
     """Seconds for the rest of each step, without checkpoints: log-probabilities, advantages, the optimizer, and sending
-    the weights to the rollout engines. In SFT, the part lasts from the end of the first step to the end of the last."""
+    the weights to the rollout engines. In SFT, `update_s` is the time from the end of the first step to the end of the
+    last step."""
     checkpoint_s: float = 0.0
     evaluation_s: float = 0.0
-    """Seconds for sampling held-out problems, and training problems if a stage leaves out the solved ones."""
+    """Seconds for sampling rollouts of held-out problems. If a stage leaves out solved problems, the seconds for
+    sampling rollouts of the training problems are included."""
     export_s: float = 0.0
     """Seconds for the conversion of the last checkpoint to a model."""
 
     @property
     def other_s(self) -> float:
-        """Seconds in no other part: preparing data and the first model, a trainer's end, and work between steps."""
+        """Seconds that belong to no other part: for preparing data and the first model, for ending a trainer, and for
+        work between steps."""
         named: float = sum(asdict(self).values()) - self.wall_s - self.judge_s
         return max(0.0, self.wall_s - named)
 
@@ -52,12 +58,13 @@ class Timing:
 
 
 class PhaseTimer:
-    """Measures one phase from now on, and adds to the seconds that earlier starts saved in `folder/timing.json`.
+    """Measures the time of one phase from now on, and adds it to the seconds that earlier starts saved in
+    `folder/timing.json`.
 
     Args:
         folder: the folder of the phase.
-        run: the timer of the whole run. The run's timer is saved together with the phase's timer, so that both agree
-            after a kill.
+        run: the timer of the whole run. The run's timer is saved together with the phase's timer, so that the two
+            timers agree after a kill.
     """
 
     def __init__(self, folder: Path, run: PhaseTimer | None = None) -> None:
@@ -68,11 +75,11 @@ class PhaseTimer:
         self._started = time.monotonic()
 
     def elapsed_s(self) -> float:
-        """Returns the seconds since this start."""
+        """Returns the seconds since this timer was created."""
         return time.monotonic() - self._started
 
     def save(self) -> None:
-        """Saves the seconds up to now."""
+        """Saves the timing up to now."""
         self.timing.wall_s = self._wall_before + self.elapsed_s()
         write_json(self._path, asdict(self.timing))
         if self._run is not None:
@@ -80,7 +87,8 @@ class PhaseTimer:
 
 
 class TrainerTimer:
-    """Divides the time of a trainer, from now on, into the parts of `Timing`, by the metrics of its steps."""
+    """Measures the time of a trainer from now on, and uses the metrics of the trainer's steps to divide this time into
+    the parts of `Timing`."""
 
     def __init__(self, phase: PhaseTimer) -> None:
         self._phase = phase
@@ -88,8 +96,8 @@ class TrainerTimer:
         self._first_step = True
 
     def on_step(self, metrics: dict[str, float]) -> None:
-        """Adds one step, by VERL's metrics `timing_s/*`. SFT has no `timing_s/*`, so the time since the last step is
-        added."""
+        """Adds the time of one step, which VERL reports in the metrics `timing_s/*`. SFT has no metrics `timing_s/*`,
+        so the time since the end of the step before is added."""
         now = time.monotonic()
         passed, self._last = now - self._last, now
         timing = self._phase.timing
@@ -112,13 +120,14 @@ class TrainerTimer:
 
 
 def read_timing(folder: Path) -> Timing:
-    """Returns the timing in a phase's folder, or zeros if there is none yet."""
+    """Returns the timing in a phase's folder, or a timing of zeros if the folder has none yet."""
     path = folder / TIMING_FILE
     return Timing(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Timing()
 
 
 def run_timing(root: Path) -> Timing:
-    """Returns the timing of a run: the sums over the run and all its phases, and the run's `wall_s`."""
+    """Returns the timing of a run. Each part is summed over the run and all its phases, but `wall_s` is the value in
+    the run's own `timing.json`."""
     parts = [asdict(read_timing(path.parent)) for path in root.glob(f"**/{TIMING_FILE}")]
     summed = {name: sum(part[name] for part in parts) for name in asdict(Timing())}
     return Timing(**{**summed, "wall_s": read_timing(root).wall_s})

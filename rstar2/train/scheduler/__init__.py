@@ -1,5 +1,5 @@
-"""The rollout scheduler. The scheduler decides which engine runs a rollout, and starts the rollout when the KV cache
-will have room.
+"""The rollout scheduler. The scheduler decides which engine runs a rollout, and starts the rollout when enough room in
+the engine's KV cache is expected.
 
 In this package, a rollout is called a session. The scheduler does not use VERL, Ray or the clock: the caller reports
 events and their time.
@@ -11,5 +11,5 @@ a session's turn ─→ policy.Scheduler ─→ placed(session, engine)
                       metrics.read_vllm     reads the use of an engine's KV cache
 ```
 
-`rstar2.train.verl.engines.router` is the plugin by which VERL uses the scheduler.
+`rstar2.train.verl.engines.router` is the plugin through which VERL uses the scheduler.
 """

@@ -1,4 +1,4 @@
-"""The state of one engine: its sessions, and how much of its KV cache they will need."""
+"""The state of one engine: its sessions, and how much of its KV cache the sessions will need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rstar2.train.scheduler.lengths import HORIZONS, Floats, LengthModel
 from rstar2.train.scheduler.metrics import Reading
 
 BLOCK = 16
-"""Tokens per block of vLLM's KV cache. A session takes only whole blocks."""
+"""Number of tokens per block of vLLM's KV cache. A session takes up only whole blocks."""
 _FRESH_S = 30.0
 """Readings that are older than this many seconds are ignored."""
 _FULL_SHARE = 0.9
-"""An engine gets no further session if more than this share of its cache would be in use."""
+"""An engine gets no further session if more than this share of its KV cache would then be in use."""
 _DISTRUST_S = 600.0
-"""For this many seconds after a preemption, all sessions of the engine count with their full length."""
+"""For this many seconds after an engine has preempted a request, each of its sessions is assumed to reach its maximum
+length."""
 _AHEAD = np.linspace(0.0, 1.0, HORIZONS)
 
 
@@ -28,31 +29,32 @@ class Session:
     name: str
     group: str
     order: tuple[int, int]
-    """The order of waiting sessions: the number of the first request of its group, then the number of its own first
-    request."""
+    """The key by which waiting sessions are sorted: the number of the first request of the session's group, then the
+    number of the session's own first request."""
     prompt: int
-    """Number of tokens of the session's first request."""
+    """Number of tokens in the prompt of the session's first turn."""
     longest: int
-    """Limit for the session's tokens, with its prompt."""
+    """Maximum number of tokens that the session can reach, including its prompt."""
     tokens: int
-    """Number of tokens of the session at the start of its last turn."""
+    """Number of tokens that the session had at the start of its last turn."""
     updated_at: float
     """The time when the session last requested an engine, ended a turn, or was placed."""
     number: int = -1
     """The session's number in the length model; -1 until the session is placed for the first time."""
     engine: str | None = None
     waiting_since: float | None = None
-    """The time since when the session waits for an engine, or None if the session does not wait."""
+    """The time when the session began to wait for an engine, or None if the session does not wait."""
     busy: bool = False
     """Whether the engine is working on one of the session's turns."""
     mean: Floats | None = None
-    """Expected tokens in the KV cache at each horizon from now on, of shape (HORIZONS,), or None if the expectation is
-    unknown."""
+    """The expected number of tokens that the session will have in the KV cache at each horizon, of shape (HORIZONS,).
+    None if lengths cannot be predicted yet."""
     variance: Floats | None = None
-    """The variance of the expected tokens in the KV cache, of shape (HORIZONS,)."""
+    """The variance of the number of tokens that the session will have in the KV cache at each horizon, of shape
+    (HORIZONS,). None if lengths cannot be predicted yet."""
 
     def expect(self, lengths: LengthModel) -> None:
-        """Calculates the session's `mean` and `variance` from `lengths`."""
+        """Calculates the session's `mean` and `variance` with the model `lengths`."""
         room = max(1, self.longest - self.prompt)
         chance = lengths.lasting((self.tokens - self.prompt) / room)
         if chance is None:
@@ -65,16 +67,18 @@ class Session:
 
 @dataclass
 class EngineState:
-    """The sessions of one engine, and how much of its KV cache they will need."""
+    """The sessions of one engine, and how much of its KV cache the sessions will need."""
 
     name: str
     capacity: int | None
-    """Tokens in the engine's KV cache. If None, the capacity is unknown, and only `in_flight` limits the sessions."""
+    """Number of tokens that the engine's KV cache can hold. If None, the capacity is unknown, and only `in_flight`
+    limits the number of sessions."""
     in_flight: int
-    """Limit for the sessions that the engine works on at the same time. If the capacity is unknown, idle sessions count
-    too."""
+    """Maximum number of sessions that the engine works on at the same time. If the capacity of the KV cache is unknown,
+    sessions that the engine is not working on count too."""
     safety: float
-    """The number of standard deviations of the needed tokens that are kept free in the KV cache."""
+    """Size of the reserve that is kept free in the KV cache, in standard deviations of the number of tokens that the
+    sessions need."""
     sessions: dict[str, Session] = field(default_factory=dict)
     _busy: int = 0
     _full: int = 0
@@ -93,7 +97,8 @@ class EngineState:
         self._count(session, 1)
 
     def remove(self, session: Session) -> None:
-        """Removes a session. The session's values must be the same as when it was added."""
+        """Removes a session. The session's `tokens`, `longest`, `mean` and `variance` must be the same as when the
+        session was added."""
         del self.sessions[session.name]
         session.engine = None
         self._count(session, -1)
@@ -118,7 +123,7 @@ class EngineState:
             self._idle_tokens += -session.tokens if busy else session.tokens
 
     def read(self, reading: Reading, now: float) -> None:
-        """Takes over a report of the engine about its KV cache."""
+        """Updates the state from the engine's report about its KV cache."""
         self.capacity = reading.capacity or self.capacity
         if self.capacity is not None:
             self._used, self._read_at = int(reading.used_share * self.capacity), now
@@ -127,12 +132,13 @@ class EngineState:
         self._preemptions = reading.preemptions
 
     def free(self, session: Session, now: float) -> float:
-        """Returns the tokens that stay free in the KV cache if one more session is added; negative if the session does
-        not fit.
+        """Returns how many tokens of the KV cache stay free if one more session is added. The number is negative if the
+        session does not fit.
 
-        The needed tokens are the maximum over all horizons of the sessions' expected tokens, plus `safety` standard
-        deviations. Sessions count with their full length if nothing is known about lengths, and never with more than
-        that length.
+        At each horizon, the sessions need their expected number of tokens plus `safety` standard deviations. Room is
+        reserved for the horizon at which the sessions need the most tokens. If lengths cannot be predicted, each
+        session is assumed to reach its maximum length. No estimate is higher than the sum of the maximum lengths of all
+        sessions.
         """
         if self.capacity is None:
             return (self.in_flight - len(self.sessions) - 1) * float(blocks(session.longest))

@@ -1,4 +1,4 @@
-"""Predicts the lengths of rollouts, so that an engine need not reserve the full length for each of them."""
+"""Predicts the lengths of rollouts, so that an engine need not reserve room for the maximum length of every rollout."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 16384
-"""Number of rollouts, the last that started, from which lengths are predicted. A step of the paper has this number of
-rollouts. Older rollouts are from an older policy."""
+"""Lengths are predicted from this many rollouts, the last ones that started. A step of the paper has this many
+rollouts. Older rollouts come from an older policy."""
 BINS = 128
-"""Number of bins into which the lengths are counted."""
+"""Number of bins in the histogram of lengths."""
 HORIZONS = 17
-"""Number of points at which a prediction is made: evenly spaced from now to one full length later."""
+"""Number of horizons, which are the points in the future for which a prediction is made. The horizons are evenly spaced
+from now until the rollout has grown by its maximum length."""
 _EVERY = 32
-"""A new calculation is made after this many rollouts have ended."""
+"""The prediction is calculated again whenever this many more rollouts have ended."""
 _FEWEST = 256
-"""No prediction is made from fewer rollouts than this."""
+"""No prediction is made while the sample has fewer rollouts than this."""
 _UNENDED = 0.02
-"""The largest share of rollouts that have not ended among those that count."""
+"""At most this share of the rollouts in the sample may still be running."""
 
 Floats = NDArray[np.float64]
 
 
 class LengthModel:
-    """The lengths of the last rollouts, as shares of their full lengths.
+    """Predicts lengths from a sample of the last rollouts. A length is a share of the rollout's maximum length.
 
-    The rollouts that end first are short, so they are not a fair sample. Rollouts therefore count in the order in which
-    they started, and only as long as at most a share of `_UNENDED` has not ended. Rollouts that have not ended count
-    with their full length.
+    The rollouts that end first are short, so they are not a fair sample. Rollouts are therefore added to the sample in
+    the order in which they started. No rollout is added if the share of running rollouts in the sample would then be
+    above `_UNENDED`. A rollout in the sample that is still running is assumed to reach its maximum length.
 
     Args:
-        window: number of rollouts, the last that started, that count.
+        window: the sample is taken from this many rollouts, the last ones that started.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
@@ -40,19 +41,19 @@ class LengthModel:
         self._first = 0
         """The number of the oldest rollout in `_ends`."""
         self._ends: deque[int | None] = deque()
-        """The bin of each rollout's length, in order of their start; None if the rollout has not ended."""
+        """For each rollout, in the order of their starts, the bin of its length. None if the rollout has not ended."""
         self._counted = 0
-        """Number of rollouts that count: the first in `_ends`."""
+        """Number of rollouts in the sample. The sample is the first part of `_ends`."""
         self._counts = np.zeros(BINS)
-        """Number of ended rollouts in each bin, among those that count."""
+        """For each bin, the number of ended rollouts in the sample."""
         self._unended = 0
-        """Number of rollouts that have not ended, among those that count."""
+        """Number of rollouts in the sample that have not ended."""
         self._ended_since = 0
-        """Number of rollouts that have ended since the last calculation."""
+        """Number of rollouts that have ended since the prediction was last calculated."""
         self._lasting: Floats | None = None
 
     def started(self) -> int:
-        """Adds a rollout that starts, and returns its number."""
+        """Adds a rollout that starts now, and returns the rollout's number."""
         self._ends.append(None)
         if len(self._ends) > self._window:
             self._uncount(self._ends.popleft())
@@ -69,7 +70,8 @@ class LengthModel:
             self._counts[oldest] -= 1
 
     def ended(self, number: int, share: float) -> None:
-        """Records the length of a rollout that has ended, as a share of its full length (0 to 1)."""
+        """Records the length of a rollout that has ended. `share` is the length as a share of the maximum length (0 to
+        1)."""
         place = number - self._first
         if place < 0:
             return
@@ -84,7 +86,7 @@ class LengthModel:
             self._extend()
 
     def _extend(self) -> None:
-        """Adds rollouts to those that count, and calculates the prediction again."""
+        """Adds rollouts to the sample as far as `_UNENDED` allows, and calculates the prediction again."""
         while self._counted < len(self._ends):
             at = self._ends[self._counted]
             if at is None and self._unended + 1 > _UNENDED * (self._counted + 1):
@@ -102,12 +104,13 @@ class LengthModel:
         self._lasting = np.where(enough, alive[later] / np.maximum(alive[:BINS, None], 1.0), 1.0)
 
     def lasting(self, share: float) -> Floats | None:
-        """Returns the probability that a rollout still runs at each horizon, of shape (HORIZONS,).
+        """Returns, for each horizon, the probability that a rollout is still running at the horizon, in an array of
+        shape (HORIZONS,).
 
-        From one horizon to the next, the rollout grows by 1 / (HORIZONS - 1) of its full length. Returns None if too
+        From one horizon to the next, the rollout grows by 1 / (HORIZONS - 1) of its maximum length. Returns None if too
         few rollouts have ended.
 
         Args:
-            share: the rollout's length so far, as a share of its full length.
+            share: the rollout's length so far, as a share of its maximum length.
         """
         return None if self._lasting is None else self._lasting[min(BINS - 1, int(share * BINS))]

@@ -14,7 +14,7 @@ class Reading:
     """The state of an engine's KV cache."""
 
     capacity: int | None
-    """Tokens that the KV cache holds, or None if the engine does not report this number."""
+    """Number of tokens that the KV cache can hold, or None if the engine does not report this number."""
     used_share: float
     """The share of the KV cache that running requests use. Blocks that are only cached for later turns do not count."""
     running: int
@@ -28,8 +28,8 @@ class Reading:
 def read_vllm(text: str) -> Reading | None:
     """Reads vLLM's metrics in Prometheus' text format. Returns None if the metrics are missing (`disable_log_stats`).
 
-    If an engine uses data parallelism, the metrics of its parts are combined: the largest share, and the sum of each
-    count.
+    If an engine uses data parallelism, the metrics of its replicas are combined: `used_share` is the largest share of
+    any replica, and each count is the sum over the replicas.
     """
     values: dict[str, list[float]] = {}
     capacity = 0

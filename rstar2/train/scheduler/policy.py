@@ -1,5 +1,5 @@
-"""The scheduler's policy: it places sessions on engines in order, keeps sessions there, and moves them if a move saves
-time."""
+"""The scheduler's policy: it places sessions on engines in order, keeps each session on its engine, and moves a session
+if the move saves time."""
 
 from __future__ import annotations
 
@@ -13,43 +13,45 @@ from rstar2.train.scheduler.lengths import WINDOW, LengthModel
 from rstar2.train.scheduler.metrics import Reading
 
 MIN_RATIO, MIN_EXTRA = 2, 4
-"""A session moves if its engine has at least `MIN_RATIO` times the sessions of the emptiest engine, plus `MIN_EXTRA`.
-Decoding on the emptiest engine is then enough faster to pay for prefilling the session again."""
+"""A session moves if its engine has at least `MIN_RATIO` times as many sessions as the emptiest engine, plus
+`MIN_EXTRA`. Decoding on the emptiest engine is then so much faster that it pays to prefill the session again there."""
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """Settings of the scheduler. The default values are those of training."""
+    """Settings of the scheduler. The default values are meant for training."""
 
     in_flight: int = 64
-    """Limit for the sessions that an engine works on at the same time."""
+    """Maximum number of sessions that an engine works on at the same time."""
     quiet_s: float = 3600.0
-    """A session on an engine is given up after this many seconds without an event, because its rollout has died or its
-    engine hangs. A waiting session is refused if no session was placed and no turn ended for this long."""
+    """A session on an engine is removed after this many seconds without an event, because its rollout has died or its
+    engine hangs. A waiting session is refused if no session was placed and no turn ended for this many seconds."""
     safety: float = 4.0
-    """The number of standard deviations, of the tokens that an engine's sessions need, that are kept free in the KV
-    cache."""
+    """Size of the reserve that is kept free in an engine's KV cache, in standard deviations of the number of tokens
+    that the engine's sessions need."""
     window: int = WINDOW
-    """Number of rollouts from which lengths are predicted. With 0, every rollout counts with its full length."""
+    """Number of rollouts from which lengths are predicted. If 0, every rollout is assumed to reach its maximum length.
+    """
 
 
 class Listener(Protocol):
-    """The receiver of the scheduler's decisions. The receiver is called during the scheduler's call that decides."""
+    """The receiver of the scheduler's decisions. The scheduler calls the receiver at once, within the method in which
+    the scheduler makes a decision."""
 
     def placed(self, session: str, engine: str) -> None:
-        """The session's next turn can start on the engine."""
+        """Reports that the session's next turn can start on the engine."""
 
     def refused(self, session: str, why: str) -> None:
-        """The session gets no engine, and the scheduler has removed it."""
+        """Reports that the session gets no engine, and that the scheduler has removed the session."""
 
 
 class Scheduler:
     """Places the turns of sessions on engines.
 
     Waiting sessions are placed strictly in order: by the first request of their group, then by their own first request.
-    No session overtakes another session that is too large for the free room. Large sessions therefore wait no longer
-    than small ones, and groups are complete early. The first session waits at most until an engine's present sessions
-    have ended.
+    While the first waiting session does not fit on any engine, no other session is placed. Large sessions therefore
+    wait no longer than small sessions, and groups are complete early. The first waiting session is placed at the latest
+    when all sessions of one engine have ended.
 
     Args:
         listener: the receiver of the decisions.
@@ -64,14 +66,14 @@ class Scheduler:
         self._listener = listener
         self.lengths = LengthModel(self._settings.window)
         self._queue: list[tuple[tuple[int, int], str]] = []
-        """A heap of waiting sessions. The heap may also have sessions that no longer wait; these sessions are skipped.
-        """
+        """A heap of waiting sessions. The heap may also contain sessions that no longer wait, which are skipped."""
         self._groups: dict[str, list[int]] = {}
-        """For each group with a session: the number of its first request, and its number of sessions."""
+        """For each group that has a session: the number of the group's first request, and the group's number of
+        sessions."""
         self._arrivals = 0
         """Number of sessions that have arrived so far."""
         self._progress_at = -math.inf
-        """The time when a session was last placed, or ended a turn."""
+        """The time of the last event at which a session was placed, ended a turn, or ended."""
 
     @property
     def waiting(self) -> int:
@@ -83,23 +85,23 @@ class Scheduler:
 
         Args:
             name: the engine's name.
-            capacity: tokens in the engine's KV cache, or None if the capacity is unknown.
-            now: the time in seconds, as in all methods.
+            capacity: number of tokens that the engine's KV cache can hold, or None if the capacity is unknown.
+            now: the current time in seconds, as in all methods.
         """
         settings = self._settings
         self.engines[name] = EngineState(name, capacity, settings.in_flight, settings.safety)
         self._admit(now)
 
     def remove_engine(self, name: str, now: float) -> None:
-        """Removes an engine. The engine's sessions get another engine for their next turn, before sessions that came
-        later."""
+        """Removes an engine. Each session of the removed engine gets another engine for its next turn, before sessions
+        that came later."""
         state = self.engines.pop(name, None)
         for session in list(state.sessions.values()) if state else []:
             session.engine, session.busy = None, False
         self._admit(now)
 
     def read(self, engine: str, reading: Reading, now: float) -> None:
-        """Takes over a report of an engine about its KV cache."""
+        """Updates the state of an engine from the engine's report about its KV cache."""
         if engine in self.engines:
             self.engines[engine].read(reading, now)
             self._admit(now)
@@ -110,8 +112,8 @@ class Scheduler:
         Args:
             name: the session.
             group: the session's group.
-            tokens: tokens of the turn's prompt.
-            more: limit for the tokens that follow until the session ends.
+            tokens: number of tokens in the turn's prompt.
+            more: maximum number of tokens that follow until the session ends.
             now: the time in seconds.
         """
         session = self.sessions.get(name) or self._new(name, group, tokens, now)
@@ -144,7 +146,7 @@ class Scheduler:
 
         Args:
             name: the session.
-            tokens: the session's number of tokens, with the prompt, or None if the number is unknown.
+            tokens: the session's number of tokens, including the prompt, or None if the number is unknown.
             now: the time in seconds.
         """
         session = self.sessions.get(name)
@@ -159,8 +161,8 @@ class Scheduler:
         self._admit(now)
 
     def forget_places(self, now: float) -> int:
-        """Makes every session that is between two turns choose a new engine. Returns the number of sessions that must
-        choose again.
+        """Separates every session that is between two turns from its engine, so that any engine may run the session's
+        next turn. Returns the number of separated sessions.
 
         The method is used when the engines' KV caches were emptied, or when engines were added.
         """
@@ -171,7 +173,8 @@ class Scheduler:
         return len(idle)
 
     def tick(self, now: float) -> None:
-        """Applies the limit `quiet_s` to all sessions. The caller should call it every few seconds."""
+        """Removes or refuses the sessions for which nothing has happened for `quiet_s` seconds. The caller should call
+        this method every few seconds."""
         quiet_s = self._settings.quiet_s
         for session in list(self.sessions.values()):
             if session.waiting_since is None and now - session.updated_at > quiet_s:
@@ -214,7 +217,8 @@ class Scheduler:
             )
 
     def _better(self, session: Session, home: EngineState, now: float) -> EngineState | None:
-        """Returns the engine to which a session should move, or None if it should stay with its KV cache."""
+        """Returns the engine to which a session should move, or None if the session should stay on its engine, where
+        the KV cache has the session's tokens."""
         if self._queue:
             return None
         best = min(self.engines.values(), key=lambda state: (len(state.sessions), state.name))

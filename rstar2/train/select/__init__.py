@@ -1,7 +1,8 @@
-"""Selections: functions that choose which rollouts of a problem are trained on. Each module of this package has one.
+"""Selections: functions that choose which rollouts of a problem are trained on. Each module of this package contains
+one selection.
 
 A selection is a function `select(group, rng)`. The function returns at most `group.keep` indices into `group.rollouts`
-(see `rstar2.train.group.Group`). The function's keyword-only parameters are its settings.
+(see `rstar2.train.group.Group`). The function's keyword-only parameters are the settings of the selection.
 
 A recipe names a selection under the key `select`: `select = "roc"`, or a table `[select]` with `name = "roc"` and
 settings such as `penalty_floor = 0.01`. A function in a user's own module is named `module:object`.
@@ -33,14 +34,14 @@ class SelectFunction(Protocol):
 
 
 class SelectSettings(Strict, extra="allow"):
-    """The selection, which chooses the rollouts of each problem to train on: its name, and its settings.
-    `select = "roc"` is short for a table with only a name."""
+    """The name and the settings of the selection, which chooses, for each problem, the rollouts to train on. `select =
+    "roc"` is short for a table that has only a name."""
 
     name: str = SELECTIONS.default
     """The name of a selection. roc: Resampling on Correct (RoC) as the paper describes it. release: RoC as in the
-    authors' code. random: at random, as in plain GRPO. all_failed: at random, without rollouts whose tool calls all
-    failed. void_turn: at random, without rollouts that have a turn with neither a call nor an answer.
-    `module:object`: a function of your own."""
+    authors' code. random: draws rollouts at random, as in plain GRPO. all_failed: draws at random, but never a rollout
+    whose tool calls all failed. void_turn: draws at random, but never a rollout that has a turn with neither a call nor
+    an answer. `module:object`: a function of your own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -64,14 +65,14 @@ class Selection:
         self._excludes: Callable[[Rollout], bool] | None = getattr(module, "excludes", None)
 
     def excludes(self, rollout: Rollout) -> bool:
-        """Whether the selection never trains on this rollout, whatever else is in its group."""
+        """Whether the selection always excludes this rollout, whatever other rollouts are in its group."""
         return self._excludes is not None and self._excludes(rollout)
 
     def choose(self, rollouts: Sequence[Rollout], keep: int, rng: np.random.Generator) -> list[int]:
         """Returns the indices of at most `keep` rollouts to train on, in ascending order.
 
-        Rollouts with a call that the judge lost are left out first, because they say nothing about the policy. The
-        selection does not see them.
+        Rollouts with a call that the judge lost are left out first, because these rollouts say nothing about the
+        policy. The function of the selection does not see the rollouts that are left out.
 
         Raises:
             Failure: a user's selection raised an error, or did not return at most `keep` different indices.
@@ -98,6 +99,6 @@ class Selection:
         if fault:
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for a group of {size} rollouts, {fault}",
-                "Return at most `group.keep` indices into `group.rollouts`, each once.",
+                "Return at most `group.keep` different indices into `group.rollouts`.",
             )
         return indices

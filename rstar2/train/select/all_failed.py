@@ -1,6 +1,7 @@
-"""A selection that draws rollouts at random, without those whose tool calls all failed.
+"""A selection that draws rollouts at random, but never a rollout whose tool calls all failed.
 
-The selection has no published source. Its purpose is to have a simple rule to compare Resampling on Correct (RoC) with.
+The selection has no published source. The selection is a simple rule with which Resampling on Correct (RoC) can be
+compared.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from rstar2.train.select import random
 
 
 def select(group: Group, rng: np.random.Generator) -> list[int]:
-    """Draws G rollouts at random from those that have no call, or at least one call that did not fail.
+    """Draws G rollouts at random from the rollouts that have no call or at least one call that did not fail.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.

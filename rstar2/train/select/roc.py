@@ -14,7 +14,7 @@ from pydantic import Field
 from rstar2.train.group import Group, Rollout
 
 NO_CALL_PENALTY = 0.5
-"""p_err of a rollout without a tool call."""
+"""The value of p_err for a rollout without a tool call."""
 
 
 def select(
@@ -25,10 +25,12 @@ def select(
     roc_answer_format: bool = True,
     penalty_floor: Annotated[float, Field(gt=0)] = 1e-3,
 ) -> list[int]:
-    """Draws half of the wrong rollouts, and fills up to G with correct rollouts, weighted by 1 / p_total.
+    """Draws half of the wrong rollouts, and then correct rollouts until G rollouts are drawn. The weight of a correct
+    rollout in the draw is 1 / p_total.
 
     Wrong rollouts are drawn uniformly, so that every way of failing remains in the batch. If N is not 2 G, there may be
-    too few rollouts of one kind; the other kind then fills the gap.
+    too few correct rollouts to reach G. More wrong rollouts are then drawn, and more correct rollouts if there are too
+    few wrong rollouts.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.
@@ -65,15 +67,17 @@ def p_err(rollout: Rollout) -> float:
 
 
 def p_format(rollout: Rollout) -> float:
-    """Returns the number of surplus answer blocks per turn, at most 1. Without an answer block, p_format is 1."""
+    """Returns the number of answer blocks after the first one, divided by the number of turns, but at most 1. If the
+    rollout has no answer block, p_format is 1."""
     return surplus_blocks(rollout.answer_blocks, max(rollout.turns, 1))
 
 
 def share_of_failed(failed: int, calls: int) -> float:
-    """Calculates p_err from its counts."""
+    """Calculates p_err from the number of failed calls and the number of all calls."""
     return failed / calls if calls else NO_CALL_PENALTY
 
 
 def surplus_blocks(blocks: int, turns: int) -> float:
-    """Calculates p_format from its counts. The result is 1 if there is no answer block or no turn."""
+    """Calculates p_format from the number of answer blocks and the number of turns. The result is 1 if there is no
+    answer block or no turn."""
     return min(1.0, (blocks - 1) / turns) if blocks and turns else 1.0

@@ -1,4 +1,4 @@
-"""A selection that draws rollouts at random, without those that have a void turn.
+"""A selection that draws rollouts at random, but never a rollout that has a void turn.
 
 A void turn has neither a call that parses nor an answer. Source: SimpleTIR, arXiv 2509.02479.
 """
@@ -12,9 +12,9 @@ from rstar2.train.select import random
 
 
 def select(group: Group, rng: np.random.Generator) -> list[int]:
-    """Draws G rollouts at random from those without a void turn.
+    """Draws G rollouts at random from the rollouts without a void turn.
 
-    Calls in the last allowed turn are not run, but a turn with such a call is not void.
+    A call in the last allowed turn is not run, but the turn that contains the call is not void.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.

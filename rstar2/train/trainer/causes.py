@@ -1,4 +1,5 @@
-"""Finds the cause of a trainer's failure in its log, and a remedy. Errors that only follow from another are skipped."""
+"""Finds in a trainer's log why the trainer failed, and what the user can do. Errors that are only a consequence of
+another error are skipped."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_BYTES = 8_000_000
-"""Number of bytes at the end of a log that are searched. A step of a large run prints some thousands of bytes."""
+"""Only this many bytes at the end of a log are searched. A step of a large run prints some thousands of bytes."""
 _LONGEST = 500
-"""Limit for the characters of a cause."""
+"""Maximum number of characters of a cause."""
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
-"""The prefix that Ray and torch put before each line of their processes."""
+"""The prefix that Ray and torch put before each line that one of their processes prints."""
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure)(?::|$)")
 _CONSEQUENCE = re.compile(
     r"^(?:ray\.exceptions\.|ray\.)?(?:ActorDiedError|ActorUnavailableError|RayActorError|RayTaskError|WorkerCrashedError|"
@@ -19,7 +20,8 @@ _CONSEQUENCE = re.compile(
     r"|ChildFailedError|^torch\.distributed\.DistBackendError|^BrokenPipeError|^ConnectionResetError|^KeyboardInterrupt"
     r"|^RuntimeError: Sync replay buffer selected terminal groups"
 )
-"""Errors that only follow from another error: a process has ended, or all rollouts of a step failed."""
+"""Errors that are only a consequence of another error: they say that a process has ended or that all rollouts of a step
+failed."""
 _ENGINE_DIED = "rollout server failed: The actor died"
 
 
@@ -28,7 +30,7 @@ class Cause:
     """The cause of a trainer's failure."""
 
     line: str
-    """The line of the log, without the prefix of Ray or torch."""
+    """The line of the log that names the cause, without the prefix of Ray or torch."""
     remedy: str = ""
     """A sentence that says what the user can do; empty if no remedy is known."""
 
@@ -99,19 +101,20 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "Ray's processes did not start in time, for example because the disk is slow: raise hardware.worker_start_s.",
     ),
 )
-"""Patterns of root causes with their remedies. If a log matches several patterns, the first in this list is the cause.
-"""
+"""Patterns of root causes with their remedies. If a log matches several patterns, the first matching pattern of this
+list gives the cause."""
 
 
 def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause:
     """Finds the cause of a trainer's failure in its log.
 
-    The cause is the first line that matches a known cause. If no line matches, the cause is the last exception that
-    does not only follow from another exception, or else the last exception, or else the last line.
+    The cause is the first line that matches the pattern of a known cause. If no line matches, the cause is the last
+    exception that is not only a consequence of another exception. If every exception is a consequence of another one,
+    the cause is the last exception. If the log has no exception, the cause is the last line.
 
     Args:
         log: the trainer's log.
-        start: the byte of the log from which to search.
+        start: the position in the log, in bytes, from which on the log is searched.
         exit_code: the trainer's exit code. The exit code shows whether the trainer was killed.
     """
     with log.open("rb") as file:

@@ -1,4 +1,5 @@
-"""Checks VERL's checkpoints on disk: which are complete, where a killed stage resumes, and which to remove.
+"""Finds out which of VERL's checkpoints on disk are complete, from which checkpoint a killed stage resumes, and which
+checkpoints to remove.
 
 ```
 checkpoints/
@@ -27,18 +28,21 @@ from rstar2.files import write_text
 
 POINTER = "latest_checkpointed_iteration.txt"
 BEFORE = "global_step_0"
-"""The folder for a checkpoint that a stage starts from. VERL counts the stage's own steps from 1."""
+"""The folder of the checkpoint from which a stage starts, if it starts from one. VERL counts the stage's own steps from
+1."""
 _PARTS = ("model", "optim", "extra_state")
 
 
 def steps_of(checkpoints: Path) -> list[int]:
-    """Returns the steps that have a checkpoint folder, complete or not, in order. The folder `BEFORE` is left out."""
+    """Returns, in order, the steps that have a checkpoint folder, whether the checkpoint is complete or not. The folder
+    `BEFORE` is left out."""
     names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
     return sorted(int(name) for name in names if name.isdigit() and int(name))
 
 
 def newest_size(checkpoints: Path) -> tuple[int, int]:
-    """Returns the step and the bytes of the newest checkpoint, complete or not; (0, 0) if there is no checkpoint."""
+    """Returns the step and the size in bytes of the newest checkpoint, whether this checkpoint is complete or not.
+    Returns (0, 0) if there is no checkpoint."""
     step = max(steps_of(checkpoints), default=0)
     size = 0
     for file in (checkpoints / f"global_step_{step}").rglob("*") if step else ():
@@ -48,15 +52,16 @@ def newest_size(checkpoints: Path) -> tuple[int, int]:
 
 
 def actor_of(checkpoint: Path) -> Path:
-    """Returns the folder of a checkpoint that has the weights."""
+    """Returns the folder, within a checkpoint, that contains the weights."""
     actor = checkpoint / "actor"
     return actor if actor.is_dir() else checkpoint
 
 
 def fault(checkpoint: Path) -> str | None:
-    """Says what is wrong with a checkpoint; None if the checkpoint is complete.
+    """Returns text that says what is wrong with a checkpoint, or None if the checkpoint is complete.
 
-    A truncated file lacks the index at its end. Only the index of each file is checked; other bytes are not read.
+    Only the index at the end of each file is checked, because a truncated file has no index. The rest of the file is
+    not read.
     """
     actor = actor_of(checkpoint)
     try:
@@ -74,7 +79,8 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def _queue_fault(queue: Path) -> str | None:
-    """Says what is wrong with the pickled queue in a checkpoint; None if the queue is complete or missing."""
+    """Returns text that says what is wrong with the pickled queue in a checkpoint, or None if the queue is complete or
+    the checkpoint has no queue."""
     if queue.is_dir() and not (queue / "metadata.json").is_file():
         return f"{queue / 'metadata.json'} is missing"
     for path in sorted(queue.rglob("*.pkl")):
@@ -86,10 +92,11 @@ def _queue_fault(queue: Path) -> str | None:
 
 
 def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
-    """Makes VERL's pointer name the last complete checkpoint.
+    """Makes VERL's pointer file name the last complete checkpoint.
 
-    VERL writes the pointer last, but not by renaming, so a kill can leave it empty. After a power failure, files that
-    were written before the pointer may be truncated.
+    VERL writes the pointer file after all other files of a checkpoint. VERL does not write the pointer file under
+    another name and then rename it, so a kill can leave the pointer file empty. After a power failure, files that were
+    written before the pointer file may be truncated.
 
     Args:
         checkpoints: the folder of all checkpoints.
@@ -128,7 +135,8 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
 
 
 def finished_steps(checkpoints: Path) -> list[int]:
-    """Returns the steps with a finished checkpoint, in order. The list is empty if the pointer is incomplete."""
+    """Returns, in order, the steps that have a finished checkpoint. The list is empty if the pointer file is
+    incomplete."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
@@ -137,7 +145,7 @@ def finished_steps(checkpoints: Path) -> list[int]:
 def saved_step(checkpoints: Path) -> int | None:
     """Returns the step after which a trainer would resume.
 
-    The step is 0 if there is no checkpoint, and None if the pointer is incomplete.
+    The step is 0 if there is no checkpoint, and None if the pointer file is incomplete.
     """
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
@@ -147,12 +155,12 @@ def saved_step(checkpoints: Path) -> int | None:
 def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
     """Removes all finished checkpoints except the last `keep`.
 
-    Checkpoints of earlier starts are removed too, which VERL does not do.
+    Unlike VERL, this function also removes checkpoints that earlier starts of the trainer wrote.
 
     Args:
         checkpoints: the folder of all checkpoints.
-        keep: number of checkpoints that stay.
-        spared: steps whose checkpoints stay too.
+        keep: how many of the last checkpoints are not removed.
+        spared: steps whose checkpoints are not removed either.
     """
     for step in finished_steps(checkpoints)[:-keep]:
         if step not in spared:
@@ -160,7 +168,7 @@ def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
-    """Returns the checkpoint that VERL's pointer names, or None if there is no pointer."""
+    """Returns the folder of the checkpoint that VERL's pointer file names, or None if there is no pointer file."""
     pointer = checkpoints / POINTER
     if not pointer.exists():
         return None

@@ -1,7 +1,8 @@
-"""Compares the free disk space with the size of the next checkpoint: at a start, after each step, and before saving.
+"""Compares the free disk space with the size of the next checkpoint: before training starts, after each step, and
+before a checkpoint is saved.
 
-Missing space is a UserError, so that training is not started again by itself. A training that is started again would
-fail again, after another step.
+If space is missing, a UserError is raised, because training is not restarted automatically after a UserError. A
+restarted training would run another step and fail again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from rstar2.errors import UserError
 from rstar2.train.trainer.checkpoints import last_checkpoint, saved_step, steps_of
 
 SMALL_FILES_BYTES = 64 << 20
-"""Space for the files of a checkpoint other than weights and optimizer state, such as the tokenizer."""
+"""Number of bytes that are reserved for the small files of a checkpoint, such as the tokenizer. The weights and the
+optimizer state are counted separately."""
 _REMEDY = "Free disk space, or keep fewer checkpoints (checkpoint.keep)"
 
 
@@ -24,9 +26,9 @@ def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None
     """Returns an error if a checkpoint does not fit on the disk, or None if it fits.
 
     Args:
-        checkpoint: the checkpoint's folder. Files of an earlier start in it will be replaced, so their space counts as
-            free.
-        size: bytes of the weights and optimizer states of all ranks.
+        checkpoint: the checkpoint's folder. Files that an earlier start wrote to this folder will be replaced, so the
+            space of these files counts as free.
+        size: number of bytes of the weights and optimizer states of all ranks.
         step: the checkpoint's step, for the message.
     """
     needed, free = size + SMALL_FILES_BYTES, free_bytes(checkpoint) + folder_bytes(checkpoint)
@@ -40,7 +42,8 @@ def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None
 
 
 def require_disk_space(checkpoints: Path) -> None:
-    """Raises a UserError if the next checkpoint, assumed to be as large as the last one, does not fit on the disk."""
+    """Raises a UserError if the next checkpoint, assumed to be as large as the last checkpoint, does not fit on the
+    disk."""
     if shortage := _shortage(checkpoints):
         raise UserError(
             f"{shortage}. Training was not started, because it would end before that checkpoint is written",
@@ -49,10 +52,11 @@ def require_disk_space(checkpoints: Path) -> None:
 
 
 def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | None:
-    """Returns a warning if the next checkpoint, assumed to be as large as the last one, does not fit on the disk.
+    """Returns a warning if the next checkpoint, assumed to be as large as the last checkpoint, does not fit on the
+    disk.
 
-    Returns None if the next checkpoint fits or if there is no checkpoint yet. An unfinished checkpoint counts as part
-    of the next one.
+    Returns None if the next checkpoint fits or if there is no checkpoint yet. The space of an unfinished checkpoint
+    counts as free, because the next checkpoint replaces it.
 
     Args:
         checkpoints: the folder of all checkpoints.
@@ -76,13 +80,13 @@ def _shortage(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | 
 
 
 def free_bytes(path: Path) -> int:
-    """Returns the free bytes on the disk of a folder. The folder itself need not exist yet."""
+    """Returns the number of free bytes on the disk that contains a folder. The folder itself need not exist yet."""
     existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
     return shutil.disk_usage(existing).free
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the disk space of a folder's files in bytes. Targets of links do not count."""
+    """Returns the number of bytes that the files in a folder take up on the disk. The targets of links do not count."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,6 +1,6 @@
 """Modes of training: rollouts are sampled before each update, as in the paper, or while earlier updates run.
 
-Modes in which earlier updates still run use VERL's asynchronous trainers.
+If rollouts are sampled while earlier updates run, one of VERL's asynchronous trainers is used.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """Settings of the asynchronous modes, in which rollouts run ahead of the update. In mode sync these settings have
-    no effect."""
+    """Settings of the asynchronous modes, in which rollouts start before the step that trains on them. In mode sync
+    these settings have no effect."""
 
     batches_ahead: float = Field(1.0, gt=0)
     """Number of problems whose rollouts start before the step that will train on them, in multiples of
     `rollout.prompts`."""
     max_steps: int = Field(8, ge=2)
-    """Age limit for a problem's rollouts, in steps. The age counts every step from the step in which the rollouts start
-    to the step that trains on them, both included."""
+    """Maximum age of a problem's rollouts, in steps. The age counts every step from the step in which the rollouts
+    start to the step that trains on them, both included."""
     too_old: Literal["drop", "wait"] = "drop"
-    """The rule for rollouts that would exceed `max_steps`. drop: all rollouts of their problem are left out, and
-    another problem takes its place. wait: a step waits until such rollouts are finished, so that they do not become too
-    old."""
+    """What happens to rollouts that would become older than `max_steps`. drop: all rollouts of the same problem are
+    left out, and another problem is used in place of this problem. wait: a step waits until these rollouts are
+    finished, so that the rollouts do not become too old."""
     rollout_nodes: int = Field(1, ge=1)
-    """Number of machines that only generate, in addition to `hardware.nodes`. Each of these machines has
+    """Number of machines that only generate rollouts, in addition to `hardware.nodes`. Each of these machines has
     `hardware.gpus_per_node` GPUs. The key has an effect only in mode separate_async."""
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
-    """Says why a mode cannot work, or why it would waste every step; empty if the mode works.
+    """Returns text that says why a mode cannot work or why it would waste every step. The text is empty if the mode
+    works.
 
     Args:
         device: `hardware.device` of the recipe.
@@ -63,7 +64,7 @@ def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) ->
 
 
 def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[str, Any]:
-    """Returns the VERL keys that set a mode."""
+    """Returns the keys of VERL's config that select a mode, with their values."""
     sampler = "trainer.v1.sampler"
     if mode == "sync":
         return {f"{sampler}.custom_sampler.name": "SelectingReplayBuffer"}

@@ -1,7 +1,8 @@
-"""Decides when a trainer saves in addition to its regular steps: after a time, and before it stops early.
+"""Decides when a trainer saves a checkpoint outside its regular schedule: when enough time has passed, and before the
+trainer stops early.
 
 A signal or a rule of the recipe (`rstar2.train.rules`) can stop a trainer early. The command line uses this module to
-request the stop, and the hooks in VERL's trainers use it to save and stop.
+request the stop, and the hooks in VERL's trainers use it to save a checkpoint and stop.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ from typing import Any
 from rstar2.train.decision import read_decision
 
 STAGE_FOLDER = "RSTAR2_STAGE_FOLDER"
-"""Environment variable of VERL's processes with the folder of the stage."""
+"""The environment variable that tells VERL's processes the folder of the stage."""
 SAVE_EVERY = "rstar2_save_every_s"
-"""Our key in VERL's table `trainer`: seconds between two checkpoints."""
+"""A key that rstar2 adds to VERL's table `trainer`: the number of seconds between two checkpoints."""
 STOP_AFTER = "rstar2_stop_after"
-"""Our key in the table `trainer` of SFT: the step after which the trainer saves and ends; null for the last step."""
+"""A key that rstar2 adds to the table `trainer` of SFT: the step after which the trainer saves a checkpoint and ends.
+The value null means the last step."""
 STOP_FILE = "stop_after_step"
-"""File in a stage's folder. If this file exists, the trainer saves after the current step and then ends."""
+"""The name of a file in a stage's folder. If the file exists, the trainer saves a checkpoint after the current step and
+then ends."""
 
 
 @dataclass(frozen=True)
 class AtStepEnd:
-    """The decision at the end of a step whether the trainer saves and whether it ends."""
+    """The decisions at the end of a step: whether the trainer saves a checkpoint, and whether training ends."""
 
     save: bool
     """Whether the trainer saves a checkpoint."""
     stop: bool
-    """Whether the trainer ends after this step. A trainer that ends also saves."""
+    """Whether the trainer ends after this step. A trainer that ends also saves a checkpoint."""
 
 
 class SaveTiming:
-    """Decides at the end of each step whether the trainer saves in addition to its regular steps, and whether it ends.
+    """Decides at the end of each step whether the trainer saves a checkpoint outside its regular schedule, and whether
+    training ends.
 
     Args:
         folder: the stage's folder.
-        every_s: seconds between two checkpoints.
+        every_s: number of seconds between two checkpoints.
     """
 
     def __init__(self, folder: Path, every_s: float) -> None:
@@ -52,7 +56,8 @@ class SaveTiming:
         return cls(Path(trainer.default_local_dir).parent, float(trainer[SAVE_EVERY]))
 
     def at_step_end(self, step: int) -> AtStepEnd:
-        """Returns the decision at the end of a step. A rule's decision to stop applies from its own step on."""
+        """Returns what the trainer does at the end of a step. If a rule of the recipe has decided to stop after a
+        certain step, training ends at this step or at the first step after it."""
         decision = read_decision(self._folder)
         stop = (self._folder / STOP_FILE).exists() or (decision is not None and step >= decision.step)
         return AtStepEnd(stop or time.monotonic() - self._saved_at >= self._every_s, stop)

@@ -30,13 +30,13 @@ Tracker = Literal[
 """The trackers of VERL 0.9.1, except `file`, which is always used."""
 TraceTracker = Literal["mlflow", "trackio", "weave"]
 PROJECT = "rstar2"
-"""The project of all runs in a tracker."""
+"""The name of the project to which all runs in a tracker belong."""
 FIRST_STEP = "RSTAR2_FIRST_STEP"
-"""Environment variable with the number of steps of the stages before. VERL itself counts the steps of each stage
-from 1."""
+"""The environment variable that contains the number of steps of all earlier stages. VERL itself counts the steps of
+each stage from 1."""
 _WANDB = "https://api.wandb.ai"
 WANDB_OFFLINE = ("offline", "dryrun", "disabled")
-"""Values of WANDB_MODE that need no key."""
+"""Values of WANDB_MODE for which no API key is needed."""
 _SWANLAB_OFFLINE = ("local", "offline", "disabled")
 
 
@@ -44,7 +44,7 @@ _SWANLAB_OFFLINE = ("local", "offline", "disabled")
 class _Package:
     module: str
     distribution: str | None = None
-    """The name for pip; None if the package is not on PyPI."""
+    """The name by which pip installs the package; None if the package is not on PyPI."""
 
 
 _PACKAGES = {
@@ -70,7 +70,8 @@ def tracker_keys(trackers: Sequence[Tracker], folder: Path) -> dict[str, Any]:
 
 
 def run_name(folder: Path) -> str:
-    """Returns the name of a phase in trackers: the run's name, and the phase's name if it has its own folder."""
+    """Returns the name that a phase has in trackers: the run's name, followed by the phase's name if the phase has a
+    folder of its own."""
     folder = folder.absolute()
     return f"{folder.parent.name}-{folder.name}" if _is_phase(folder) else folder.name
 
@@ -78,15 +79,15 @@ def run_name(folder: Path) -> str:
 def tracker_environment(
     trackers: Sequence[str], folder: Path, environ: Mapping[str, str], first_step: int = 0
 ) -> dict[str, str]:
-    """Returns environment variables for trackers: where they write, and at which step a phase begins.
+    """Returns environment variables that tell trackers where to write, and at which step a phase begins.
 
-    `rstar2.train.verl.output.trackers` makes each phase one run in a tracker, however often it is started.
+    Through `rstar2.train.verl.output.trackers`, each phase is one run in a tracker, however often the phase is started.
 
     Args:
         trackers: all trackers, for metrics and for traces.
         folder: the folder of the phase.
-        environ: the user's environment. A variable that is set there keeps its value.
-        first_step: number of steps of the stages before.
+        environ: the user's environment. A variable that the user has set keeps its value.
+        first_step: number of steps of all earlier stages.
     """
     folder = folder.absolute()
     root = folder.parent if _is_phase(folder) else folder
@@ -117,7 +118,7 @@ def check_trackers(
     Args:
         trackers: trackers for metrics.
         traces: trackers for traces.
-        sft: whether the trainer is that of SFT, which runs without Ray.
+        sft: whether the trackers are for SFT, which runs without Ray.
         environ: the user's environment.
 
     Raises:
@@ -140,18 +141,19 @@ def check_trackers(
     if sft and "rl_insight" in trackers:
         raise UserError(
             "trackers has rl_insight, which reports through Ray, but SFT runs without Ray",
-            "Remove it from the trackers of SFT.",
+            "Remove rl_insight from the trackers of SFT.",
         )
 
 
 def _installed(module: str) -> bool:
-    """Whether a package is installed. A folder with its name, such as W&B's output folder `./wandb`, does not count."""
+    """Whether a package is installed. A folder with the package's name, such as W&B's output folder `./wandb`, does not
+    count."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 
 
 def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns what a tracker lacks, and a hint, or None if nothing is missing."""
+    """Returns text that says what a tracker lacks, and a hint. Returns None if nothing is missing."""
 
     def lacks(*variables: str) -> bool:
         return not all(environ.get(variable) for variable in variables)
@@ -192,8 +194,8 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
 
 
 def _is_phase(folder: Path) -> bool:
-    """Whether a folder is that of a phase within a run. `rstar2 sft` trains in the run's own folder, which may be named
-    sft too."""
+    """Whether a folder is the folder of one phase within a run. `rstar2 sft` trains in the run's own folder, which may
+    be named sft too."""
     if folder.name == "sft":
         return (folder.parent / "config.json").is_file()
     return re.fullmatch(r"stage\d", folder.name) is not None

@@ -13,13 +13,14 @@ from rstar2.errors import UserError
 def check_verl_keys(
     trainer: Literal["ppo_trainer", "sft_trainer_engine"], recipes: Iterable[list[str]]
 ) -> None:
-    """Checks that VERL's config accepts all keys and values. If VERL is not installed, nothing is checked.
+    """Checks that VERL's config accepts all keys and values that recipes set. If VERL is not installed, nothing is
+    checked.
 
-    The check takes half a second, because Hydra reads VERL's files without importing VERL.
+    The check takes only half a second, because Hydra reads VERL's files without importing VERL.
 
     Args:
         trainer: the name of VERL's config.
-        recipes: the `verl_overrides` of each recipe.
+        recipes: the result of `rstar2.train.command.verl_overrides` for each recipe.
 
     Raises:
         UserError: VERL's config rejects a key or value.

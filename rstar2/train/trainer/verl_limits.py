@@ -1,6 +1,7 @@
-"""Limits in VERL and vLLM, and checks for recipes that exceed them. VERL and vLLM themselves would fail much later.
+"""Limits in VERL and vLLM, and checks for recipes that exceed them. Without these checks, VERL or vLLM would fail much
+later.
 
-The numbers are those of VERL 0.9.1. A test compares these numbers with VERL's.
+The numbers are the limits of VERL 0.9.1. A test checks that the numbers are the same as in VERL.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 STICKY_REQUESTS = 10_000
-"""Number of requests for which VERL's router remembers the engine."""
+"""VERL's router remembers the engines of at most this many requests."""
 BATCHED_TOKENS = 8192
-"""Default limit for the tokens that an engine computes at a time."""
+"""Maximum number of tokens that an engine computes at a time, unless a recipe sets another number."""
 QUEUED_SAMPLES = 100_000
-"""Default limit for the prompts and rollouts in VERL's queue."""
+"""Maximum number of prompts and rollouts in VERL's queue, unless a recipe sets another number."""
 _BATCHED = "actor_rollout_ref.rollout.max_num_batched_tokens"
 _QUEUED = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
-    """Says why vLLM would not start with the recipe's `hardware.sequences_in_flight`; empty if vLLM would start.
+    """Returns text that says why vLLM would not start with the recipe's `hardware.sequences_in_flight`. The text is
+    empty if vLLM would start.
 
     Args:
-        sequences_in_flight: the recipe's value.
+        sequences_in_flight: the recipe's `hardware.sequences_in_flight`.
         verl: VERL's keys that the recipe sets.
     """
     tokens = verl.get(_BATCHED, BATCHED_TOKENS)
@@ -35,11 +37,12 @@ def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
 
 
 def queue_fault(prompts: int, rollouts: int, batches: float, verl: Mapping[str, Any]) -> str:
-    """Says why VERL's queue would overflow in a step; empty if the queue would not overflow.
+    """Returns text that says why VERL's queue would overflow in a step. The text is empty if the queue would not
+    overflow.
 
     Args:
-        prompts: prompts per step.
-        rollouts: rollouts per prompt.
+        prompts: number of prompts per step.
+        rollouts: number of rollouts per prompt.
         batches: number of steps whose prompts are in the queue at the same time.
         verl: VERL's keys that the recipe sets.
     """

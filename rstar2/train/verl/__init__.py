@@ -1,12 +1,12 @@
-"""The only folder that imports VERL or Ray. The package extends VERL 0.9.1 by hooks, and copies no code of VERL.
+"""The only folder that imports VERL or Ray. The package extends VERL 0.9.1 through hooks, and copies no code of VERL.
 
-- `plugin`: makes VERL train on a CPU. VERL_USE_EXTERNAL_MODULES loads it into every VERL process.
-- `torch_kernels`: replaces flash-attn by PyTorch if `hardware.attention` is "torch". The module is loaded in the same
+- `plugin`: makes VERL train on a CPU. The variable VERL_USE_EXTERNAL_MODULES makes every VERL process load this module.
+- `torch_kernels`: replaces flash-attn with PyTorch if `hardware.attention` is "torch". The module is loaded in the same
   way as `plugin`.
 - `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader, through VERL's agent-loop hook.
 - `sampler`: the selection of rollouts, such as Resampling on Correct (RoC), through VERL's custom-sampler hook.
-- `held_out`: the measurement on held-out problems, over the rollouts that have a verdict.
+- `held_out`: the accuracy on held-out problems, measured over the rollouts that have a verdict.
 - `rendezvous`: the port at which the workers find each other, on CPUs and GPUs.
 - `rollout_fields`: the data that the agent loop passes to the sampler.
 

@@ -1,4 +1,5 @@
-"""Reports the activity of the trainer's first rank: the current micro-batch, the tensor that it sends, or saving.
+"""Reports what the trainer's first rank is doing: for example which micro-batch it computes, which tensor it sends, or
+that it saves a checkpoint.
 
 An update can take hours and prints nothing. Hooks around methods of VERL's FSDP engine therefore write what the engine
 is doing. The hooks are installed only in the process of rank 0, when this process joins its process group. VERL's own

@@ -1,4 +1,4 @@
-"""VERL's agent-loop hook: it runs a rollout with the same loop, judge and grader as chat and evaluation."""
+"""Our agent loop for VERL: it runs a rollout with the same loop, judge and grader as in chat and evaluation."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ from rstar2.train.verl.rollout_fields import recoverable_field, to_extra_fields
 
 @functools.cache
 def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
-    """Returns the process's client of the judge. A shared client sends calls made at the same time in one message."""
+    """Returns the client of the judge that all rollouts of this process share. The client sends calls that are made at
+    the same time in one message."""
     return JudgeClient(url, token, wait_s)
 
 
 @functools.cache
 def _grader() -> GraderPool:
-    """Returns the process's pool of grader processes. The pool ends with the process."""
+    """Returns the pool of grader processes that all rollouts of this process share. The pool ends with the process."""
     pool = GraderPool(workers=1)
     pool.__enter__()
     return pool
 
 
 END_S = 5.0
-"""Limit for the seconds in which training stops all its processes when it ends."""
+"""When training ends, it stops all its processes within this many seconds."""
 _ENGINE_ATTEMPTS = 3
-"""Limit for the engines that are tried for one turn, if engines die while they generate the turn."""
+"""Maximum number of engines that are tried for one turn if engines die while they generate the turn."""
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +64,7 @@ class GraderFault(Failure):
     """The grader could not grade a finished rollout, because of an error of the grader itself.
 
     Args:
-        why: the error.
+        why: the text of the error.
         trace: the rollout.
     """
 
@@ -73,7 +74,8 @@ class GraderFault(Failure):
 
 
 class _ServerEngine:
-    """An `Engine` for one rollout, over VERL's client. The engine records which weights wrote each turn.
+    """An `Engine` that generates one rollout through VERL's client. The engine records which step's weights generated
+    each turn.
 
     The id of the engine's requests begins with the rollout's group (see `rstar2.train.verl.engines.router`).
     """
@@ -88,7 +90,7 @@ class _ServerEngine:
         self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
         self.written_by: Counter[int] = Counter()
-        """Number of tokens in the turns that each step's weights started, by step."""
+        """For each step, the number of tokens in the turns that began with the weights of this step."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -128,10 +130,10 @@ class _ServerEngine:
         )
 
     def ended(self, tokens: int | None) -> None:
-        """Tells our router, if it is used, that the rollout has ended.
+        """Tells the router that the rollout has ended, if VERL uses our router.
 
         Args:
-            tokens: the rollout's number of tokens, with the prompt, or None if the rollout failed.
+            tokens: the rollout's number of tokens, including the prompt, or None if the rollout failed.
         """
         end = getattr(self._router, "end_session", None)
         if end is not None:
@@ -145,8 +147,8 @@ class _StopAfterLostCall:
     """The tools that one rollout calls. After the judge has lost a call, every further call counts as lost without
     being run.
 
-    A rollout with a lost call is not trained on. Waiting for an unreachable judge in each of the rollout's turns would
-    be in vain.
+    A rollout with a lost call is not trained on. Waiting for an unreachable judge in every later turn of the rollout
+    would therefore be useless.
     """
 
     def __init__(self, tools: ToolRunner) -> None:
@@ -163,14 +165,14 @@ class _StopAfterLostCall:
 
 
 def _server_message(error: Exception) -> str:
-    """Returns the text of a server's error, without the traceback that Ray adds."""
+    """Returns the text of an error of VERL's server, without the traceback that Ray adds."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return str(error) if cause is None else f"{type(cause).__name__}: {cause}"
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Runs rollouts. `rstar2.train.command.agent_loop_yaml` writes the loop's settings, which are named as in the
-    recipe."""
+    """Runs rollouts. `rstar2.train.command.agent_loop_yaml` writes the loop's settings, which have the same names as in
+    the recipe."""
 
     def __init__(
         self,
@@ -205,7 +207,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @contextmanager
     def _ends_training(self) -> Iterator[None]:
-        """A context in which an error ends training at once, because every further rollout would fail the same way."""
+        """A context in which an error ends training at once, because every further rollout would fail in the same
+        way."""
         try:
             yield
         except RStarError as error:
@@ -213,7 +216,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise
 
     def _seed_of(self, row: dict[str, Any], beginning: Beginning | None) -> int | None:
-        """Returns the rollout's seed on a CPU, so that a run can be repeated. vLLM gets None, which is faster."""
+        """Returns the seed of a rollout on a CPU, so that a run can be repeated. Returns None for vLLM, because vLLM is
+        faster without a seed."""
         if self.rollout_config.name != CPU_ROLLOUT:
             return None
         name = f"{row['global_steps']} {row['extra_info']['id']}"
@@ -222,7 +226,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return sample_seed(self._seed, name, int(row["session_id"]))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Runs a rollout of the problem in a row of VERL's batch."""
+        """Runs a rollout of the problem that a row of VERL's batch contains."""
         return await self._roll_out(sampling_params, kwargs)
 
     async def recover(
@@ -233,7 +237,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Args:
             sampling_params: VERL's sampling parameters.
             beginning: the turns that the recovery begins with.
-            replay: whether the calls of these turns run again first, because the tool keeps state.
+            replay: whether the calls of `beginning` run again first, because the tool keeps state.
         """
         return await self._roll_out(sampling_params, kwargs, beginning, replay)
 
@@ -295,7 +299,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         keep_state: bool,
         with_logprobs: bool,
     ) -> AgentLoopOutput:
-        """Returns a rollout in VERL's form.
+        """Converts a rollout to VERL's type for rollouts.
 
         Args:
             trace: the rollout, with its reward.
@@ -354,7 +358,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
 
 def _with_problem(trace: Trace, row: dict[str, Any]) -> Trace:
-    """Returns the trace with the problem, answer and step of VERL's row."""
+    """Returns the trace with the problem, the gold answer and the step that VERL's row contains."""
     about = row.get("extra_info") or {}
     return trace.model_copy(
         update={

@@ -1,14 +1,17 @@
-"""Our version of VERL's manager of agent loops and of its workers. Our manager differs from VERL's in four ways.
+"""Our versions of two classes of VERL: the manager of agent loops, and the manager's worker. Our manager differs from
+VERL's in four ways.
 
-- One agent loop serves all rollouts of a process. VERL makes one agent loop for every rollout with Hydra. Making a loop
-  takes 5 to 8 ms, which is more than the loop itself takes. Our loop has no state between rollouts.
-- A failed rollout leaves a tag in VERL's queue, by which `rstar2.train.verl.sampler` counts it. With VERL's manager, a
-  failed rollout leaves nothing in the queue.
-- A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together; with our
-  manager, each rollout waits for its round. If the group is decided earlier, the remaining calls return without a
-  rollout. VERL takes a group as finished when all of its calls have returned.
-- Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, before the last rollout returns.
-  Long rollouts therefore get as many recoveries as short ones.
+- One agent loop serves all rollouts of a process. VERL uses Hydra to make an agent loop for every rollout. Making a
+  loop takes 5 to 8 ms, which is longer than the loop's own work takes. Our loop keeps no state from one rollout to the
+  next.
+- A failed rollout leaves a tag in VERL's queue, so that `rstar2.train.verl.sampler` can count the rollout. With VERL's
+  manager, a failed rollout leaves nothing in the queue.
+- A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together, but with
+  our manager each rollout waits for its round. If the group is decided before its last round, VERL's calls for the
+  remaining rollouts return without a rollout. VERL regards a group as finished when the calls for all its rollouts have
+  returned.
+- Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, but before VERL's call for the last
+  rollout returns. Long rollouts therefore get as many recoveries as short rollouts.
 
 VERL's setting `rollout.agent.agent_loop_manager_class` names this module's manager.
 """
@@ -50,7 +53,7 @@ from rstar2.train.verl.rollout_fields import (
 )
 
 REASON_CHARS = 200
-"""Limit for the characters of an error's text in the record of a failed rollout."""
+"""Maximum number of characters of an error's text in the record of a failed rollout."""
 log = logging.getLogger(__name__)
 
 
@@ -108,7 +111,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         row: dict[str, Any],
         beginnings: list[tuple[Beginning, bool]],
     ) -> None:
-        """Runs the recoveries of a group, after a tag with the number of recoveries was put into VERL's queue.
+        """Puts a tag with the number of a group's recoveries into VERL's queue, and then runs the recoveries.
 
         Args:
             loop: the agent loop.
@@ -134,7 +137,8 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_rollout(
         self, run: Callable[[], Awaitable[agent_loop.AgentLoopOutput]], row: dict[str, Any], partition: str
     ) -> Rollout | None:
-        """Runs a rollout and puts it into VERL's queue. If the rollout fails, puts a tag there and returns None."""
+        """Runs a rollout and puts it into VERL's queue. If the rollout fails, puts a tag into the queue and returns
+        None."""
         try:
             output = await run()
             # The field is removed, because it is as large as the rollout and VERL's queue does not need it.
@@ -162,10 +166,11 @@ class Groups:
             self._rounds = Rounds(**settings["rounds"])
             self._selection = Selection(SelectSettings.model_validate(dict(settings["select"])))
         self._groups: dict[str, GroupInRounds] = {}
-        """The groups of which VERL has not started every rollout yet."""
+        """The groups for which VERL has not yet started all rollouts."""
 
     async def run(self, row: Mapping[str, Any], roll_out: Callable[[], Awaitable[Rollout | None]]) -> None:
-        """Runs the rollout of a row when its round begins. A rollout that its group does not need is not run.
+        """Runs the rollout of a row when the rollout's round begins. If the group does not need the rollout, the
+        rollout is not run.
 
         Args:
             row: the row of VERL's batch.
@@ -194,7 +199,7 @@ class Groups:
 
 
 class Beginnings:
-    """Collects the failed calls of one worker's groups, after which recoveries may begin.
+    """Collects the failed calls after which recoveries may begin, for each group of one worker.
 
     Args:
         settings: the table `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
@@ -218,11 +223,11 @@ class Beginnings:
         self._traces[str(row["uid"])].append((trace, replay))
 
     def ended(self, row: Mapping[str, Any]) -> list[tuple[Beginning, bool]]:
-        """Counts a rollout of a group that has ended or was not needed.
+        """Records that a rollout of a group has ended, or that its group did not need it.
 
         Returns:
-            The beginnings drawn for recoveries, each with `replay` of `add`, if the rollout was the last of its group;
-            an empty list if it was not the last.
+            If the rollout was the last of its group, the beginnings that were drawn for recoveries, each with the value
+            of `replay` that was passed to `add`. If the rollout was not the last of its group, an empty list.
         """
         if not self.settings.failures:
             return []

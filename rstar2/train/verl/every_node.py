@@ -21,10 +21,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rstar2.processes import die_with, free_port
 
 PLACEMENT_S = 600.0
-"""Limit for the seconds until the cluster has free GPUs."""
+"""Maximum number of seconds to wait until the cluster has free GPUs."""
 REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
-"""Ray's environment variable for the limit of a process's start. The variable's value comes from
-`hardware.worker_start_s`. An actor of this module may take one minute longer."""
+"""Ray's environment variable for the number of seconds that a process may take to start. The variable's value comes
+from `hardware.worker_start_s`. An actor of this module may take one minute longer to start."""
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 
@@ -45,9 +45,10 @@ class Node:
 
 
 def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
-    """Runs torchrun on all nodes until every torchrun has ended or one has failed.
+    """Runs torchrun on all nodes until every torchrun has ended or until one torchrun has failed.
 
-    Returns the exit code of the first torchrun that failed, or 0. Raises Ray's error if the cluster lacks the nodes.
+    Returns the exit code of the first torchrun that failed, or 0. Raises Ray's error if the cluster does not have
+    enough nodes with free GPUs.
     """
     ray.init(runtime_env={"env_vars": {name: os.environ[name] for name in names}})
     group = placement_group([{"CPU": 1, "GPU": gpus}] * nodes, strategy="STRICT_SPREAD")

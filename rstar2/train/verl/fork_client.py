@@ -2,8 +2,8 @@
 
 If there is no server, the client runs the command in a new interpreter.
 
-The client replaces the Python executable of the trainer and of each of Ray's workers. While the forked process runs,
-the client forwards signals to it, and ends with the same exit code. The client is started by its path, as
+The client is started in place of the Python executable of the trainer and of each of Ray's workers. The client forwards
+signals to the forked process, and ends with the exit code of the forked process. The client is started by its path, as
 `python -I -S fork_client.py …`, and imports very little, so that it starts fast.
 """
 
@@ -17,16 +17,16 @@ import sys
 from types import FrameType
 
 SOCKET_VARIABLE = "RSTAR2_FORK_SERVER"
-"""Environment variable with the name of the server's socket in the abstract namespace."""
+"""The environment variable that contains the name of the server's socket in the abstract namespace."""
 PARENT_POLL_S = 1.0
 """Seconds between two checks that the client's parent still lives."""
 ANSWER_S = 300.0
-"""Limit for the seconds until the server responds, including its own imports. If the server is slower, a new
-interpreter runs the command."""
+"""The client waits at most this many seconds for the server's response. The waiting time includes the server's own
+imports. If the server is slower, a new interpreter runs the command."""
 
 
 def main() -> None:
-    """Runs the command of the command line. `main` never returns."""
+    """Runs the command that the arguments of this process name. The function never returns."""
     arguments = sys.argv[1:]
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": _umask()}
     may_begin, begin = os.pipe()
@@ -75,8 +75,8 @@ def _let_begin(pipe: int) -> None:
 def _wait(server: socket.socket, child: int) -> int:
     """Waits for the forked child, and returns the child's wait status.
 
-    If this process's parent ends, this process ends too, and the server kills the child. Without the fork server, the
-    child itself would end with that parent.
+    If the parent of this process ends, this process ends too, and the server then kills the child. Without the fork
+    server, the child itself would end with this parent.
     """
     parent = os.getppid()
     while True:
@@ -96,7 +96,8 @@ def _umask() -> int:
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
-    """Receives exactly `count` bytes. Raises OSError if the other end closes the connection or is silent too long."""
+    """Receives exactly `count` bytes. Raises OSError if the other end closes the connection, or sends nothing within
+    the socket's timeout."""
     received = b""
     while len(received) < count:
         part = sock.recv(count - len(received))

@@ -1,16 +1,17 @@
-"""The fork server: a process that has imported torch, transformers and VERL, and forks when a process needs them.
+"""The fork server: a process that has imported torch, transformers and VERL, and forks when a process with these
+libraries is needed.
 
-A run of VERL on a laptop has nine processes. By itself, each of the nine processes would import the same libraries,
-which takes several seconds of processor time, and again in every stage. A fork has the libraries at once, and shares
-their memory.
+A run of VERL on a laptop has nine processes. Without the fork server, each of the nine processes would import the same
+libraries in every stage, and each import takes several seconds of processor time. A forked process has the libraries at
+once, and shares their memory with the server.
 
 The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is the server's
 client. If the server is missing or does not respond, the same commands run in new interpreters.
 
     python -m rstar2.train.verl.fork_server LISTENER LOG
 
-LISTENER is the descriptor of a listening socket. LOG is not used; it shows in a list of processes which run this
-server belongs to.
+LISTENER is the descriptor of a listening socket. The server does not use LOG. LOG only shows, in a list of processes,
+to which run the server belongs.
 """
 
 from __future__ import annotations
@@ -53,21 +54,22 @@ PRELOADED = (
     "rstar2.train.verl.plugin",
     "rstar2.train.verl.sampler",
 )
-"""Modules that the trainer's processes import. If one is missing here, each process that needs the module imports it
-itself."""
+"""Modules that the trainer's processes import. If a module is missing from this list, each process that needs the
+module imports it itself."""
 FIXED_AT_IMPORT = {
     # The id of a cluster's first job. A trainer has a cluster of its own, so it is the first job.
     "RAY_JOB_ID": "01000000",
     # pyarrow's usual allocator starts a thread, and threads do not survive a fork.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""Environment variables that libraries read when they are imported. A fork cannot change these variables any more.
+"""Environment variables that libraries read when they are imported. A change of these variables in a forked process
+would have no effect.
 
-RAY_RAYLET_PID is also set, to the id of this process. A worker of Ray ends with the process of that id. A forked worker
-ends with this process, and `fork_client` ends with Ray's raylet.
+RAY_RAYLET_PID is also set, to the process id of the fork server. A worker of Ray ends when the process with the id in
+RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client` ends with Ray's raylet.
 """
 REQUEST_S = 10.0
-"""Limit for the seconds from a client's connection until its request is complete."""
+"""Maximum number of seconds for which the server waits for the next part of a client's request."""
 
 
 @dataclass
@@ -79,25 +81,26 @@ class _Child:
 
 @dataclass(frozen=True)
 class Job:
-    """The command that a forked process runs, and the process state that it runs in."""
+    """The command that a forked process runs, and the process state in which the command runs."""
 
     argv: list[str]
     env: dict[str, str]
     cwd: str
     umask: int
     descriptors: list[int]
-    """Standard input, output and error, and a pipe. A byte arrives in the pipe when the job may begin."""
+    """The descriptors of the standard input, output and error, and of a pipe. When a byte arrives in the pipe, the job
+    may begin."""
 
 
 class ForkServer:
-    """Accepts requests on a listening Unix socket, and forks a child for each."""
+    """Accepts requests on a listening Unix socket, and forks a child for each request."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._children: dict[int, _Child] = {}
-        """Each child by two descriptors: its pidfd and the connection to its client."""
+        """Each child, by two descriptors: the child's pidfd, and the connection to the child's client."""
 
     def serve(self) -> Job:
         """Forks a child for every request. `serve` returns only in a child, with the child's job."""
@@ -167,17 +170,19 @@ class ForkServer:
 
 
 def _check_user(connection: socket.socket) -> None:
-    """Raises PermissionError if the client belongs to another user, because its commands run as this user."""
+    """Raises PermissionError if the client belongs to another user, because the server would run the client's commands
+    as the server's own user."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         raise PermissionError(f"the client belongs to user {uid}, not to user {os.getuid()}")
 
 
 def _receive(connection: socket.socket) -> Job:
-    """Receives a request: a length of eight bytes together with four descriptors, then JSON.
+    """Receives a request. First come eight bytes with the length of the JSON, together with four descriptors. The JSON
+    follows.
 
     Raises:
-        OSError: the client closed the connection, or sent nothing for `REQUEST_S`.
+        OSError: the client closed the connection, or sent nothing for `REQUEST_S` seconds.
         ValueError: the data is not a request.
     """
     header, descriptors, _, _ = socket.recv_fds(connection, 8, 4)

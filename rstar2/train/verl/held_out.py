@@ -1,8 +1,9 @@
-"""Measures the policy on held-out problems, over the rollouts that have a verdict.
+"""Measures the policy on held-out problems. Only the rollouts that have a verdict count.
 
-VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes such rollouts
-before VERL measures, and counts them here. If too many rollouts are removed, the step has no measurement. VERL has no
-hook for this, so this module replaces two methods of VERL's trainer when it is imported.
+VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes these rollouts
+before VERL calculates its metrics, and counts the removed rollouts in `HeldOut`. If too many rollouts are removed, the
+step has no measurement. VERL has no hook with which rollouts can be left out of the measurement. When this module is
+imported, it therefore replaces two methods of VERL's trainer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from rstar2.train.records.raw_metrics import FailedRollout, failure_text
 
 _VAL_PREFIX = "val-"
-"""The first characters of the names of VERL's metrics on held-out problems."""
+"""The names of VERL's metrics on held-out problems begin with this text."""
 log = logging.getLogger(__name__)
 
 
@@ -29,14 +30,15 @@ class NoVerdictsError(Exception):
 
 @dataclass
 class HeldOut:
-    """The rollouts of one measurement on held-out problems: their numbers, and the reasons for lost ones."""
+    """Counts the rollouts of one measurement on held-out problems, and collects why rollouts have no verdict."""
 
     rollouts: int = 0
     lost: list[str] = field(default_factory=list)
-    """The reason for each rollout that lost a tool call."""
+    """For each rollout that lost a tool call, the reason why the call was lost."""
     failed: list[FailedRollout] = field(default_factory=list)
     undecided: int = 0
-    """Number of rollouts whose answer the grader could not decide; such rollouts count as not correct."""
+    """Number of rollouts whose answer the grader could not decide. Rollouts with an undecided answer count as not
+    correct."""
 
     def add(
         self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout], undecided: int = 0
@@ -45,7 +47,7 @@ class HeldOut:
 
         Args:
             rollouts: number of all rollouts, including those without a verdict.
-            lost: the reason for each rollout that lost a tool call.
+            lost: for each rollout that lost a tool call, the reason why the call was lost.
             failed: the rollouts that failed.
             undecided: number of rollouts whose answer the grader could not decide.
         """
@@ -57,7 +59,7 @@ class HeldOut:
     def metrics(self) -> dict[str, float]:
         """Returns the metrics `rstar2/held_out_…`: counts of rollouts, and the share of undecided answers.
 
-        The share of undecided answers is over the rollouts with a verdict.
+        The share is the number of undecided answers, divided by the number of rollouts with a verdict.
         """
         with_verdict = self.rollouts - len(self.lost) - len(self.failed)
         return {
@@ -68,7 +70,8 @@ class HeldOut:
         }
 
     def fault(self, step: int, max_lost_share: float, max_failed_share: float) -> str:
-        """Says why there is no measurement; empty if there is a measurement."""
+        """Returns text that says why the step has no measurement on held-out problems. The text is empty if the step
+        has a measurement."""
         faults = []
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
@@ -95,15 +98,16 @@ def with_accuracy(
 ) -> dict[str, Any]:
     """Replaces the accuracies in VERL's metrics by one accuracy per source.
 
-    The accuracy is the mean over the problems of a source of their shares of correct rollouts. VERL has an accuracy for
-    each number of rollouts with a verdict that a problem can have, each over the problems with that number.
+    The share of correct rollouts is calculated for each problem. The accuracy of a source is the mean of these shares
+    over the source's problems. VERL itself divides the problems by their number of rollouts with a verdict, and
+    calculates an accuracy for each of these numbers.
 
     Args:
         metrics: the metrics on held-out problems that VERL has computed.
         sources: the source of each rollout with a verdict.
         problems: the problem of each rollout with a verdict.
         verdicts: for each rollout with a verdict, 1 if it is correct, else 0.
-        samples: rollouts per problem.
+        samples: number of rollouts per problem.
     """
     shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for source, problem, verdict in zip(sources, problems, verdicts, strict=True):
@@ -122,7 +126,7 @@ _verls_metrics = PPOTrainer._val_metrics_update
 
 
 def _validate(self: Any) -> dict[str, Any]:
-    """Replaces VERL's `_validate`, which measures over all held-out rollouts."""
+    """Replaces VERL's `_validate`, which would also measure rollouts without a verdict."""
     buffer = self.replay_buffer
     buffer.held_out = HeldOut()
     try:
@@ -145,7 +149,7 @@ def _val_metrics_update(
 ) -> dict[str, Any]:
     """Replaces VERL's `_val_metrics_update`, so that missing rollouts do not count as wrong.
 
-    The replacement ignores `expected_acc_counts`, with which VERL counts missing rollouts as wrong.
+    The replacement ignores `expected_acc_counts`, from which VERL learns how many rollouts are missing.
     """
     metrics = _verls_metrics(self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns)
     samples = int(self.config.actor_rollout_ref.rollout.val_kwargs.n)

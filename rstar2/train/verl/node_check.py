@@ -1,8 +1,8 @@
 """Examines every node of a Ray cluster: its packages, its GPUs, the run's folder, and the connection to the judge.
 
-`python -m rstar2.train.verl.node_check` reads a request from standard input, as JSON, and prints a JSON list of
-reports: first that of this machine, then one for each node. `rstar2.train.machine_checks` compares the reports with
-each other.
+`python -m rstar2.train.verl.node_check` reads a request as JSON from standard input, and prints a JSON list of reports.
+The first report is about this machine, and each further report is about one node. `rstar2.train.machine_checks`
+compares the reports with each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALL_GPUS = dict.fromkeys(
     (f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")), "1"
 )
 """With these variables, a Ray task that requests no GPU sees all GPUs of its node. Without these variables, Ray hides
-the GPUs from such a task."""
+the GPUs from a task that requests no GPU."""
 
 
 def examine(
@@ -36,17 +36,18 @@ def examine(
     try_gpus: str = "",
     gpus_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Examines the node that it runs on.
+    """Examines the node on which the function runs.
 
-    Ray sends this function and its helpers as code, so a node may lack rstar2. They import rstar2 only if it is there.
+    Ray sends this function and its helpers as code, so a node may lack rstar2. The functions import rstar2 only if the
+    node has it.
 
     Args:
         name: the node's name.
-        marker: a file in the run's folder whose content is its own name, or None to skip the check of the folder.
-        judge: URL and token of the judge, or None to skip the check of the judge.
+        marker: a file in the run's folder, which contains the file's own name. If None, the folder is not checked.
+        judge: URL and token of the judge. If None, the judge is not checked.
         gpus: number of GPUs that must work.
         try_gpus: a program that prints a word for each GPU that works.
-        gpus_s: limit for the seconds that `try_gpus` may run.
+        gpus_s: maximum number of seconds that `try_gpus` may run.
 
     Returns:
         A report with the keys `node`, `versions` (of packages), `sources` (a digest of rstar2's code), `faults`
@@ -133,7 +134,8 @@ def examine_all(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the reports of this machine and of each live node. Raises Ray's error if the cluster does not respond.
 
     Args:
-        request: the keys `address`, `marker`, `judge`, `try_gpus`, `gpus_s`, and `limit_s`, the limit for all reports.
+        request: has the keys `address`, `marker`, `judge`, `try_gpus`, `gpus_s`, and `limit_s`. `limit_s` is the
+            maximum number of seconds until all reports are there.
     """
     ray.init(address=request["address"], log_to_driver=False, logging_level="error")
     try:

@@ -1,4 +1,4 @@
-"""Advantages and losses that VERL lacks, or that it computes over the wrong rollouts.
+"""Advantages and losses that VERL does not have, or that VERL computes over the wrong rollouts.
 
 Importing this module registers these advantages and losses with VERL, under the names in
 `rstar2.train.algorithms.REGISTERED`.
@@ -23,8 +23,8 @@ from verl.trainer.ppo.core_algos import (
 from rstar2.train.algorithms import EQUAL_PROBLEMS, GMPO, GPG, MAXRL, PASS_K, REGISTERED
 
 PADDING = "pad"
-"""VERL fills a batch up with empty rollouts. The ids of their problems begin with this text; all other ids are
-UUIDs."""
+"""VERL fills up a batch with empty rollouts. The problem id of an empty rollout begins with this text. All other
+problem ids are UUIDs."""
 
 
 @register_adv_est(EQUAL_PROBLEMS)  # type: ignore[untyped-decorator]
@@ -37,19 +37,22 @@ def equal_problems(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes GRPO's advantages, weighted so that every problem of a step has the same weight in the loss.
 
-    VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight.
-    In this function, each advantage is multiplied by the mean number of tokens per problem, and divided by the number
-    of tokens of its own problem. With these advantages, the loss is a mean over problems of each problem's mean over
-    tokens. The rest of the loss does not change, because the clipped loss is proportional to the advantage.
+    VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight. In
+    this function, each advantage is multiplied by the mean number of tokens per problem, and divided by the number of
+    tokens of its own problem. With these advantages, the loss is first averaged over the tokens of each problem, and
+    then over the problems. The rest of the loss does not change, because the clipped loss is proportional to the
+    advantage.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
         response_mask: 1 for each token that the model wrote; shape (rollouts, tokens).
-        index: the problem of each rollout. A problem without tokens, as that of an empty rollout, does not count.
+        index: the problem of each rollout. A problem without tokens, such as the problem of an empty rollout, does not
+            count in the mean number of tokens per problem.
         config: VERL's settings of the algorithm (VERL's table `algorithm`).
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". Both tensors have the shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        (rollouts, tokens).
     """
     advantages, _returns = compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
@@ -70,11 +73,12 @@ def maxrl(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the advantages of maximum-likelihood reinforcement learning (MaxRL): (reward − mean) / mean.
 
-    The mean is over the rewards of the rollout's group. The policy gradient is then an estimate of the gradient of
-    log(pass rate), truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1, with the
-    control variate of algorithm 1.
+    The mean is the mean reward of the rollout's group. The policy gradient then estimates the gradient of log(pass
+    rate), whose series is truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1,
+    with the control variate of algorithm 1.
 
-    If the mean is 0 or below, all advantages of the group are 0: the formula has no meaning for such a mean.
+    If the mean is 0 or below, all advantages of the group are 0, because the formula has no meaning for a mean of 0 or
+    below.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
@@ -82,7 +86,8 @@ def maxrl(
         index: the problem of each rollout.
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". Both tensors have the shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        (rollouts, tokens).
     """
     rewards = token_level_rewards.sum(-1)
     groups = torch.as_tensor(np.unique(index, return_inverse=True)[1], device=rewards.device)
@@ -94,10 +99,11 @@ def maxrl(
 
 
 def _of_real_rollouts(name: str) -> None:
-    """Registers an estimator that applies VERL's to real rollouts only, without the empty ones that fill up a batch.
+    """Registers an estimator that applies VERL's estimator only to real rollouts, and leaves out the empty rollouts
+    that fill up a batch.
 
-    VERL's `gpg` scales by the number of all rollouts. VERL's `grpo_passk` raises an error if a batch has one empty
-    rollout, because the group of an empty rollout has only one member.
+    VERL's `gpg` scales the advantages by the number of all rollouts, including empty rollouts. VERL's `grpo_passk`
+    raises an error if a batch has one empty rollout, because the group of an empty rollout has only one member.
     """
     estimate = get_adv_estimator_fn(REGISTERED[name])
 
@@ -128,8 +134,8 @@ for _name in (PASS_K, GPG):
 def gmpo(log_prob: torch.Tensor, config: Any, **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     """Computes VERL's loss of GMPO as a mean over all rollouts of the update.
 
-    VERL's loss is a mean over each micro-batch, and the micro-batches of an update are added up. A rollout would have
-    more weight if its micro-batch had fewer rollouts.
+    VERL's loss is a mean over the rollouts of each micro-batch, and the losses of an update's micro-batches are added
+    up. With VERL's loss, a rollout would have more weight if its micro-batch had fewer rollouts.
     """
     loss, metrics = get_policy_loss_fn(REGISTERED[GMPO])(log_prob=log_prob, config=config, **more)
     whole = config.global_batch_info

@@ -25,7 +25,7 @@ from rstar2.train.verl.cpu import platform
 from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 
 EMPTY_ROLLOUT = 2
-"""Tokens of an empty rollout: one for the prompt and one for the response."""
+"""Number of tokens of an empty rollout: one token in the prompt and one token in the response."""
 
 
 def _load_replica() -> type:
@@ -35,7 +35,7 @@ def _load_replica() -> type:
 
 
 def _init_gloo(timeout_second: int = 36000) -> tuple[int, int, int]:
-    """Replaces VERL's `initialize_global_process_group`, because torch rejects its backend "cpu:gloo,cpu:gloo"."""
+    """Replaces VERL's `initialize_global_process_group`, because torch rejects VERL's backend "cpu:gloo,cpu:gloo"."""
     torch.distributed.init_process_group(
         "gloo", timeout=timedelta(seconds=timeout_second), init_method=os.environ.get("DIST_INIT_METHOD")
     )

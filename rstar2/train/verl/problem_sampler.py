@@ -1,12 +1,12 @@
 """Makes VERL's data loader use the problems that a curriculum chooses.
 
-VERL 0.9.1 has no hook for the data loader's sampler, so this module replaces the function that creates it when it is
-imported. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. VERL's own sampler serves the
-curriculum `uniform`.
+VERL 0.9.1 has no hook for the data loader's sampler. As soon as this module is imported, it therefore replaces the
+function that creates the sampler. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. The
+curriculum `uniform` uses VERL's own sampler.
 
 The outcomes of problems come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step to
-this file before VERL fetches the problems of the next step. The data loader has no processes that fetch ahead, so every
-choice is based on all outcomes so far. VERL saves the state of the sampler in its checkpoints.
+this file before VERL fetches the problems of the next step. The data loader has no processes that fetch problems in
+advance, so every choice is based on all outcomes so far. VERL saves the state of the sampler in its checkpoints.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from rstar2.train.records.outcome_log import OutcomeReader
 
 
 class ProblemSampler(Sampler[int]):  # type: ignore[misc]
-    """An endless iterator over indices of problems, chosen by the outcomes so far.
+    """An endless iterator over the indices of problems, which it chooses by the problems' outcomes so far.
 
     The sampler chooses the problems of a whole step at a time. When there are new outcomes, the sampler drops the
-    chosen problems that were not used yet, for example after some of the chosen problems replaced dropped groups.
+    problems that it has chosen but not yet returned. Chosen problems remain, for example, if only a few problems were
+    needed to replace dropped groups.
 
     Args:
-        settings: the table that `rstar2.train.command` writes.
+        settings: the table of settings that `rstar2.train.command` writes.
         ids: the ids of the problems, in the order of VERL's dataset.
     """
 
@@ -55,7 +56,8 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
         self._chosen: list[int] = []
         """Indices of the problems that the sampler will return next."""
         self._under_way: list[int] = []
-        """Problems that were returned and have no outcome yet, the oldest first."""
+        """Indices of the problems that were returned and have no outcome yet. The problem that was returned first comes
+        first."""
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -1,9 +1,10 @@
 """Makes VERL's workers meet at a port that the kernel does not assign to other connections.
 
-VERL 0.9.1 picks a free port, and a worker listens on it some seconds later. On a busy machine, the kernel sometimes
-assigned the port to a connection in between, and training failed at its start. VERL's worker groups also accept a range
-of ports, which VERL's trainers do not set. Importing this module sets the range. The range is determined on the
-trainer's machine, but the first worker's node uses it.
+VERL 0.9.1 picks a free port, and a worker listens on this port only some seconds later. On a busy machine, the kernel
+sometimes assigned the port to another connection before the worker listened on it, and training failed at its start.
+VERL's worker groups also accept a range of ports, which VERL's trainers do not set. When this module is imported, it
+sets the range of ports. The range is determined on the trainer's machine, but the port is used on the node of the first
+worker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from rstar2.processes import unassigned_ports
 
 
 def _with_ports(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `RayWorkerGroup.__init__`, so that VERL takes the first free port after a random one."""
+    """Wraps `RayWorkerGroup.__init__`, so that VERL begins its search at a random port, and takes the first free port
+    from there on."""
 
     @functools.wraps(original)
     def init(group: RayWorkerGroup, *args: Any, **kwargs: Any) -> None:

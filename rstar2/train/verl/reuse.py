@@ -1,7 +1,7 @@
 """Reuses rollouts that finished before the trainer was started again, and saves rollouts that finish now.
 
-Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. The files, and the rule for what may be
-reused, are in `rstar2.train.records.finished_rollouts`.
+Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. `rstar2.train.records.finished_rollouts`
+writes the files, and has the rule that decides which rollouts may be reused.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from rstar2.train.verl.agent_loop import END_S
 from rstar2.train.verl.rollout_fields import from_saved, rollout_of, to_saved
 
 _HANDED_OUT = "handed_out"
-"""Key in a row's `extra_info`: the number of times that the step has used the problem before."""
+"""The key in a row's `extra_info` for the number of times that the step has used the problem before."""
 _FOLDER = "rollouts_kept_in"
-"""Key in a row's `extra_info`: the folder for the step's rollouts; empty if the rollouts are not saved."""
+"""The key in a row's `extra_info` for the folder of the step's rollouts. The value is empty if the rollouts are not
+saved."""
 _on_begin: ContextVar[Callable[[], None]] = ContextVar("on_begin")
 
 
 class ProblemMarker:
-    """Adds two values to the rows of a batch on which all workers must agree.
+    """Adds to each row of a batch two values on which all workers must agree.
 
     One value is the number of times that the step has used the problem before, because a step may use a problem twice.
     The other value is the folder for the step's rollouts. Only one process marks batches, so that all workers get the
@@ -44,7 +45,7 @@ class ProblemMarker:
         self._counts: Counter[str] = Counter()
 
     def mark(self, prompts: TensorDict) -> None:
-        """Writes both values into the `extra_info` of VERL's batch."""
+        """Writes the two values into the `extra_info` of each row of VERL's batch."""
         step = prompts["global_steps"]
         if step != self._step:
             self._step, self._counts = step, Counter()
@@ -59,11 +60,12 @@ class ProblemMarker:
 
 
 class RolloutReuse:
-    """Runs the rollouts of one agent-loop worker, and reuses rollouts that finished before.
+    """Runs the rollouts of one agent-loop worker, and reuses rollouts that finished before the trainer was started
+    again.
 
     Args:
-        client: VERL's client of the engines. If the client can tell when a rollout gets an engine, the rollout counts
-            as begun from that time on.
+        client: VERL's client of the engines. If the client reports when a rollout gets an engine, the rollout counts as
+            begun from then on.
     """
 
     def __init__(self, client: Any) -> None:
@@ -82,7 +84,7 @@ class RolloutReuse:
         """Returns the saved rollout of a row, or runs a new rollout and saves it.
 
         Args:
-            rollout: runs a rollout.
+            rollout: called to run a new rollout.
             sampling: VERL's sampling parameters.
             row: the row of VERL's batch.
         """
@@ -115,7 +117,7 @@ class RolloutReuse:
         return output
 
     def _failed(self, step: int, key: Key) -> None:
-        """Records a failure after `END_S`, if this process still runs then.
+        """Records after `END_S` seconds that a rollout failed, if this process is still running by then.
 
         When training ends, engines and judge are stopped first. A rollout that fails because the engines or the judge
         were stopped must not count as failed.
@@ -131,8 +133,8 @@ class RolloutReuse:
 
 
 def _report_begin(client: Any) -> None:
-    """Makes VERL's client call `_on_begin` when a rollout gets an engine. Until the rollout gets an engine, it may have
-    waited for long."""
+    """Makes VERL's client call `_on_begin` when a rollout gets an engine. Before a rollout gets an engine, it may wait
+    for a long time."""
     acquire = client._acquire_server
 
     async def acquire_and_report(request_id: str, **fields: Any) -> Any:

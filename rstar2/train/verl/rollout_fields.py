@@ -1,12 +1,12 @@
-"""The form in which rollouts go through VERL's queue, from the agent loop to the sampler.
+"""The form in which rollouts are passed through VERL's queue, from the agent loop to the sampler.
 
-A finished rollout is in VERL's `extra_fields`. A failed rollout has no fields, only a tag with the cause. A group that
-is rolled out in rounds has one more key, whose tag has the group's result. A group with recoveries
+The data of a finished rollout is in VERL's `extra_fields`. A failed rollout has no fields, only a tag with the cause. A
+group that is rolled out in rounds has one more key, whose tag has the group's result. A group with recoveries
 (`rstar2.train.recover`) has one more key, whose tag has the number of recoveries.
 
-The recoveries from a failed call form a group of their own. The name of this group is `PROBLEM_afterN` if the problem's
-group is PROBLEM. VERL reads the part of a key before the first underscore as the prompt. VERL compares rewards only
-among rollouts whose group has the same full name.
+The recoveries from a failed call form a group of their own. If the problem's group has the name PROBLEM, the group of
+the recoveries from failed call N has the name `PROBLEM_afterN`. For VERL, the part of a key before the first underscore
+is the name of the prompt. VERL compares rewards only among rollouts whose group has the same full name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def to_extra_fields(
     Args:
         trace: the rollout, with its reward.
         with_trace: whether the fields contain the whole trace.
-        written_by: the number of tokens in the turns that each step's weights started, by step.
+        written_by: for each step, the number of tokens in the turns that began with the weights of this step.
         recovery: the result of a recovery, or None if the rollout began with the problem.
     """
     # Every rollout has all keys, because VERL's queue stacks them.
@@ -63,7 +63,7 @@ def to_saved(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the extra fields of a rollout that is reused, from the values of `to_saved`."""
+    """Converts the result of `to_saved` back to the extra fields of a reused rollout."""
     return {**saved, _WRITTEN_BY: {int(step): tokens for step, tokens in saved[_WRITTEN_BY]}, _REUSED: True}
 
 
@@ -73,18 +73,19 @@ def reused(extra_fields: Any) -> bool:
 
 
 def rollout_of(extra_fields: Any) -> Rollout:
-    """Returns the rollout in extra fields. VERL's queue may wrap the fields in an object with `data`."""
+    """Returns the rollout that is stored in extra fields. VERL's queue may wrap the fields in an object with the
+    attribute `data`."""
     return Rollout(**getattr(extra_fields, "data", extra_fields)[_ROLLOUT])
 
 
 def written_by(extra_fields: Any) -> dict[int, int]:
-    """Returns the number of tokens in the rollout's turns, by the step whose weights started the turns."""
+    """Returns, for each step, the number of the rollout's tokens in turns that began with the weights of this step."""
     tokens: dict[int, int] = getattr(extra_fields, "data", extra_fields)[_WRITTEN_BY]
     return tokens
 
 
 def trace_of(extra_fields: Any) -> Trace | None:
-    """Returns the trace in extra fields, or None if the fields have no trace."""
+    """Returns the trace that is stored in extra fields, or None if the fields contain no trace."""
     text = getattr(extra_fields, "data", extra_fields)[_TRACE]
     return None if text is None else Trace.model_validate_json(text)
 
@@ -95,12 +96,12 @@ def failed_tag(failed: FailedRollout) -> dict[str, Any]:
 
 
 def failure_of(tag: Mapping[str, Any]) -> FailedRollout | None:
-    """Returns the cause in the tag of a failed rollout, or None for any other tag."""
+    """Returns the cause from the tag of a failed rollout, or None for any other tag."""
     return FailedRollout(**tag[_FAILED]) if _FAILED in tag else None
 
 
 def rounds_key(group: str) -> str:
-    """Returns the key in VERL's queue for the tag of `rounds_tag`."""
+    """Returns the key under which the result of `rounds_tag` is put into VERL's queue."""
     return f"{group}_rounds_0"
 
 
@@ -110,12 +111,12 @@ def rounds_tag(group: RoundsOfGroup) -> dict[str, Any]:
 
 
 def rounds_of(tag: Mapping[str, Any]) -> RoundsOfGroup | None:
-    """Returns the result in a tag of `rounds_tag`, or None for any other tag."""
+    """Returns the group's result from a tag that `rounds_tag` returned, or None for any other tag."""
     return RoundsOfGroup(**tag[_ROUNDS]) if _ROUNDS in tag else None
 
 
 def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
-    """Returns a field with a whole rollout, from whose failed calls recoveries may begin.
+    """Returns an extra field with a whole rollout. Recoveries may begin after the rollout's failed calls.
 
     The worker removes this field before the rollout goes to VERL's queue.
 
@@ -127,22 +128,23 @@ def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
 
 
 def take_recoverable(extra_fields: dict[str, Any]) -> tuple[Trace, bool] | None:
-    """Removes the field of `recoverable_field`, and returns its rollout and `replay`; None if the field is missing."""
+    """Removes the field that `recoverable_field` returned, and returns the rollout and the value `replay` from this
+    field. Returns None if the field is missing."""
     field = extra_fields.pop(_RECOVERABLE, None)
     return None if field is None else (Trace.model_validate_json(field["trace"]), bool(field["replay"]))
 
 
 def recovery_in(extra_fields: Any) -> Recovery:
-    """Returns the result of a recovery from its extra fields."""
+    """Returns the result of a recovery from the recovery's extra fields."""
     return Recovery(**getattr(extra_fields, "data", extra_fields)[_RECOVERY])
 
 
 def recovery_group(group: str, number: int) -> str:
-    """Returns the name of the group of recoveries from one failed call.
+    """Returns the name of the group that the recoveries from one failed call form.
 
     Args:
         group: the name of the problem's group.
-        number: the index of the failed call among those drawn for the group.
+        number: the index of the failed call among the failed calls that were drawn from the problem's group.
     """
     return f"{group}{_AFTER}{number}"
 
@@ -153,7 +155,7 @@ def is_recovery(key: str) -> bool:
 
 
 def recoveries_key(group: str) -> str:
-    """Returns the key in VERL's queue for the tag of `recoveries_tag`."""
+    """Returns the key under which the result of `recoveries_tag` is put into VERL's queue."""
     return f"{group}_recoveries_0"
 
 
@@ -163,7 +165,7 @@ def recoveries_tag(count: int) -> dict[str, Any]:
 
 
 def recoveries_of(tag: Mapping[str, Any]) -> int | None:
-    """Returns the number in a tag of `recoveries_tag`, or None for any other tag."""
+    """Returns the number from a tag that `recoveries_tag` returned, or None for any other tag."""
     count: int | None = tag.get(_RECOVERIES)
     return count
 

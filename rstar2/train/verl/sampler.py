@@ -1,8 +1,10 @@
-"""VERL's custom sampler: it applies the recipe's selection, so that at most G rollouts of a problem are trained on.
+"""A custom sampler for VERL, which applies the recipe's selection, so that at most G rollouts of a problem are trained
+on.
 
 Rollouts without a verdict are left out first: rollouts that failed, and rollouts with a tool call that the judge lost.
-If there are too many such rollouts, all rollouts of the step are discarded. Training waits for a while, or until the
-judge answers if it lost the calls. After the wait, the step is rolled out again.
+If too many rollouts have no verdict, all rollouts of the step are discarded. Training then waits: until the judge
+answers if the judge lost too many calls, and for some seconds if too many rollouts failed. After the wait, the step is
+rolled out again.
 """
 
 from __future__ import annotations
@@ -63,45 +65,47 @@ from rstar2.train.verl.rollout_fields import (
 )
 
 POLL_S = 0.1
-"""Seconds between two polls of VERL's queue. VERL's default of 2 would be most of a step's time for a small model."""
+"""Seconds between two polls of VERL's queue. For a small model, VERL's default of 2 seconds would be most of a step's
+time."""
 POLL_SHARE = 0.05
-"""The largest share of the time that polling may take. A poll lists every rollout, so a poll takes longer the more
-rollouts there are."""
+"""Polling takes at most this share of the time. A poll lists every rollout, so a poll takes longer if there are more
+rollouts."""
 LONGEST_POLL_S = 10.0
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
-"""Training ends after a step has been rolled out this many times and nothing of it could be trained on."""
+"""Training ends if a step has been rolled out this many times and none of its rollouts could be trained on."""
 FAILED_STEPS = 3
-"""Training ends after too many of a step's rollouts have failed this many times. A new start, with new engines, helps
-more than another attempt."""
+"""Training ends if a step has been rolled out this many times and too many of its rollouts failed every time. Starting
+training again, with new engines, helps more than another attempt."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
-"""Seconds to wait, the first time and at most, before a step is rolled out again because too many rollouts failed."""
+"""Number of seconds to wait before a step is rolled out again because too many rollouts failed. The first number is for
+the first wait, and the second number is the maximum."""
 _EVICTION_REASONS = ("off_policy", "rollout_failure")
-"""VERL's reasons to leave a group out. Each reason has its own metric, which is missing if no group was left out for
-this reason."""
+"""The reasons for which VERL leaves a group out. VERL has one metric per reason, which is missing if no group was left
+out for this reason."""
 log = logging.getLogger(__name__)
 
 
 class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Selects the rollouts to train on, logs metrics of all rollouts before the selection, and saves traces.
 
-    The settings of this class are `sampler_kwargs` in the trainer config:
+    The settings of this class are in the table `sampler_kwargs` of the trainer config:
 
     | key | value |
     |---|---|
     | `select` | `SelectSettings` |
-    | `keep` | G, the limit for the rollouts of a problem that are trained on |
-    | `drop_equal_rewards` | whether groups with equal rewards are left out |
-    | `refill_batches` | limit for replacements of such groups, in multiples of `prompts` |
+    | `keep` | G, the maximum number of rollouts per problem that are trained on |
+    | `drop_equal_rewards` | whether groups are left out if all their rollouts have the same reward |
+    | `refill_batches` | maximum number of left-out groups that are replaced in a step, in multiples of `prompts` |
     | `rounds` | the arguments of `Rounds`, or None |
     | `recover` | `RecoverSettings`; only `rstar2.train.verl.agent_loop_manager` reads it |
     | `judge` | `JudgeSettings` |
-    | `max_failed_share` | the largest share of failed rollouts with which a step is trained on |
-    | `discount` | the discount of outcomes, for metrics of problems |
-    | `prompts`, `rollouts` | problems per step, and rollouts per problem |
-    | `held_out_samples` | rollouts per held-out problem |
-    | `traces`, `traces_per_step` | folder for traces, and limit for traces per step |
-    | `trace_trackers`, `run` | trackers that receive traces, and the name of the run there |
+    | `max_failed_share` | a step is not trained on if more than this share of its rollouts failed |
+    | `discount` | the discount for older outcomes, which metrics of problems use |
+    | `prompts`, `rollouts` | number of problems per step, and number of rollouts per problem |
+    | `held_out_samples` | number of rollouts per held-out problem |
+    | `traces`, `traces_per_step` | folder for traces, and number of traces to draw per step |
+    | `trace_trackers`, `run` | trackers that receive traces, and the run's name in the trackers |
     | `seed` | the recipe's seed |
     | `agent_loop` | path of the file that `rstar2.train.command.agent_loop_yaml` writes |
     """
@@ -129,12 +133,12 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._step_metrics: dict[str, float] = {}
         self._lost_reasons: list[str] = []
         self._judge_failed = False
-        """Whether too many of the step's rollouts lost a call."""
+        """Whether too many of the step's rollouts lost a call to the judge."""
         self._max_failed_share = float(options["max_failed_share"])
         self._failed: list[FailedRollout] = []
         """The rollouts of the current step that failed."""
         self._finished_tokens = 0.0
-        """The mean length of the step's rollouts that finished."""
+        """The mean number of tokens of the step's finished rollouts."""
         self._rollout_count = 0
         """Number of the step's rollouts, including those that failed."""
         self._failed_wait = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
@@ -142,22 +146,22 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """A message about the step's rollouts; empty if nothing is wrong."""
         self._poll_begun_at = 0.0
         self._refill_limit = int(float(options["refill_batches"]) * options["prompts"])
-        """Limit for the dropped groups of a step that are replaced."""
+        """Maximum number of dropped groups that are replaced in a step."""
         self._replaced: dict[str, list[Any]] = {}
-        """The extra fields of the finished rollouts of each replaced group, by the group's key."""
+        """For the key of each replaced group, the extra fields of the group's finished rollouts."""
         self._replaced_failed: list[FailedRollout] = []
         """The failed rollouts of all replaced groups."""
         self._replaced_rounds: dict[str, RoundsOfGroup] = {}
-        """The results of the replaced groups that were rolled out in rounds, by the group's key."""
+        """For the key of each replaced group that was rolled out in rounds, the group's result."""
         self._replaced_recoveries: dict[str, _Recoveries] = {}
-        """The recoveries of each replaced group, by the group's key."""
+        """For the key of each replaced group, the group's recoveries."""
         self._accepted: set[str] = set()
         """Finished groups that will not be replaced."""
         self._outcomes = OutcomeRecorder(
             self._agent_loop.parent, self._per_problem["train"], float(options["discount"])
         )
         self._evicted_rollouts: list[Rollout] = []
-        """Rollouts of groups that VERL removed before a step took them, for example because they are too old."""
+        """Rollouts of groups that VERL removed before a step took them, for example because the groups were too old."""
         # VERL's filter for groups without a signal needs these settings. `_dapo_filtered_keys` decides which groups
         # they are.
         refill = {
@@ -175,10 +179,12 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         The step is rolled out again until there are rollouts to train on.
 
         Raises:
-            JudgeError: too many rollouts lost a call. The judge was away for longer than the recipe's
-                `judge.stop_after_s`, or the judge answered and the step still lost too many calls `EMPTY_STEPS` times.
-            Failure: too many rollouts failed `FAILED_STEPS` times, or nothing could be trained on `EMPTY_STEPS` times,
-                or the step would be rolled out again after a signal to stop.
+            JudgeError: too many rollouts lost a call. Either the judge did not answer for longer than the recipe's
+                `judge.stop_after_s`, or the judge answered, but too many rollouts of the step lost a call `EMPTY_STEPS`
+                times.
+            Failure: the step was rolled out `FAILED_STEPS` times and too many rollouts failed, or it was rolled out
+                `EMPTY_STEPS` times and no rollout could be trained on, or a signal to stop arrived before the step was
+                rolled out again.
         """
         self._step, self._fault = global_steps, ""
         paused_s, lost, failed, empty, discarded = 0.0, 0, 0, 0, 0
@@ -288,7 +294,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 
         Args:
             rollouts: the finished rollouts of problems.
-            recoveries: all recoveries.
+            recoveries: all recoveries of the step.
             failed: the failed rollouts of problems.
         """
         finished = [*rollouts, *recoveries.rollouts]
@@ -303,7 +309,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             log.warning("step %d: left out before selection: %s", self._step, self._failed_text())
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Saves the rollouts of groups that VERL removes before a step takes them, so that their outcomes count."""
+        """Saves the rollouts of groups that VERL removes before a step takes them, so that the outcomes of these
+        rollouts count."""
         others = uids - self._replaced.keys()
         keys = [
             key
@@ -320,7 +327,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _started_rollouts(
         self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
     ) -> int:
-        """Counts the rollouts of the given groups that were started, without recoveries."""
+        """Counts the rollouts that were started for the groups `problems`. Recoveries do not count."""
         full = self._per_problem[partition_id]
         return sum(in_rounds[each].made if each in in_rounds else full for each in problems)
 
@@ -346,8 +353,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _trained_recoveries(self, recoveries: _Recoveries) -> list[int]:
         """Returns the indices of the recoveries to train on.
 
-        A group whose recoveries give a gradient is trained on, without those that lost a call or that the selection
-        excludes.
+        Recoveries that lost a call or that the selection excludes are left out. A group is trained on if its remaining
+        recoveries give a gradient.
         """
         trained: list[int] = []
         for members in recoveries.groups().values():
@@ -362,7 +369,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return sorted(trained)
 
     def _without_failed(self, batch: KVBatchMeta, started: int) -> tuple[KVBatchMeta, list[FailedRollout]]:
-        """Splits a batch into the rollouts that finished and those that failed.
+        """Splits a batch into finished rollouts and failed rollouts.
 
         Args:
             started: number of rollouts that were started. A rollout that is not in the batch counts as failed.
@@ -380,7 +387,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Returns the held-out rollouts that lost no call. All other held-out rollouts are counted and removed from the
         queue.
 
-        Raises NoVerdictsError if no rollout is left, because VERL cannot go on without any.
+        Raises NoVerdictsError if no rollout is left, because VERL cannot continue without rollouts.
         """
         rollouts = [rollout_of(each) for each in _extra_fields(batch.keys, batch.partition_id)]
         lost = {
@@ -396,7 +403,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return batch
 
     def fault(self, text: str, discarded: bool = False) -> None:
-        """Writes a warning to the log, and to the file from which the user's terminal shows it."""
+        """Writes a warning to the log, and to the file whose warnings are shown in the user's terminal."""
         self._fault = text
         log.warning("%s", text)
         self._progress.write(
@@ -406,7 +413,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _end_if_asked(self) -> None:
         """Raises a Failure if a signal has asked training to stop, so that the step is not rolled out again.
 
-        While a step waits, `rstar2.train.launch` stops training itself.
+        If a signal arrives while training waits, `rstar2.train.launch` stops training itself.
         """
         if (self._agent_loop.parent / STOP_FILE).exists():
             self._progress.write(
@@ -415,7 +422,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
 
     def held_out_fault(self) -> str:
-        """Says why the current measurement on held-out problems is not valid; empty if it is valid."""
+        """Returns text that says why the current measurement on held-out problems is not valid. The text is empty if
+        the measurement is valid."""
         return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -440,7 +448,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return RolloutProgress(self._step, finished, total, failed=len(failed), fault=self._fault)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Returns the finished groups to replace, which give no gradient, up to the limit of `refill_batches`."""
+        """Returns the finished groups that are replaced because they give no gradient. At most as many groups as
+        `refill_batches` allows are replaced."""
         if partition_id == "val" or not self._refill_limit:
             return set(), Counter()
         undecided = self.finished_keys[partition_id] - self._accepted
@@ -479,7 +488,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return dropped, Counter()
 
     def _choose(self, rollouts: list[Rollout], whole: RoundsOfGroup | None = None) -> list[int]:
-        """Returns the indices of a problem's rollouts to train on. An error in a user's selection ends training.
+        """Returns the indices of the rollouts of a problem that are trained on. An error in a user's selection ends
+        training.
 
         Args:
             rollouts: the finished rollouts of the problem.
@@ -519,20 +529,22 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return sorted(trained or spare)
 
     def _off_policy(self, trained: list[dict[int, int]]) -> float:
-        """Returns the share of trained tokens in turns that started with older weights than the step's.
+        """Returns the share of the trained tokens that are in turns that began with older weights than the weights of
+        the step.
 
         The weights of step n are the weights that step n - 1 produced. All tokens of a turn count, even if an update
         interrupted the turn and newer weights continued it.
 
         Args:
-            trained: for each rollout, its number of tokens by the step whose weights started the turn.
+            trained: for each rollout and each step, the number of tokens in turns that began with the weights of this
+                step.
         """
         total = sum(sum(tokens.values()) for tokens in trained)
         older = sum(count for tokens in trained for step, count in tokens.items() if step < self._step - 1)
         return older / total if total else 0.0
 
     def _nothing_to_train_on(self, times: int) -> None:
-        """Logs why a step is rolled out again. Raises Failure at the `EMPTY_STEPS`th time in a row."""
+        """Logs why a step is rolled out again. Raises Failure if this happens for the `EMPTY_STEPS`th time in a row."""
         why = (
             f"step {self._step}: no problem has two rollouts left (select = {self._selection.name}, "
             f"{self._lost_text()}, {self._failed_text()})"
@@ -545,7 +557,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Waits until the judge answers, and returns the seconds of waiting. JudgeError is raised after `limit_s`."""
+        """Waits until the judge answers, and returns the number of seconds that this took. Raises JudgeError if the
+        judge does not answer within `limit_s` seconds."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         self.fault(f"{why}, so training waits for the judge at {settings['judge_url']}", discarded=True)
@@ -581,7 +594,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                     time.sleep(min(JUDGE_POLL_S, left_s))
 
     def _lost_again(self, times: int) -> None:
-        """Raises JudgeError at the `EMPTY_STEPS`th time that the judge answers but loses too many calls of a step."""
+        """Raises JudgeError if the judge has answered but lost too many calls of the same step for the `EMPTY_STEPS`th
+        time."""
         if times == EMPTY_STEPS:
             raise JudgeError(
                 f"step {self._step}: {self._lost_text()}, {times} times in a row although the judge answers. The last "
@@ -590,7 +604,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             )
 
     def _failed_again(self, times: int) -> None:
-        """Waits before a step is rolled out again. Raises Failure at the `FAILED_STEPS`th time."""
+        """Waits before a step is rolled out again. Raises Failure if too many rollouts of the step have failed for the
+        `FAILED_STEPS`th time."""
         limit = f"more than rollout.max_failed_share = {self._max_failed_share:g} of {self._rollout_count}"
         why = f"step {self._step}: {self._failed_text()}, {limit}"
         if times == FAILED_STEPS:
@@ -606,7 +621,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         time.sleep(wait_s)
 
     def _failed_text(self) -> str:
-        """Returns the number of failed rollouts, their most frequent causes, and their mean length, for messages."""
+        """Returns text for a message: the number of failed rollouts, the most frequent causes, and the mean length of
+        failed rollouts."""
         if not self._failed:
             return "rollouts that failed: 0"
         tokens = failed_tokens(self._failed)
@@ -618,7 +634,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return f"rollouts that failed: {len(self._failed)} ({failure_text(self._failed)}){lengths}"
 
     def _lost_text(self) -> str:
-        """Returns the number of rollouts that lost a tool call and the most frequent causes, for messages."""
+        """Returns text for a message: the number of rollouts that lost a tool call, and the most frequent causes."""
         causes = "; ".join(f"{count} x {why}" for why, count in Counter(self._lost_reasons).most_common(3))
         return f"rollouts that lost a tool call: {len(self._lost_reasons)} ({causes})"
 
@@ -635,8 +651,9 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
     """The sampler for VERL's asynchronous trainers.
 
-    A step takes the oldest finished groups. VERL replaces a group with another problem if it is too old, or if its
-    rollouts failed without a record. `rstar2.train.trainer.modes.AsyncSettings` has the recipe's settings for this.
+    A step takes the oldest finished groups. VERL replaces a group with another problem if the group is too old, or if
+    the group's rollouts failed without a record. `rstar2.train.trainer.modes.AsyncSettings` has the recipe's settings
+    for the age of groups.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -648,7 +665,7 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Returns the batch of a step and its metrics. Failure is also raised if too many groups in a row failed."""
+        """Returns the batch of a step and its metrics. Also raises Failure if too many groups in a row failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)
@@ -677,8 +694,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def _clear_trained(self, partition_id: str) -> None:
         """Removes rollouts that belong to no group.
 
-        A checkpoint also has the rollouts of the step in which it was saved. These rollouts have been trained on
-        already.
+        A checkpoint also contains the rollouts of the step after which the checkpoint was saved. The rollouts of that
+        step have been trained on already.
         """
         self._sync_metadata_from_transfer_queue()
         groups = self.prompt_global_steps[partition_id]
@@ -722,7 +739,8 @@ class _Recoveries:
         return len(self.keys) + len(self.failed)
 
     def groups(self) -> dict[str, list[int]]:
-        """Returns the indices of the finished recoveries of each failed call, by the name of their group."""
+        """Returns, for the name of each group of recoveries, the indices of the group's finished recoveries. The
+        recoveries from one failed call form a group."""
         groups: dict[str, list[int]] = defaultdict(list)
         for i, key in enumerate(self.keys):
             groups[key.rsplit("_", 2)[0]].append(i)
@@ -736,7 +754,7 @@ class _Recoveries:
         ]
 
     def with_others(self, others: Iterable[_Recoveries]) -> _Recoveries:
-        """Returns these recoveries together with others."""
+        """Returns one object with the recoveries of this object and of all `others`."""
         every = [self, *others]
         return _Recoveries(
             [key for each in every for key in each.keys],
@@ -750,7 +768,7 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
     """Returns the recoveries of a finished group.
 
     Args:
-        tags: the tags of the group's recoveries by their key in VERL's queue.
+        tags: the tag of each recovery of the group, by the recovery's key in VERL's queue.
         partition_id: "train" or "val", VERL's name for the part of the queue.
     """
     keys = sorted(key for key, tag in tags.items() if is_rollout(tag))
@@ -759,7 +777,8 @@ def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) 
 
 
 def _run_a_program(judge: SyncJudgeClient) -> None:
-    """Raises JudgeError if the judge cannot run a program. The judge's `/health` may answer even then."""
+    """Raises JudgeError if the judge cannot run a program. The judge's `/health` may answer even if the judge cannot
+    run programs."""
     judge.health()
     result = judge.run(RunRequest(code="print(1)"))
     if result.outcome == "lost":
@@ -767,7 +786,7 @@ def _run_a_program(judge: SyncJudgeClient) -> None:
 
 
 def poll_interval(cost_s: float) -> float:
-    """Returns the seconds to wait after a poll of VERL's queue that took `cost_s` seconds."""
+    """Returns the number of seconds to wait after a poll of VERL's queue that took `cost_s` seconds."""
     return min(max(POLL_S, cost_s * (1 / POLL_SHARE - 1)), LONGEST_POLL_S)
 
 
@@ -781,10 +800,10 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
 
 
 def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
-    """Returns the number of rollouts that a key of VERL's queue stands for in the progress of a step.
+    """Returns how many finished rollouts a key of VERL's queue stands for in the progress of a step.
 
-    The number is 1 for the key of a rollout. For the key of a group that was rolled out in rounds, the number is that
-    of the rollouts that the group did not need.
+    The number is 1 for the key of a rollout. For the key of a group that was rolled out in rounds, it is the number of
+    rollouts that the group did not need.
     """
     whole = rounds_of(tag)
     if recoveries_of(tag) is not None:
@@ -800,7 +819,7 @@ def _without_rounds(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, RoundsOf
 
 
 def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:
-    """Returns a batch without the rollouts of these keys, and removes them from VERL's queue."""
+    """Removes the rollouts with these keys from VERL's queue, and returns the batch without these rollouts."""
     if not keys:
         return batch
     tq.kv_clear(keys=list(keys), partition_id=batch.partition_id)

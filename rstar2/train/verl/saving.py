@@ -1,11 +1,13 @@
-"""Makes VERL's RL trainer save a checkpoint after a time, and save and stop when a signal asks for it.
+"""Makes VERL's RL trainer save a checkpoint when enough time has passed, and save a checkpoint and stop when a signal
+asks for it.
 
-VERL 0.9.1 saves only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names the callback
-in this module, so only the trainer's main process imports it. The import replaces `PPOTrainer.step`.
+VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names
+the callback in this module, so only the trainer's main process imports this module. Importing this module replaces
+`PPOTrainer.step`.
 
-At the end of each step's update, the callback sets `save_freq`, which VERL reads right after that. To stop training,
-the callback also sets the total number of steps to the current one. VERL then saves, writes the step's metrics and ends
-as after any last step.
+After the update of each step, the callback sets `save_freq`, which VERL reads immediately afterwards. To stop training,
+the callback also sets the total number of steps to the number of the current step. VERL then saves a checkpoint, writes
+the step's metrics, and ends in the same way as after a regular last step.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._every = config.trainer.save_freq
 
     def step_ended(self, trainer: PPOTrainer) -> None:
-        """Sets VERL's settings for saving. VERL reads these settings after the callback, which runs after a step's
-        update."""
+        """Sets VERL's settings for saving. The callback runs after the update of a step, and VERL reads these settings
+        after the callback."""
         now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every
         if now.stop:

@@ -1,4 +1,5 @@
-"""A dataset for VERL's SFT trainer, of conversations that `rstar2.train.encoding` has encoded like rollouts.
+"""A dataset of conversations for VERL's SFT trainer. `rstar2.train.encoding` has encoded the conversations in the same
+way as rollouts.
 
 Every rank maps the same file into its memory. All ranks of a node therefore share the pages that they read.
 """
@@ -23,9 +24,9 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
     Rows are not padded, in line with the default of VERL's `data.pad_mode`.
 
     Args:
-        parquet_files: a file that `rstar2.train.split` wrote, such as `train.npy`, with the numbers of the
-            conversations in the dataset. `train.arrow` beside it has all conversations. The name of this parameter
-            comes from VERL.
+        parquet_files: a file that `rstar2.train.split` wrote, such as `train.npy`. The file contains the numbers of the
+            conversations that are in the dataset. The file `train.arrow` in the same folder contains all conversations.
+            The name of this parameter comes from VERL.
         config: VERL's table `data`. Conversations are cut off after the table's `max_length` tokens.
     """
 
@@ -63,7 +64,8 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(self._file.with_suffix(".arrow"))))
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         self._offsets: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
-        """Batch `i` has the rows `_offsets[i]` to `_offsets[i + 1] - 1`. The last entry is the total number of rows."""
+        """Batch `i` contains the rows `_offsets[i]` to `_offsets[i + 1] - 1`. The last entry is the total number of
+        rows."""
 
 
 def _integers(row: Any, most: int) -> torch.Tensor:

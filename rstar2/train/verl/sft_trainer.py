@@ -1,12 +1,13 @@
 """VERL's SFT trainer, with our own rule for saving and stopping, and our own measurement of the validation loss.
 
-`python -m rstar2.train.verl.sft_trainer KEY=VALUE…` has the same keys as `verl.trainer.sft_trainer`.
+`python -m rstar2.train.verl.sft_trainer KEY=VALUE…` takes the same keys as `verl.trainer.sft_trainer`.
 
-VERL 0.9.1 saves only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that VERL reads
-next: `save_freq`, and the total number of steps if training should stop.
+VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that
+VERL reads next: `save_freq`, and the total number of steps if training should stop.
 
-VERL's validation ignores the last rows if they do not fill a batch, which may be all of them, and averages over
-batches. With this trainer, every row counts, and the loss is the mean over all taught tokens.
+VERL's validation ignores the last rows if they do not fill a batch, and ignores all rows if there are fewer than a
+batch has. VERL averages the loss over batches. With our trainer, every row counts, and the loss is the mean over all
+tokens that are trained on.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return output
 
     def _is_measured(self, step: int) -> bool:
-        """Whether the loss is measured after this step.
+        """Whether the validation loss is measured after this step.
 
         The loss is measured every `test_freq` steps, every `save_freq` steps, and at the last step, so that the saved
-        models can be compared by it.
+        models can be compared by their validation losses.
         """
         if not self._validation:
             return False
@@ -86,7 +87,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return at_stop or step % self._measure_every == 0 or step % self._every == 0
 
     def _validation_loss(self) -> float:
-        """Measures the loss over all validation conversations, in nats per taught token."""
+        """Measures the loss over all validation conversations, in nats per token that is trained on."""
         ranks, rank = self.engine.get_data_parallel_size(), self.engine.get_data_parallel_rank()
         together = self.train_batch_size_per_dp * ranks
         loss, tokens = 0.0, 0

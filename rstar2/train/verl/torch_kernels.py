@@ -1,11 +1,11 @@
-"""Replaces flash-attn in VERL by PyTorch: attention over packed sequences, and the loss of each token.
+"""Replaces flash-attn in VERL with PyTorch: attention over packed sequences, and the loss of each token.
 
 Every VERL process imports this module if `hardware.attention` is "torch".
 
 VERL packs the sequences of a micro-batch into one row without padding. The position ids of each sequence start at 0.
-For such a row, transformers' `sdpa` builds a mask of shape (tokens, tokens). The mask takes memory, and PyTorch cannot
-use its flash attention with a mask. In this module, attention is computed for each sequence by itself, so no mask is
-needed.
+For a row of packed sequences, transformers' `sdpa` builds a mask of shape (tokens, tokens). The mask takes memory, and
+PyTorch cannot use its flash attention with a mask. In this module, attention is computed for each sequence by itself,
+so no mask is needed.
 
 Without flash-attn's loss, VERL computes log-probabilities in a loop over single tokens, and stores the softmax of all
 tokens in fp32. VERL also has a fused head. The fused head fails if FSDP2 shards the head apart from the model, which
@@ -77,7 +77,7 @@ def packed_attention(
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The function -log p(label) of each row, in fp32. With `inplace`, the gradient overwrites the logits."""
+    """The function -log p(label) of each row, in fp32. If `inplace` is True, the gradient overwrites the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, inplace: bool) -> torch.Tensor:
@@ -101,7 +101,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 def cross_entropy_loss(
     logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = False
 ) -> tuple[torch.Tensor, None]:
-    """Computes -log p(label) of each token. In VERL, this replaces flash-attn's function of the same name.
+    """Computes -log p(label) of each token. In VERL, this function replaces flash-attn's function of the same name.
 
     Args:
         logits: the model's logits, of shape (tokens, vocabulary).

@@ -1,4 +1,7 @@
-"""A mixture is prepared whole: each planted fault is found, a killed preparation ends in the same bytes."""
+"""Tests that a mixture is prepared completely.
+
+Each planted fault is found, and a killed preparation continues to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ FAULTS = [
     ("计算三角形的面积。", "6", "language"),
     ("What is two plus two?", "4", ""),
 ]
-"""Problem, answer, and the filter that drops it."""
+"""Each fault: the problem, the answer, and the filter that drops it."""
 
 
 class Silent:
-    """A progress that shows nothing, or calls back when a step is finished."""
+    """Progress that shows nothing, or calls a function when a step is finished."""
 
     def __init__(self, on_finish: Callable[[str], None] = lambda title: None) -> None:
         self.titles: list[str] = []
@@ -70,11 +73,11 @@ def faulty(path: Path) -> Path:
 
 
 def plan(
-    *wanted: Path | str, given: tuple[str, ...] = (), also: tuple[str, ...] = (), **changes: Any
+    *inputs: Path | str, files: tuple[str, ...] = (), also: tuple[str, ...] = (), **changes: Any
 ) -> MixturePlan:
     overrides = changes.pop("overrides", [])
-    sources = [str(each) for each in wanted]
-    return plan_mixture(MixtureRequest(sources, list(given), changes, list(also), overrides))
+    sources = [str(each) for each in inputs]
+    return plan_mixture(MixtureRequest(sources, list(files), changes, list(also), overrides))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -82,8 +85,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(folder / "data.parquet").to_pylist()
-    return found
+    rows: list[dict[str, Any]] = pq.read_table(folder / "data.parquet").to_pylist()
+    return rows
 
 
 @pytest.fixture
@@ -96,9 +99,9 @@ def test_each_fault_is_dropped_by_its_filter_and_everything_else_kept(tmp_path: 
     card = prepare(plan(faulty(tmp_path / "it.jsonl"), against=[benchmark]), out, Silent())
     assert [row["id"] for row in rows_of(out)] == ["it-1", "it-11"]
     dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
-    found = {row["id"]: row["reason"] for row in dropped}
-    assert found == {f"it-{at}": reason for at, (_, _, reason) in enumerate(FAULTS, 1) if reason}
-    assert sum(step["dropped"] for step in card.steps) == len(found)
+    reasons = {row["id"]: row["reason"] for row in dropped}
+    assert reasons == {f"it-{at}": reason for at, (_, _, reason) in enumerate(FAULTS, 1) if reason}
+    assert sum(step["dropped"] for step in card.steps) == len(reasons)
     (grams,) = card.shared
     assert (grams["words"], grams["benchmark_id"]) == ("every morning aya goes for a nine kilometre", "1")
     assert sorted(files(out)) == ["card.json", "card.md", "data.parquet", "dropped.jsonl"]
@@ -130,14 +133,16 @@ def mixed(tmp_path: Path) -> MixturePlan:
         'filters = ["length", "duplicates", "near-duplicates"]\n[sources.toolace]\n[sources.glaive-v2]\ncount = 7\n'
         "[sources.llama-nemotron]\ncount = 20\n[near]\nsimilarity = 0.99\n"
     )
-    given = [f"{name}={tmp_path / f'{name}.jsonl'}" for name in ("toolace", "glaive-v2", "llama-nemotron")]
-    return plan(recipe, given=tuple(given))
+    file_options = [
+        f"{name}={tmp_path / f'{name}.jsonl'}" for name in ("toolace", "glaive-v2", "llama-nemotron")
+    ]
+    return plan(recipe, files=tuple(file_options))
 
 
 def test_a_mixture_in_toml_draws_its_counts_the_same_each_time(tmp_path: Path) -> None:
     card = prepare(mixed(tmp_path), tmp_path / "out", Silent())
-    taken = {name: (each["read"], each["left"], each["taken"]) for name, each in card.sources.items()}
-    assert taken == {"toolace": (23, 20, 20), "glaive-v2": (23, 20, 7), "llama-nemotron": (23, 20, 20)}
+    counts = {name: (each["read"], each["left"], each["taken"]) for name, each in card.sources.items()}
+    assert counts == {"toolace": (23, 20, 20), "glaive-v2": (23, 20, 7), "llama-nemotron": (23, 20, 20)}
     assert card.sources["toolace"]["refused"] == {"malformed": 1}
     assert card.sources["llama-nemotron"]["refused"] == {"reasoning": 1}
     assert "in the paper, o4-mini rewrote" in card.sources["llama-nemotron"]["note"]
@@ -152,11 +157,11 @@ def test_a_stop_after_any_step_continues_to_the_same_bytes(tmp_path: Path) -> No
     prepare(todo, tmp_path / "whole", progress)
     for at in range(len(progress.titles)):
         out = tmp_path / f"stopped-{at}"
-        reached: list[str] = []
+        titles: list[str] = []
 
-        def stop(title: str, at: int = at, reached: list[str] = reached) -> None:
-            reached.append(title)
-            if len(reached) > at:
+        def stop(title: str, at: int = at, titles: list[str] = titles) -> None:
+            titles.append(title)
+            if len(titles) > at:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -195,7 +200,7 @@ def test_data_that_no_preparation_of_this_folder_wrote_is_not_replaced(tmp_path:
     out = tmp_path / "out"
     out.mkdir()
     (out / "data.parquet").write_text("mine")
-    assert "is not empty: it contains data.parquet" in refused(out, plan(faulty(tmp_path / "it.jsonl")))
+    assert "is not empty: it contains data.parquet" in error_of(out, plan(faulty(tmp_path / "it.jsonl")))
     assert (out / "data.parquet").read_text() == "mine"
 
 
@@ -225,7 +230,7 @@ class Killed:
 
 prepare(plan_mixture(MixtureRequest([source])), Path(out), Killed())
 """
-"""A preparation that is killed when the progress is told so often of such an event."""
+"""A preparation that is killed at the n-th progress report of an event."""
 
 
 @pytest.mark.long
@@ -235,7 +240,7 @@ def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> Non
     pq.write_table(pa.Table.from_pylist(rows), source)
     prepare(plan(source), tmp_path / "whole", Silent())
     out = tmp_path / "killed"
-    for event, number, left in (
+    for event, number, rows_left in (
         ("rows", 2, ".work/.read-*.part"),
         ("finish", 1, ".work/read-*.json"),
         ("finish", 2, ".work/filter-*.parquet"),
@@ -243,7 +248,7 @@ def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> Non
         words = [sys.executable, "-c", KILLED, str(source), str(out), event, str(number)]
         killed = subprocess.run(words, capture_output=True, text=True, timeout=600)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert any(out.glob(left))
+        assert any(out.glob(rows_left))
         assert not (out / "card.json").exists()
     prepare(plan(source), out, Silent())
     assert files(out) == files(tmp_path / "whole")
@@ -262,9 +267,9 @@ def test_a_finished_set_whose_data_is_gone_or_changed_is_refused(tmp_path: Path)
     todo = plan(faulty(tmp_path / "it.jsonl"))
     prepare(todo, out, Silent())
     (out / "data.parquet").write_bytes(b"torn")
-    assert "data.parquet is missing or was changed" in refused(out, todo)
+    assert "data.parquet is missing or was changed" in error_of(out, todo)
     (out / "data.parquet").unlink()
-    assert "data.parquet is missing or was changed" in refused(out, todo)
+    assert "data.parquet is missing or was changed" in error_of(out, todo)
 
 
 def test_the_tokens_of_a_finished_set_are_counted_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -283,9 +288,9 @@ def test_the_tokens_of_a_finished_set_are_counted_when_they_are_asked_for(tmp_pa
 def test_every_file_of_a_benchmark_is_read(tmp_path: Path) -> None:
     first = jsonl(tmp_path / "1.jsonl", [{"problem": "Is anything here?", "answer": "1"}])
     second = jsonl(tmp_path / "2.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
-    given = (f"aime24={first}", f"aime24={second}")
+    files = (f"aime24={first}", f"aime24={second}")
     out = tmp_path / "out"
-    card = prepare(plan(faulty(tmp_path / "it.jsonl"), against=["aime24"], given=given), out, Silent())
+    card = prepare(plan(faulty(tmp_path / "it.jsonl"), against=["aime24"], files=files), out, Silent())
     assert [(each["benchmark"], each["benchmark_id"]) for each in card.shared] == [("aime24", "2.jsonl: 1")]
 
 
@@ -310,25 +315,25 @@ def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchma
     assert not (out / "data.parquet").exists()
 
     def same(title: str) -> None:
-        for path, written in before.items():
-            assert path.stat().st_mtime_ns == written
+        for path, content in before.items():
+            assert path.stat().st_mtime_ns == content
 
     prepare(plan(source, overrides=["sources.it.count=2"]), out, Silent(same))
     assert len(rows_of(out)) == 2
 
 
-def refused(out: Path, todo: MixturePlan) -> str:
-    with pytest.raises(UserError) as caught:
+def error_of(out: Path, todo: MixturePlan) -> str:
+    with pytest.raises(UserError) as excinfo:
         prepare(todo, out, Silent())
-    return str(caught.value)
+    return str(excinfo.value)
 
 
 def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     todo = plan(faulty(tmp_path / "it.jsonl"), overrides=["sources.it.count=48000"])
     card = prepare(todo, out, Silent())
-    about = card.sources["it"]
-    assert (about["taken"], about["target"], about["missing"]) == (3, 48_000, 47_997)
+    source_card = card.sources["it"]
+    assert (source_card["taken"], source_card["target"], source_card["missing"]) == (3, 48_000, 47_997)
     assert len(rows_of(out)) == 3
     assert "- it: 47,997 rows are missing to reach the 48,000 of the recipe" in (out / "card.md").read_text()
     enough = prepare(
@@ -340,10 +345,10 @@ def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_pat
 
 def test_fewer_rows_than_the_minimum_are_refused_with_what_is_left_and_why(tmp_path: Path) -> None:
     source = faulty(tmp_path / "it.jsonl")
-    said = refused(tmp_path / "out", plan(source, overrides=["sources.it.minimum=4"]))
-    assert "needs at least 4 rows of it, but only 3 of 11 are left" in said
-    assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in said
-    assert "--set sources.it.minimum=3" in said
+    message = error_of(tmp_path / "out", plan(source, overrides=["sources.it.minimum=4"]))
+    assert "needs at least 4 rows of it, but only 3 of 11 are left" in message
+    assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in message
+    assert "--set sources.it.minimum=3" in message
     assert prepare(plan(source, overrides=["sources.it.minimum=3"]), tmp_path / "out", Silent()).rows == 3
 
 
@@ -362,34 +367,34 @@ def test_a_minimum_above_the_count_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "it.jsonl", [{"problem": "Why?", "answer": "1/2"}])
-    assert "no rows of it are left: dropped 1 integer" in refused(tmp_path / "out", plan(source))
+    assert "no rows of it are left: dropped 1 integer" in error_of(tmp_path / "out", plan(source))
 
 
 def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: Path) -> None:
     source = faulty(tmp_path / "it.jsonl")
     out = tmp_path / "out"
     prepare(plan(source), out, Silent())
-    said = refused(out, plan(source, overrides=["huge.digits=3", "seed=2"]))
-    assert "contains a different set; these keys differ: recipe.huge.digits, recipe.seed" in said
+    message = error_of(out, plan(source, overrides=["huge.digits=3", "seed=2"]))
+    assert "contains a different set; these keys differ: recipe.huge.digits, recipe.seed" in message
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").touch()
-    assert "is not empty: it contains notes.txt" in refused(other, plan(source))
-    assert "is a file, not a folder" in refused(source, plan(source))
-    assert "File name too long" in refused(tmp_path / ("x" * 300), plan(source))
-    assert "Not a directory" in refused(source / "out", plan(source))
+    assert "is not empty: it contains notes.txt" in error_of(other, plan(source))
+    assert "is a file, not a folder" in error_of(source, plan(source))
+    assert "File name too long" in error_of(tmp_path / ("x" * 300), plan(source))
+    assert "Not a directory" in error_of(source / "out", plan(source))
 
 
 def test_a_refusal_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "dapo.jsonl", [{"question": "?", "reward_model": {}}])
-    todo = plan("dapo", given=(f"dapo={source}",), filters=["integer"], against=[])
-    assert "has no column prompt" in refused(tmp_path / "out", todo)
+    todo = plan("dapo", files=(f"dapo={source}",), filters=["integer"], against=[])
+    assert "has no column prompt" in error_of(tmp_path / "out", todo)
     assert not (tmp_path / "out").exists()
 
 
 @contextmanager
 def _no_file_larger_than(size: int) -> Iterator[None]:
-    """As on a full disk: writing more fails with an OSError."""
+    """Limits the size of files, as a full disk does. Writing more raises OSError."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -410,12 +415,12 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "changes", "said"),
+    ("sources", "changes", "message"),
     [
         (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
         (["toolac"], {}, "did you mean toolace?"),
-        (["dapo", "toolace"], {}, "have rows of two kinds, problems and conversations"),
+        (["dapo", "toolace"], {}, "have different kinds of rows, problems and conversations"),
         (["dapo", "dapo"], {}, "two sources have the name dapo"),
         (["it.jsonl"], {"filters": ["intger"]}, "unknown filter: intger; did you mean integer?"),
         (["it.jsonl"], {"filters": ["length", "length"]}, "listed twice"),
@@ -426,7 +431,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is unknown"),
         (["it.jsonl"], {"given": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
         (["it.jsonl"], {"given": ("dapo",)}, "not of the form NAME=FILE"),
-        (["it.jsonl"], {"given": ("it=x.jsonl",)}, "it is already a file"),
+        (["it.jsonl"], {"given": ("it=x.jsonl",)}, "it already names a file"),
         (["it.jsonl", "paper-rl"], {}, "paper-rl is a mixture, which cannot be combined"),
         (["it.jsonl"], {"measured": {"run": "run"}}, "no filter uses the evaluation run"),
         (
@@ -459,29 +464,29 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
     ],
 )
 def test_what_is_asked_is_checked_before_a_row_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[str], changes: dict[str, Any], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: list[str], changes: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faulty(tmp_path / "it.jsonl")
     (tmp_path / "run").mkdir()
     results = {"per_problem": [{"id": "other-1", "correct": 1, "samples": 1}]}
     (tmp_path / "run" / "results.json").write_text(json.dumps(results))
-    with pytest.raises(UserError) as caught:
-        plan(*wanted, **changes)
-    assert said in caught.value.message
+    with pytest.raises(UserError) as excinfo:
+        plan(*sources, **changes)
+    assert message in excinfo.value.message
 
 
 def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:
-    measured = jsonl(tmp_path / "m.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
-    given = tuple(f"{name}={measured}" for name in ("math500", "aime24", "aime25", "hmmt25"))
-    euler = (f"project-euler={measured}",)
-    found = {name: plan(name, given=given + euler * (name == "paper-rl")) for name in mixtures()}
-    assert set(found) == {"paper-rl", "paper-sft", "dapo"}
-    counts = {name: each.count for name, each in found["paper-sft"].recipe.sources.items() if each.count}
+    benchmark_file = jsonl(tmp_path / "m.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
+    files = tuple(f"{name}={benchmark_file}" for name in ("math500", "aime24", "aime25", "hmmt25"))
+    euler = (f"project-euler={benchmark_file}",)
+    plans = {name: plan(name, files=files + euler * (name == "paper-rl")) for name in mixtures()}
+    assert set(plans) == {"paper-rl", "paper-sft", "dapo"}
+    counts = {name: each.count for name, each in plans["paper-sft"].recipe.sources.items() if each.count}
     assert counts == {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
-    assert all(each.minimum for each in found["paper-sft"].recipe.sources.values() if each.count)
-    assert list(found["paper-rl"].recipe.sources) == ["dapo", "openmathreasoning", "project-euler"]
-    assert found["paper-rl"].recipe.agreement.least == 2 / 16
+    assert all(each.minimum for each in plans["paper-sft"].recipe.sources.values() if each.count)
+    assert list(plans["paper-rl"].recipe.sources) == ["dapo", "openmathreasoning", "project-euler"]
+    assert plans["paper-rl"].recipe.agreement.least == 2 / 16
 
 
 def test_a_point_in_a_files_name_hinders_no_setting_and_any_seed_draws(tmp_path: Path) -> None:
@@ -495,7 +500,7 @@ def test_an_option_changes_a_part_of_a_table_of_the_recipe(tmp_path: Path) -> No
     jsonl(tmp_path / "it.jsonl", [{"problem": "?a", "answer": "1"}])
     recipe = tmp_path / "r.toml"
     recipe.write_text('filters = ["agreement"]\n[sources.it]\n[agreement]\nleast = 0.5\nsources = ["it"]\n')
-    todo = plan(recipe, given=(f"it={tmp_path / 'it.jsonl'}",), agreement={"by": "pass_rate"})
+    todo = plan(recipe, files=(f"it={tmp_path / 'it.jsonl'}",), agreement={"by": "pass_rate"})
     assert (todo.recipe.agreement.least, todo.recipe.agreement.sources) == (0.5, ("it",))
 
 
@@ -505,7 +510,7 @@ def test_a_preparation_in_the_same_folder_at_the_same_time_is_refused(tmp_path: 
 
     def other(title: str) -> None:
         before = sorted((out / ".work").iterdir())
-        assert "is in use by another process" in refused(out, todo)
+        assert "is in use by another process" in error_of(out, todo)
         assert sorted((out / ".work").iterdir()) == before
 
     prepare(todo, out, Silent(other))
@@ -516,22 +521,22 @@ def test_two_sets_are_compared_by_their_ids(tmp_path: Path) -> None:
     source = faulty(tmp_path / "it.jsonl")
     prepare(plan(source), tmp_path / "a", Silent())
     prepare(plan(source, filters=["integer", "contradicted"]), tmp_path / "b", Silent())
-    found = difference(tmp_path / "a", tmp_path / "b")
-    assert (found.only_first, dict(found.only_second)) == ({}, {"it": 3})
-    assert (found.same, dict(found.changed)) == (3, {})
+    changed = difference(tmp_path / "a", tmp_path / "b")
+    assert (changed.only_first, dict(changed.only_second)) == ({}, {"it": 3})
+    assert (changed.same, dict(changed.changed)) == (3, {})
     assert difference(tmp_path / "a", tmp_path / "a").same == 3
 
 
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     prepare(plan(faulty(tmp_path / "it.jsonl")), tmp_path / "out", Silent())
-    prepared = open_prepared(tmp_path / "out")
+    data = open_prepared(tmp_path / "out")
 
     def count(rows: list[dict[str, Any]]) -> list[int]:
         return [10 * len(row["problem"].split()) for row in rows]
 
-    about = count_tokens("words", count, prepared.file, "problems")
-    assert (about["counted"], about["most"], about["over"]) == (3, 180, 0)
-    assert sum(count for _, count in about["histogram"]) == 3
+    token_counts = count_tokens("words", count, data.file, "problems")
+    assert (token_counts["counted"], token_counts["most"], token_counts["over"]) == (3, 180, 0)
+    assert sum(count for _, count in token_counts["histogram"]) == 3
     with pytest.raises(UserError, match="there is no prepared data at"):
         open_prepared(tmp_path)
 
@@ -540,23 +545,23 @@ BMI = {"name": "bmi", "parameters": {"type": "object", "properties": {}}}
 
 
 def conversations(path: Path, count: int) -> Path:
-    """Conversations whose replies give a value, and as many with a system text of their own."""
+    """Writes `count` conversations whose replies give a value, and as many that also have a system text."""
     rows = []
     for number in range(count):
-        asked = {"role": "user", "content": f"The BMI of patient {number}?"}
+        question = {"role": "user", "content": f"The BMI of patient {number}?"}
         calls = [{"function": {"name": "bmi", "arguments": {}}}]
         turns = [
             {"role": "assistant", "content": None, "tool_calls": calls},
             {"role": "tool", "content": f'{{"bmi": {number}.25}}'},
             {"role": "assistant", "content": f"It is {number}.25."},
         ]
-        rows.append({"messages": [asked, *turns], "tools": [BMI]})
-        own = {"role": "system", "content": f"Nurse {number}. Put the answer inside <answer>."}
-        rows.append({"messages": [own, asked, *turns], "tools": [BMI]})
+        rows.append({"messages": [question, *turns], "tools": [BMI]})
+        instruction = {"role": "system", "content": f"Nurse {number}. Put the answer inside <answer>."}
+        rows.append({"messages": [instruction, question, *turns], "tools": [BMI]})
     return jsonl(path, rows)
 
 
-def marked(folder: Path) -> list[str]:
+def instructed_ids(folder: Path) -> list[str]:
     return [row["id"] for row in rows_of(folder) if row["answer_form"]]
 
 
@@ -572,30 +577,38 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
         "none": ["answer_form=1", "sources.it.answer_form=0"],
     }.items():
         cards[name] = prepare(plan(source, filters=[], overrides=overrides), tmp_path / name, Silent())
-    found = {name: marked(tmp_path / name) for name in cards}
-    assert 15 < len(found["half"]) < 45
-    assert found["half"] == found["again"] != found["seed"]
-    assert [len(found[name]) for name in ("all", "none", "own")] == [60, 0, 0]
+    ids_by_set = {name: instructed_ids(tmp_path / name) for name in cards}
+    assert 15 < len(ids_by_set["half"]) < 45
+    assert ids_by_set["half"] == ids_by_set["again"] != ids_by_set["seed"]
+    assert [len(ids_by_set[name]) for name in ("all", "none", "own")] == [60, 0, 0]
     forms = {name: card.sources["it"]["form"] for name, card in cards.items()}
-    chosen = len(found["half"])
-    # The system texts of their own ask for what no turn does.
+    half_count = len(ids_by_set["half"])
+    # The rows' own system texts ask for a form that no turn has.
     assert forms["half"] == {
-        **{"share": 0.5, "suitable": 60, "marked": chosen, "conversations": 120, "rewarded_endings": chosen},
-        **{"turns": 240, "demanded_turns": 120 + 2 * chosen, "compliant_turns": 60 + 2 * chosen},
+        **{
+            "share": 0.5,
+            "suitable": 60,
+            "marked": half_count,
+            "conversations": 120,
+            "rewarded_endings": half_count,
+        },
+        **{"turns": 240, "demanded_turns": 120 + 2 * half_count, "compliant_turns": 60 + 2 * half_count},
         **{"unlearnt_turns": 0, "lost_thoughts": 0, "mixed": 0},
     }
-    assert f"| it | 50 % | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "half/card.md").read_text()
-    shown = form_by_source(open_prepared(tmp_path / "half"), format_texts(default_format()))["it"]
-    assert shown == {key: forms["half"][key] for key in shown}
+    assert (
+        f"| it | 50 % | 60 | {half_count} | {half_count} | 240 | " in (tmp_path / "half/card.md").read_text()
+    )
+    form = form_by_source(open_prepared(tmp_path / "half"), format_texts(default_format()))["it"]
+    assert form == {key: forms["half"][key] for key in form}
 
 
 def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:
     prepare(plan(conversations(tmp_path / "it.jsonl", 3), filters=[]), tmp_path / "new", Silent())
     table = pq.read_table(tmp_path / "new/data.parquet").drop_columns(["answer_form"])
     pq.write_table(table, tmp_path / "old.parquet")
-    opened = open_prepared(tmp_path / "old.parquet")
-    assert (opened.kind, opened.rows) == ("conversations", 6)
-    assert form_by_source(opened, format_texts(default_format()))["it"]["marked"] == 0
+    data = open_prepared(tmp_path / "old.parquet")
+    assert (data.kind, data.rows) == ("conversations", 6)
+    assert form_by_source(data, format_texts(default_format()))["it"]["marked"] == 0
 
 
 def test_problems_have_no_form_of_answers(tmp_path: Path) -> None:

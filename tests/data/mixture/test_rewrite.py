@@ -1,4 +1,4 @@
-"""A served model rewrites answers and prompts: what it writes is judged, kept, and asked for once."""
+"""Tests of rewriting by a served model: each text is requested once, judged, and stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.commands import Ran, rstar2
+from support.commands import CommandResult, rstar2
 from support.family_tokenizers import TOKENS
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -24,17 +24,17 @@ OLD = "This is the answer that the set came with, before a model wrote another o
 
 
 class Server(ThreadingHTTPServer):
-    """An OpenAI-compatible server that rewrites: `write` gives a new text, and why it ended, from the shown one."""
+    """An OpenAI-compatible server that rewrites. `write` maps a prompt to a new text and the reason for its end."""
 
     request_queue_size = 128
-    """Connections that wait to be accepted; one more than there is room for is tried again after a second."""
+    """The queue of connections. A connection that finds it full is tried again after a second."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.write: Callable[[str], tuple[Any, str]] = lambda shown: (f"Better: {OLD}", "stop")
+        self.write: Callable[[str], tuple[Any, str]] = lambda prompt: (f"Better: {OLD}", "stop")
         self.answers: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
-        """Gives the choice for a request, in place of `write`; None refuses the request, as a wrong field."""
+        """Returns the choice for a request, in place of `write`. None refuses the request because of a wrong field."""
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = 0
@@ -83,37 +83,37 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """With bounds of the client that a machine that stands still for a while does not pass."""
+    """A server, with time limits of the client that a machine under load does not exceed."""
     monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
     monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    with Server() as new_server:
+        thread = threading.Thread(target=new_server.serve_forever, args=(0.05,))
         thread.start()
-        yield made
-        made.shutdown()
+        yield new_server
+        new_server.shutdown()
         thread.join()
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[str]:
-    """Ten rows each of Tulu and Nemotron, by `--from`."""
+    """Ten rows each of Tulu and Nemotron, as arguments for `--from`."""
     answers, prompts = tmp_path / "tulu.jsonl", tmp_path / "nemotron.jsonl"
     with answers.open("w") as tulu, prompts.open("w") as nemotron:
         for at in range(10):
-            asked = {"role": "user", "content": f"Question {at}, which is long enough to be rewritten?"}
-            messages = [asked, {"role": "assistant", "content": OLD}]
+            question = {"role": "user", "content": f"Question {at}, which is long enough to be rewritten?"}
+            messages = [question, {"role": "assistant", "content": OLD}]
             tulu.write(json.dumps({"messages": messages}) + "\n")
-            other = {**asked, "content": f"Another {asked['content']}"}
+            other = {**question, "content": f"Another {question['content']}"}
             nemotron.write(json.dumps({"input": [other], "output": OLD, "reasoning": "off"}) + "\n")
     return ["--from", f"tulu3={answers}", "--from", f"llama-nemotron={prompts}"]
 
 
-def prepare(sources: list[str], out: Path, *words: object) -> Ran:
+def prepare(sources: list[str], out: Path, *words: object) -> CommandResult:
     return rstar2("data", "prepare", "tulu3", "llama-nemotron", *sources, "--output", out, *words)
 
 
-def said(out: Path, source: str) -> list[tuple[str, str]]:
-    """The first and the last message of each row."""
+def messages_of(out: Path, source: str) -> list[tuple[str, str]]:
+    """Returns the first and the last message of each row."""
     rows = [row for row in pq.read_table(out / "data.parquet").to_pylist() if row["source"] == source]
     return [(row["messages"][0]["content"], row["messages"][-1]["content"]) for row in rows]
 
@@ -124,15 +124,15 @@ def test_answers_and_prompts_are_rewritten_and_the_card_names_the_model(
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     server.busy = 2
     out = tmp_path / "out"
-    ran = prepare(sources, out, "--rewrite", f"{server.url}/v1", "--model", "writer")
-    assert ran.code == 0, ran.stderr
-    assert re.search(r"the server that rewrites was away for .* Requests sent again: 2 × ", ran.stderr), (
-        ran.stderr
+    result = prepare(sources, out, "--rewrite", f"{server.url}/v1", "--model", "writer")
+    assert result.code == 0, result.stderr
+    assert re.search(r"the server that rewrites was away for .* Requests sent again: 2 × ", result.stderr), (
+        result.stderr
     )
     new = f"Better: {OLD}"
-    asked = [f"Question {at}, which is long enough to be rewritten?" for at in range(10)]
-    assert said(out, "tulu3") == [(question, new) for question in asked]
-    assert said(out, "llama-nemotron") == [(new, OLD)] * 10
+    questions = [f"Question {at}, which is long enough to be rewritten?" for at in range(10)]
+    assert messages_of(out, "tulu3") == [(question, new) for question in questions]
+    assert messages_of(out, "llama-nemotron") == [(new, OLD)] * 10
     assert len(server.asked) == 20
     assert set(server.keys) == {"Bearer secret"}
     assert {each["model"] for each in server.asked} == {"writer"}
@@ -187,14 +187,14 @@ def test_a_thinking_model_rewrites_without_its_thought(
 ) -> None:
     server.answers = Qwen3(form, switch)
     out = tmp_path / "out"
-    ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
-    assert ran.code == 0, ran.stderr
-    assert [last for _, last in said(out, "tulu3")] == [f"Better: {OLD}"] * 10
-    assert [first for first, _ in said(out, "llama-nemotron")] == [f"Better: {OLD}"] * 10
-    switched = [
+    result = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
+    assert result.code == 0, result.stderr
+    assert [last for _, last in messages_of(out, "tulu3")] == [f"Better: {OLD}"] * 10
+    assert [first for first, _ in messages_of(out, "llama-nemotron")] == [f"Better: {OLD}"] * 10
+    thinking_flags = [
         each["chat_template_kwargs"]["enable_thinking"] for each in server.asked if each.keys() != PLAIN
     ]
-    assert set(switched) == {False}
+    assert set(thinking_flags) == {False}
     again = len(server.asked) - 20
     if switch == "refused" or (form == "taken for a thought" and switch == "known"):
         # Only the requests that were under way with the first one, all of one source, are sent again.
@@ -212,27 +212,27 @@ def test_a_thought_without_an_answer_stops_the_preparation_with_an_example(
     server.answers = Qwen3("unfinished", "ignored")
     out = tmp_path / "out"
     words = ("--rewrite", server.url, "--model", "writer")
-    ran = prepare(sources, out, *words)
-    assert ran.code == 2, ran.stderr
-    said_once = " ".join(ran.stderr.split())
+    result = prepare(sources, out, *words)
+    assert result.code == 2, result.stderr
+    one_line = " ".join(result.stderr.split())
     assert (
         "of the first 10 texts of tulu3 that writer rewrote, 0 can be used. Rejected: 10 only a thought."
-        in said_once
+        in one_line
     )
-    assert "tulu3-" in said_once
-    assert "Okay, the user wants another text." in said_once
-    assert "--set rewrite.accepted=0" in said_once
+    assert "tulu3-" in one_line
+    assert "Okay, the user wants another text." in one_line
+    assert "--set rewrite.accepted=0" in one_line
     server.asked.clear()
     server.answers = None
-    ran = prepare(sources, out, *words)
-    assert (ran.code, len(server.asked)) == (0, 20), ran.stderr
+    result = prepare(sources, out, *words)
+    assert (result.code, len(server.asked)) == (0, 20), result.stderr
 
 
 def many(tmp_path: Path, count: int) -> list[str]:
     with (tmp_path / "many.jsonl").open("w") as tulu:
         for at in range(count):
-            asked = {"role": "user", "content": f"Question {at}, which is long enough to be rewritten?"}
-            tulu.write(json.dumps({"messages": [asked, {"role": "assistant", "content": OLD}]}) + "\n")
+            question = {"role": "user", "content": f"Question {at}, which is long enough to be rewritten?"}
+            tulu.write(json.dumps({"messages": [question, {"role": "assistant", "content": OLD}]}) + "\n")
     return ["data", "prepare", "tulu3", "--from", f"tulu3={tmp_path / 'many.jsonl'}"]
 
 
@@ -240,20 +240,22 @@ def test_the_first_texts_decide_whether_it_goes_on(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rstar2.data.mixture.rewrite._IN_FLIGHT", 1)
-    server.write = lambda shown: (
-        ("Short.", "stop") if "Question 7," not in shown else (f"Better: {OLD}", "stop")
+    server.write = lambda prompt: (
+        ("Short.", "stop") if "Question 7," not in prompt else (f"Better: {OLD}", "stop")
     )
     words = [*many(tmp_path, 400), "--output", tmp_path / "out", "--rewrite", server.url, "--model", "writer"]
-    ran = rstar2(*words)
-    assert ran.code == 2, ran.stderr
-    assert "of the first 50 texts of tulu3 that writer rewrote, 1 can be used" in " ".join(ran.stderr.split())
+    result = rstar2(*words)
+    assert result.code == 2, result.stderr
+    assert "of the first 50 texts of tulu3 that writer rewrote, 1 can be used" in " ".join(
+        result.stderr.split()
+    )
     assert len(server.asked) == 50
     (texts,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
     assert [json.loads(line)["fault"] for line in texts.read_text().splitlines()] == [""]
-    # The accepted text is asked for no more, and a share of 0 takes what there is.
+    # The accepted text is not rewritten again. A share of 0 accepts any number of rewritten texts.
     server.asked.clear()
-    ran = rstar2(*words, "--set", "rewrite.accepted=0")
-    assert (ran.code, len(server.asked)) == (0, 399), ran.stderr
+    result = rstar2(*words, "--set", "rewrite.accepted=0")
+    assert (result.code, len(server.asked)) == (0, 399), result.stderr
     assert (
         "1 answers rewritten by writer; left unchanged: 399 too short"
         in (tmp_path / "out" / "card.md").read_text()
@@ -264,9 +266,9 @@ def test_a_refused_request_is_an_example_with_the_words_of_the_server(
     tmp_path: Path, server: Server, sources: list[str]
 ) -> None:
     server.answers = lambda body: None
-    ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
-    text = " ".join(ran.stderr.split())
-    assert (ran.code, "10 refused by the server" in text, "Unrecognized request argument" in text) == (
+    result = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
+    text = " ".join(result.stderr.split())
+    assert (result.code, "10 refused by the server" in text, "Unrecognized request argument" in text) == (
         2,
         True,
         True,
@@ -358,11 +360,11 @@ def test_a_preface_that_the_old_text_has_too_is_its_own() -> None:
 def test_a_thought_in_the_tags_of_any_family_is_left_out(
     tmp_path: Path, server: Server, sources: list[str], thought: str
 ) -> None:
-    server.write = lambda shown: (f"{thought}Better: {OLD}", "stop")
+    server.write = lambda prompt: (f"{thought}Better: {OLD}", "stop")
     out = tmp_path / "out"
-    ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
-    assert ran.code == 0, ran.stderr
-    assert [last for _, last in said(out, "tulu3")] == [f"Better: {OLD}"] * 10
+    result = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
+    assert result.code == 0, result.stderr
+    assert [last for _, last in messages_of(out, "tulu3")] == [f"Better: {OLD}"] * 10
 
 
 def test_a_mixture_of_two_scripts_is_rejected() -> None:
@@ -373,20 +375,20 @@ def test_a_mixture_of_two_scripts_is_rejected() -> None:
 def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     tmp_path: Path, server: Server, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.write = lambda shown: (f"New: {shown[-60:]} {OLD}", "stop")
+    server.write = lambda prompt: (f"New: {prompt[-60:]} {OLD}", "stop")
     words = ("--rewrite", server.url, "--model", "writer")
     assert prepare(sources, tmp_path / "whole", *words).code == 0
     server.asked.clear()
     server.refuses_after = 7
     monkeypatch.setenv("OPENAI_API_KEY", "stopped")
-    ran = prepare(sources, tmp_path / "out", *words)
-    assert (ran.code, "refused the request: HTTP 401" in ran.stderr) == (2, True), ran.stderr
-    (kept,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
-    before = kept.read_bytes().count(b"\n")
-    with kept.open("ab") as torn:
+    result = prepare(sources, tmp_path / "out", *words)
+    assert (result.code, "refused the request: HTTP 401" in result.stderr) == (2, True), result.stderr
+    (cache,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
+    before = cache.read_bytes().count(b"\n")
+    with cache.open("ab") as torn:
         torn.write(b'{"number": 9, "te')
     server.refuses_after = None
-    # By key: a request of the stopped run may reach the server only now.
+    # Requests are counted by key, because a request of the stopped run may reach the server only now.
     monkeypatch.setenv("OPENAI_API_KEY", "resumed")
     assert prepare(sources, tmp_path / "out", *words).code == 0
     assert server.keys.count("Bearer resumed") == 20 - before
@@ -412,13 +414,13 @@ def test_a_killed_rewriting_of_a_thinking_model_asks_for_no_text_twice(
         process.kill()
     hold.set()
     (texts,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
-    stored = texts.read_bytes().count(b"\n")
-    assert 80 <= stored < 200
+    line_count = texts.read_bytes().count(b"\n")
+    assert 80 <= line_count < 200
     server.asked.clear()
     server.answers = Qwen3()
-    ran = rstar2(*words)
-    assert (ran.code, len(server.asked)) == (0, 200 - stored), ran.stderr
-    assert [last for _, last in said(tmp_path / "out", "tulu3")] == [f"Better: {OLD}"] * 200
+    result = rstar2(*words)
+    assert (result.code, len(server.asked)) == (0, 200 - line_count), result.stderr
+    assert [last for _, last in messages_of(tmp_path / "out", "tulu3")] == [f"Better: {OLD}"] * 200
 
 
 def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(
@@ -432,10 +434,10 @@ def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(
     }
     ends[4] = (OLD.upper(), "content_filter")
     ends[5] = ([{"type": "text", "text": OLD.upper()}], "stop")
-    server.write = lambda shown: ends.get(int(shown.split("Question ")[1][0]), (OLD.upper(), "stop"))
-    ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
-    assert ran.code == 0, ran.stderr
-    assert [last for _, last in said(tmp_path / "out", "tulu3")] == [OLD] * 5 + [OLD.upper()] * 5
+    server.write = lambda prompt: ends.get(int(prompt.split("Question ")[1][0]), (OLD.upper(), "stop"))
+    result = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
+    assert result.code == 0, result.stderr
+    assert [last for _, last in messages_of(tmp_path / "out", "tulu3")] == [OLD] * 5 + [OLD.upper()] * 5
     note = "5 answers rewritten by writer; left unchanged: 1 cut off, 1 declined by the model or a filter, 1 empty, "
     note += "1 too long, 1 too short"
     assert note in (tmp_path / "out" / "card.md").read_text()
@@ -476,8 +478,8 @@ def test_what_rewrites_is_checked_before_a_row_is_read(
     tmp_path: Path, server: Server, sources: list[str]
 ) -> None:
     out = tmp_path / "out"
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
+    own_file = tmp_path / "mine.jsonl"
+    own_file.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
     for words, problem in (
         (["--rewrite", server.url], "needs both a server and a model"),
         (["--model", "writer"], "needs both a server and a model"),
@@ -485,9 +487,11 @@ def test_what_rewrites_is_checked_before_a_row_is_read(
         (["--rewrite", "http://127.0.0.1:1", "--model", "writer"], "nothing answers at http://127.0.0.1:1"),
         (["--rewrite", "gpu:8000", "--model", "writer"], "not a server's URL: gpu:8000"),
     ):
-        ran = prepare(sources, out, *words)
-        assert (ran.code, problem in ran.stderr) == (2, True), ran.stderr
-    ran = rstar2("data", "prepare", mine, "--output", out, "--rewrite", server.url, "--model", "writer")
-    assert "does not apply to any of these sources" in ran.stderr
+        result = prepare(sources, out, *words)
+        assert (result.code, problem in result.stderr) == (2, True), result.stderr
+    result = rstar2(
+        "data", "prepare", own_file, "--output", out, "--rewrite", server.url, "--model", "writer"
+    )
+    assert "does not apply to any of these sources" in result.stderr
     assert not out.exists()
     assert server.asked == []

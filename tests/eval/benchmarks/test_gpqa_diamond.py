@@ -1,4 +1,4 @@
-"""GPQA-Diamond: the order of choices is drawn per sample and kept, and letter and content are both read."""
+"""GPQA-Diamond: each sample has a random, reproducible order of choices. An answer may be a letter or its content."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class NoTools(SharedTools):
         raise AssertionError("nothing calls a tool here")
 
 
-class Says:
-    """Answers every question with the same text, or with what a line of the prompt says."""
+class FixedAnswerEngine:
+    """Answers every question with the same text. A `#` in the text becomes the letter of the choice `reads`."""
 
     name = "says"
 
@@ -95,8 +95,8 @@ def problems(tmp_path: Path) -> list[Problem]:
     return find("gpqa-diamond").load(BenchmarkFiles(path), EvalSettings())
 
 
-async def measured(
-    out: Path, problems: list[Problem], engine: Says, codec: ChatCodec, grader: GraderPool
+async def measure(
+    out: Path, problems: list[Problem], engine: FixedAnswerEngine, codec: ChatCodec, grader: GraderPool
 ) -> EvalResult:
     settings = EvalSettings(samples=SAMPLES, wait_s=5)
     retries = RetryPolicy(5)
@@ -111,7 +111,7 @@ async def measured(
 async def test_a_model_that_always_says_a_scores_a_quarter(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
 ) -> None:
-    result = await measured(tmp_path / "a", problems, Says(codec, "A"), codec, grader)
+    result = await measure(tmp_path / "a", problems, FixedAnswerEngine(codec, "A"), codec, grader)
     low, high = result.summary["interval_run_to_run"]
     assert low <= 0.25 <= high
     golds = Counter(trace.gold for trace in read_traces(tmp_path / "a" / "traces.jsonl"))
@@ -122,8 +122,8 @@ async def test_a_model_that_always_says_a_scores_a_quarter(
 async def test_the_letter_and_the_content_of_the_right_choice_are_accepted(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool, answer: str
 ) -> None:
-    engine = Says(codec, answer, reads="iron and gold")
-    result = await measured(tmp_path / "r", problems[:2], engine, codec, grader)
+    engine = FixedAnswerEngine(codec, answer, reads="iron and gold")
+    result = await measure(tmp_path / "r", problems[:2], engine, codec, grader)
     assert result.summary["accuracy"] == 1.0
 
 
@@ -131,12 +131,14 @@ async def test_the_letter_and_the_content_of_the_right_choice_are_accepted(
 async def test_another_choice_is_wrong_by_letter_and_by_content(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool, answer: str
 ) -> None:
-    result = await measured(tmp_path / "w", problems[:2], Says(codec, answer, reads=" tin"), codec, grader)
+    result = await measure(
+        tmp_path / "w", problems[:2], FixedAnswerEngine(codec, answer, reads=" tin"), codec, grader
+    )
     assert result.summary["accuracy"] == 0.0
 
 
-class MostlyTin(Says):
-    """Names the right choice by its letter in a third of the samples, else tin, by its letter or in words."""
+class MostlyTin(FixedAnswerEngine):
+    """Names the right choice by its letter in a third of the samples. Otherwise names tin by its letter or in words."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -150,12 +152,12 @@ class MostlyTin(Says):
 async def test_a_choice_has_one_vote_in_every_order(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
 ) -> None:
-    result = await measured(tmp_path / "m", problems[:6], MostlyTin(codec, ""), codec, grader)
+    result = await measure(tmp_path / "m", problems[:6], MostlyTin(codec, ""), codec, grader)
     right = {row["id"]: row["correct"] for row in result.per_problem}
     assert 0 < sum(right.values()) < 6 * SAMPLES / 2
     expected = [(count > SAMPLES / 2) + (count == SAMPLES / 2) / 2 for count in right.values()]
     assert result.summary["maj@n"] == pytest.approx(sum(expected) / 6)
-    resumed = await measured(tmp_path / "m", problems[:6], MostlyTin(codec, ""), codec, grader)
+    resumed = await measure(tmp_path / "m", problems[:6], MostlyTin(codec, ""), codec, grader)
     assert resumed.summary == result.summary
 
 
@@ -163,23 +165,23 @@ async def test_a_run_that_was_stopped_is_compared_with_one_of_fewer_questions(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
 ) -> None:
     for name, count in (("few", 2), ("stopped", 3)):
-        await measured(tmp_path / name, problems[:count], Says(codec, "A"), codec, grader)
-    written = tmp_path / "stopped" / "results.json"
-    written.write_text(json.dumps({**json.loads(written.read_text()), "complete": False}))
-    (found,) = compare_runs(tmp_path / "few", tmp_path / "stopped")
-    assert (len(found.pairs), found.unpaired) == (2, 1)
+        await measure(tmp_path / name, problems[:count], FixedAnswerEngine(codec, "A"), codec, grader)
+    results_file = tmp_path / "stopped" / "results.json"
+    results_file.write_text(json.dumps({**json.loads(results_file.read_text()), "complete": False}))
+    (comparison,) = compare_runs(tmp_path / "few", tmp_path / "stopped")
+    assert (len(comparison.pairs), comparison.unpaired) == (2, 1)
 
 
 async def test_a_run_that_was_killed_is_compared_by_its_questions(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
 ) -> None:
-    for name, says in (("whole", "#"), ("killed", "A")):
-        engine = Says(codec, says, reads="iron and gold" if says == "#" else "")
-        await measured(tmp_path / name, problems[:3], engine, codec, grader)
+    for name, answer in (("whole", "#"), ("killed", "A")):
+        engine = FixedAnswerEngine(codec, answer, reads="iron and gold" if answer == "#" else "")
+        await measure(tmp_path / name, problems[:3], engine, codec, grader)
     (tmp_path / "killed" / "results.json").unlink()
-    (found,) = compare_runs(tmp_path / "whole", tmp_path / "killed")
-    assert (len(found.pairs), found.unpaired, found.a) == (3, 0, 1.0)
-    assert found.changed == []
+    (comparison,) = compare_runs(tmp_path / "whole", tmp_path / "killed")
+    assert (len(comparison.pairs), comparison.unpaired, comparison.a) == (3, 0, 1.0)
+    assert comparison.changed == []
 
 
 def test_the_order_is_kept_by_the_seed_and_every_place_is_as_likely() -> None:
@@ -187,7 +189,7 @@ def test_the_order_is_kept_by_the_seed_and_every_place_is_as_likely() -> None:
     placed = Counter(
         order(1, f"q{question}", sample).index(0) for question in range(100) for sample in range(40)
     )
-    # 4,000 draws of one in four: three standard deviations are 82.
+    # For 4,000 draws with a chance of one in four, three standard deviations are 82.
     assert all(abs(placed[at] - 1000) < 82 for at in range(4))
     assert {tuple(order(2, "q", sample)) for sample in range(400)} == {
         tuple(order(2, "p", sample)) for sample in range(400)

@@ -1,4 +1,4 @@
-"""Without a network a benchmark names the rows that its own file has."""
+"""Without a network, a benchmark names the fields that a file in place of the download must have."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "grader.py"
 
 
-def measured(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_benchmark(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARK), str(folder), "--alone", "--json", str(folder / "figures")]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -26,7 +26,7 @@ def test_lines_are_scored_by_what_they_expect(tmp_path: Path) -> None:
         {"gold": "1/2", "pred": "\\boxed{0.5}", "expected": False, "label": "doubtful"},
     ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert measured(tmp_path).returncode == 0
+    assert run_benchmark(tmp_path).returncode == 0
     score = next(row for row in json.loads((tmp_path / "figures").read_text()) if row["cases"] == "mine")
     assert (score["scored"], score["right"]) == (3, 2)
     assert (score["false_positives"], score["false_negatives"], score["hangs"]) == (0, 1, 0)
@@ -45,7 +45,7 @@ def test_lines_are_scored_by_what_they_expect(tmp_path: Path) -> None:
 def test_bad_files_end_in_one_message(tmp_path: Path, line: str | None, part: str) -> None:
     if line is not None:
         (tmp_path / "mine.jsonl").write_text(line + "\n")
-    done = measured(tmp_path)
-    assert done.returncode == 2
-    assert part in done.stderr
-    assert "Traceback" not in done.stderr
+    process = run_benchmark(tmp_path)
+    assert process.returncode == 2
+    assert part in process.stderr
+    assert "Traceback" not in process.stderr

@@ -1,4 +1,4 @@
-"""Certificates: each correct verdict says how it was decided, and a checker of its own confirms that or refuses."""
+"""Certificates: each correct verdict records how it was decided. A separate checker confirms or refuses the record."""
 
 from __future__ import annotations
 
@@ -192,34 +192,34 @@ def rules_in(fact: dict[str, Any]) -> set[str]:
 
 
 def lists_in(part: Any) -> Iterator[list[Any]]:
-    """The list and all lists within it."""
+    """Yields the list and all lists within it."""
     if isinstance(part, list):
         yield part
-        for one in part:
-            yield from lists_in(one)
+        for element in part:
+            yield from lists_in(element)
 
 
 def changed(fact: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The certificate with one thing changed in it so that it shows nothing any more, and what was changed."""
+    """Yields pairs of a change's name and a certificate that this change makes invalid."""
     places = len(list(lists_in(fact["gold"])))
     for place in range(places):
-        other = copy.deepcopy(fact)
-        part = list(lists_in(other["gold"]))[place]
+        copy_of_fact = copy.deepcopy(fact)
+        part = list(lists_in(copy_of_fact["gold"]))[place]
         if part[:1] == ["Number"]:
             part[1] = str(Fraction(part[1]) + 1)
-            yield "a number", other
+            yield "a number", copy_of_fact
         if part[:1] in (["Brackets"], ["Listing"], ["SetOf"], ["Matrix"]) and len(part[1]) > 1:
             part[1].pop()
-            yield "a member", other
+            yield "a member", copy_of_fact
         if part[:1] == ["Brackets"] and fact["rule"] == "interval":
             part[2] = {"(": "[", "[": "("}[part[2][0]] + part[2][1]
-            yield "an end", other
+            yield "an end", copy_of_fact
         if part[:1] == ["Relation"] and part[2] in (["<"], ["<="], ["<", "<="], ["<", "<"]):
             part[2][-1] = {"<": "<=", "<=": "<"}[part[2][-1]]
-            yield "an operator", other
+            yield "an operator", copy_of_fact
         if part[:1] == ["Symbol"] and fact["rule"] in {"relation", "expression"}:
             part[1] += "x"
-            yield "a letter", other
+            yield "a letter", copy_of_fact
     if fact["gold"] != fact["pred"]:
         yield "the rule", {**fact, "rule": "identical", "because": []}
     if isinstance(fact["gold"], str):
@@ -249,7 +249,9 @@ def test_each_rule_has_cases() -> None:
 
 @pytest.mark.parametrize(("rule", "gold", "pred"), PAIRS, ids=range(len(PAIRS)))
 def test_a_changed_certificate_is_refused(rule: str, gold: str, pred: str) -> None:
-    accepted = [(what, other) for what, other in changed(certificate(gold, pred)) if verify(other) is None]
+    accepted = [
+        change for change, changed_fact in changed(certificate(gold, pred)) if verify(changed_fact) is None
+    ]
     assert accepted == []
 
 
@@ -264,10 +266,10 @@ def test_formulas_that_differ_are_refused_though_they_agree_at_the_points(
 
 @pytest.mark.parametrize(("rule", "gold", "pred"), FALSE_BY_STRUCTURE, ids=range(len(FALSE_BY_STRUCTURE)))
 def test_what_a_rule_does_not_show_is_refused(rule: str, gold: str, pred: str) -> None:
-    one, other = read(gold)[0], read(pred)[0]
-    assert verify(Fact(rule, one, other).certificate())
-    # Nor does a fact about something else help.
-    assert verify(Fact(rule, one, other, (Fact("identical", one, one),)).certificate())
+    gold_node, pred_node = read(gold)[0], read(pred)[0]
+    assert verify(Fact(rule, gold_node, pred_node).certificate())
+    # A true fact about other formulas does not help.
+    assert verify(Fact(rule, gold_node, pred_node, (Fact("identical", gold_node, gold_node),)).certificate())
 
 
 @pytest.mark.parametrize(
@@ -287,9 +289,9 @@ def test_what_a_rule_does_not_show_is_refused(rule: str, gold: str, pred: str) -
     ],
 )
 def test_an_equation_whose_other_side_is_no_name_is_refused(gold: str, pred: str, name: str) -> None:
-    one, other, side = (read(text)[0] for text in (gold, pred, name))
-    assert verify(Fact("name", one, other, name=side).certificate())
-    assert verify(Fact("name", one, other).certificate())
+    gold_node, pred_node, side = (read(text)[0] for text in (gold, pred, name))
+    assert verify(Fact("name", gold_node, pred_node, name=side).certificate())
+    assert verify(Fact("name", gold_node, pred_node).certificate())
 
 
 @pytest.mark.parametrize("broken", [None, {}, {"rule": "number"}, {"rule": [], "letters": 3}])
@@ -315,16 +317,16 @@ def test_the_pool_hands_certificates_on() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_correct_verdict_on_the_cases_of_the_grader_is_confirmed(kind: str) -> None:
     graded = [(gold, answer, grade(gold, answer)) for gold, answer, _ in KINDS[kind]]
-    refused = [
+    refusals = [
         (gold, answer, reason)
         for gold, answer, verdict in graded
         if verdict.correct and (reason := verify(verdict.certificate))
     ]
-    assert refused == []
+    assert refusals == []
 
 
 @pytest.mark.parametrize(
-    ("unit", "other"),
+    ("unit", "other_unit"),
     [
         ("km", "m"), ("cm", "m"), ("mm", "m"), ("inch", "m"), ("foot", "inch"), ("yard", "foot"), ("mile", "km"),
         ("hour", "second"), ("day", "minute"), ("gram", "kg"), ("mg", "gram"), ("pound", "gram"),
@@ -333,18 +335,18 @@ def test_every_correct_verdict_on_the_cases_of_the_grader_is_confirmed(kind: str
     ],
 )  # fmt: skip
 def test_units_which_the_checker_takes_from_the_certificate_are_as_large_as_those_of_sympy(
-    unit: str, other: str
+    unit: str, other_unit: str
 ) -> None:
-    one, two = measure(unit), measure(other)
-    assert one is not None
-    assert two is not None
-    assert one[1] == two[1]
-    ratio = units.convert_to(in_sympy(unit) / in_sympy(other), (units.m, units.kg, units.s, units.A))
-    assert ratio == sympy.Rational(str(one[0] / two[0]))
+    first, second = measure(unit), measure(other_unit)
+    assert first is not None
+    assert second is not None
+    assert first[1] == second[1]
+    ratio = units.convert_to(in_sympy(unit) / in_sympy(other_unit), (units.m, units.kg, units.s, units.A))
+    assert ratio == sympy.Rational(str(first[0] / second[0]))
 
 
 def in_sympy(text: str) -> Any:
-    """A product of units such as kg m / s^2 as one of sympy's."""
+    """Returns a product of units, such as kg m / s^2, in sympy's units."""
     value, sign = sympy.Integer(1), 1
     for word in text.split():
         name, _, power = word.partition("^")

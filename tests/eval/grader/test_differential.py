@@ -1,7 +1,7 @@
-"""Random formulas: no altered one is accepted, and equal rewritings are.
+"""Random formulas: the grader accepts equal rewritings and no altered formula.
 
-An evaluator that shares no code with the grader decides which formulas differ. The seed is a new one each time, and a
-failure names it. `RSTAR2_FORMULA_SEED=SEED` repeats its pairs, at other points.
+An evaluator that shares no code with the grader decides which formulas differ. Each run has a new seed, and a failure
+names it. `RSTAR2_FORMULA_SEED=SEED` repeats the seed's pairs at other points.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def test_equal_rewritings_are_accepted(graded: list[tuple[Pair, Verdict]]) -> No
 
 @pytest.mark.slow
 def test_the_formulas_are_written_as_they_were_made(graded: list[tuple[Pair, Verdict]]) -> None:
-    """Read back from LaTeX by a reader of their own, both formulas of a pair have the values they were made with."""
+    """A separate LaTeX reader finds that the formulas of each pair are equal or differ as they were generated."""
     decisions = {"altered": "differs", "equal": "equal"}
-    others = []
+    contradictions = []
     for pair, _ in graded[:200]:
         decision = decided(pair.gold, pair.answer, Random(SEED))
-        # Undecided are formulas within a larger answer, which are not read.
+        # A formula within a larger answer is not read, so its pair stays undecided.
         if decision not in {decisions[pair.relation], "undecided"}:
-            others.append((pair, decision))
-    # Another sample of points may miss the few at which an altered formula differs.
-    assert len(others) <= 2, f"seed {SEED}: {others}"
+            contradictions.append((pair, decision))
+    # Another sample of points can miss the few points at which an altered formula differs.
+    assert len(contradictions) <= 2, f"seed {SEED}: {contradictions}"

@@ -1,4 +1,4 @@
-"""Which part of a model's output is its answer."""
+"""Extraction finds the answer in a model's output."""
 
 from __future__ import annotations
 
@@ -416,9 +416,9 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_extraction_ends_soon_on_huge_outputs(name):
-    started = time.process_time()
+    start_s = time.process_time()
     assert not grade("42", HUGE[name]).correct
-    assert time.process_time() - started < 20.0  # a search that takes the square of the length takes minutes
+    assert time.process_time() - start_s < 20.0  # a search that takes the square of the length takes minutes
 
 
 def test_an_answer_after_a_very_long_output_is_found():
@@ -440,7 +440,7 @@ def test_an_answer_without_a_box_is_found_with_what_belongs_to_it(cases: list[Ca
 
 
 def test_a_long_text_is_searched_within_the_deadline_of_a_grading() -> None:
-    # The deadline is of processor time, and some hundred times what a linear search takes.
+    # The deadline limits CPU time. A linear search takes about a hundredth of it.
     with GraderPool(timeout_s=5) as pool:
         verdicts = [pool.grade(gold, output).verdict for gold, output in LONG_TEXTS]
     assert "timeout" not in verdicts

@@ -1,4 +1,4 @@
-"""Ways of writing an expression or a set, each with answers that are equal and others that only look so."""
+"""Ways of writing an expression or a set, each with answers that are equal and answers that only look equal."""
 
 from __future__ import annotations
 
@@ -506,7 +506,7 @@ BRACES_AND_TABLES: list[Case] = [
     ("(4,9)", r"\begin{array}{l}x=9\\y=4\end{array}", WRONG),
     ("(4,9)", r"\begin{array}{l}x=4\\y\ne9\end{array}", NOT_CORRECT),
 ]
-NAMED_POINTS: list[Case] = [
+POINTS_WITH_NAMES: list[Case] = [
     *(
         ("(6,-5)", answer, CORRECT)
         for answer in (
@@ -553,7 +553,7 @@ NAMED_POINTS: list[Case] = [
     ("(3,-2)", "P_1(3,2)", NOT_CORRECT),
     ("(1,2),(3,4)", "A_1(1,2), A_2(3,4)", CORRECT),
 ]
-VALUES_SAID_AGAIN: list[Case] = [
+REPEATED_VALUES: list[Case] = [
     (r"\frac{5}{6}", r"\frac{5}{6} (0.8333...)", CORRECT),
     (r"\frac{5}{6}", r"\frac56\ (\approx 0.83)", CORRECT),
     (r"\frac{5}{6}", r"\frac56\text{ (approximately 0.833)}", CORRECT),
@@ -765,8 +765,8 @@ KINDS = {
     "decoration": DECORATION,
     "combinations": COMBINATIONS,
     "braces and tables": BRACES_AND_TABLES,
-    "named points": NAMED_POINTS,
-    "values said again": VALUES_SAID_AGAIN,
+    "named points": POINTS_WITH_NAMES,
+    "repeated values": REPEATED_VALUES,
     "stated values": STATED_VALUES,
     "excluded numbers": EXCLUDED_NUMBERS,
     "logarithms and cis": LOGARITHMS_AND_CIS,

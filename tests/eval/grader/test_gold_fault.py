@@ -1,4 +1,4 @@
-"""A gold answer that no output can be graded correct against is known before anything is sampled for it."""
+"""A gold answer that cannot be graded is detected before the problem is sampled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_answer_that_nothing_equals_has_a_reason(gold: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "why"),
+    ("gold", "reason"),
     [
         ("}{", "it has no letters, digits or mathematical signs"),
         (
@@ -49,8 +49,8 @@ def test_an_answer_that_nothing_equals_has_a_reason(gold: str | None) -> None:
         ),
     ],
 )
-def test_the_reason_names_the_text_that_was_read(gold: str, why: str) -> None:
-    assert gold_fault(gold) == why
+def test_the_reason_names_the_text_that_was_read(gold: str, reason: str) -> None:
+    assert gold_fault(gold) == reason
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Identity testing: points in general position that nobody can predict, domains, and a stated error."""
+"""Identity testing: unpredictable points in general position, domains, and a stated error probability."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ DIFFERENT = [
     (r"0", r"\operatorname{sgn}(10^{-35}\pi)"),
     (r"1", r"\max(1, 1+10^{-60}\pi)"),
 ]
-SAME = [
+EQUAL = [
     (r"\binom{n}{k}", r"\frac{n!}{k!(n-k)!}"),
     (r"\binom{n}{k}", r"\binom{n-1}{k-1}+\binom{n-1}{k}"),
     (r"\frac{n(n-1)}{2}", r"\binom{n}{2}"),
@@ -129,11 +129,11 @@ SAME = [
 def test_formulas_are_equal_or_not_whatever_the_points_are(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(secret.VARIABLE, key)
     assert [pair for pair in DIFFERENT if grade(*pair).correct or grade(*pair[::-1]).correct] == []
-    assert [(pair, grade(*pair).rule) for pair in SAME if not grade(*pair).correct] == []
+    assert [(pair, grade(*pair).rule) for pair in EQUAL if not grade(*pair).correct] == []
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("gold", "pred"),
     [
         (r"(-1)^k\binom{n-1}{k-1}", r"\binom{n-1}{k-1}"),
         (r"\cos(n\pi)+n!", r"1+n!"),
@@ -142,12 +142,12 @@ def test_formulas_are_equal_or_not_whatever_the_points_are(key: str, monkeypatch
     ],
 )
 def test_what_differs_at_few_whole_numbers_differs_under_every_secret(
-    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+    gold: str, pred: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accepted = []
     for number in range(300):
         monkeypatch.setenv(secret.VARIABLE, f"{number:032x}")
-        if grade(one, f"\\boxed{{{other}}}").correct:
+        if grade(gold, f"\\boxed{{{pred}}}").correct:
             accepted.append(number)
     assert accepted == []
 
@@ -175,9 +175,9 @@ def test_a_text_with_values_in_few_places_is_not_right_for_several_formulas(
 
 def test_no_number_is_the_value_of_a_formula_in_whole_number_letters() -> None:
     formulas = [
-        f"{one}{operator}{other}{end}"
-        for one, other in product("jkmn", repeat=2)
-        if one != other
+        f"{left}{operator}{right}{end}"
+        for left, right in product("jkmn", repeat=2)
+        if left != right
         for operator in ("-", "+")
         for end in ("", "+1", "-3")
     ]
@@ -196,27 +196,27 @@ def test_the_points_depend_on_the_pair_and_the_secret_alone(monkeypatch: pytest.
         ("x^2-1", "(x-1)(x+1)"),
         (r"\sin 2x", r"2\sin x\cos x"),
     ]
-    for one, other in pairs:
+    for left, right in pairs:
         points = {}
         for key in SECRETS:
             monkeypatch.setenv(secret.VARIABLE, key)
             first, second, mirrored = (
-                identity(a, b) for a, b in (2 * [(node(one), node(other))] + [(node(other), node(one))])
+                identity(a, b) for a, b in (2 * [(node(left), node(right))] + [(node(right), node(left))])
             )
             assert first is not None
             assert first == second == mirrored
             points[key] = str(first.points)
         assert len(set(points.values())) == len(SECRETS)
-    one, other = ((node(a), node(b)) for a, b in (("x+x", "2x"), ("x+x+x", "3x")))
-    assert identity(*one) != identity(*other)
+    left, right = ((node(a), node(b)) for a, b in (("x+x", "2x"), ("x+x+x", "3x")))
+    assert identity(*left) != identity(*right)
 
 
 def test_whole_number_letters_stand_in_general_position() -> None:
     a, b = node("n-k+m"), node("m-k+n!")
     source = whole_points(Random(1), a, b, ["k", "m", "n"], {"k", "m", "n"})
     points = [next(source) for _ in range(60)]
-    for one, other in (("k", "m"), ("m", "n"), ("k", "n")):
-        differences = {point[one] - point[other] for point in points}
+    for left, right in (("k", "m"), ("m", "n"), ("k", "n")):
+        differences = {point[left] - point[right] for point in points}
         assert len(differences) > 20
         assert min(differences) < 0 < max(differences)
 
@@ -350,9 +350,9 @@ def test_child_processes_inherit_the_secret(monkeypatch: pytest.MonkeyPatch) -> 
     import sys
 
     monkeypatch.delenv(secret.VARIABLE, raising=False)
-    ours = secret.secret()
+    parent_secret = secret.secret()
     program = "from rstar2.eval.grader.values.secret import secret; print(secret().hex())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=True
     )
-    assert done.stdout.strip() == ours.hex()
+    assert process.stdout.strip() == parent_secret.hex()

@@ -1,4 +1,4 @@
-"""What letters stand for: bound ones, those of numbers, families, quantifiers and conditions."""
+"""Meanings of letters: bound letters, letters of number sets, families, quantifiers and conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an answer is not correct: every verdict has one reason, and what the grader could not decide is told apart."""
+"""Every verdict has one reason. Answers that the grader could not decide are distinguished from wrong answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.allows_grader_defects
 
 
 @pytest.mark.parametrize(
-    ("verdict", "why"),
+    ("verdict", "reason"),
     [
         (Verdict("correct", "1", "integer"), None),
         (Verdict("wrong", "1", "integer"), "wrong"),
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.allows_grader_defects
         (Verdict("invalid", None, "no gold answer"), "invalid"),
     ],
 )
-def test_every_verdict_has_one_reason(verdict: Verdict, why: Missed | None) -> None:
-    assert missed(verdict) == why
+def test_every_verdict_has_one_reason(verdict: Verdict, reason: Missed | None) -> None:
+    assert missed(verdict) == reason
 
 
 def test_every_reason_has_its_words() -> None:
@@ -51,9 +51,11 @@ def test_every_reason_has_its_words() -> None:
     assert {missed(Verdict(name, "1", "")) for name in get_args(VerdictName)} <= {None, *LABELS}
 
 
-@pytest.mark.parametrize(("gold", "answer", "why"), [("42", "\\boxed{41}", "wrong"), ("42", "", "no_answer")])
-def test_the_reasons_are_those_of_real_verdicts(gold: str, answer: str, why: Missed) -> None:
-    assert missed(grade(gold, answer)) == why
+@pytest.mark.parametrize(
+    ("gold", "answer", "reason"), [("42", "\\boxed{41}", "wrong"), ("42", "", "no_answer")]
+)
+def test_the_reasons_are_those_of_real_verdicts(gold: str, answer: str, reason: Missed) -> None:
+    assert missed(grade(gold, answer)) == reason
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_defect_in_this_process_or_in_a_grading_process_fails_a_test(
 ) -> None:
     grade("42", "\\boxed{41}")
     grader_defects.refuse_defects()
-    # Grading processes import a grader whose comparison is broken.
+    # The grading processes import a grader with a broken comparison.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, rstar2.eval.grader\n"
         "module = sys.modules['rstar2.eval.grader.grading']\n"
@@ -93,7 +95,7 @@ def test_a_defect_in_this_process_or_in_a_grading_process_fails_a_test(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with GraderPool() as pool:
         assert pool.grade("\\sqrt{8}", "\\sqrt{7}").rule == INTERNAL_ERROR
-        assert pool.grade("\\sqrt{8}", "2\\sqrt{2}").correct, "the process goes on"
+        assert pool.grade("\\sqrt{8}", "2\\sqrt{2}").correct, "the grading process still works"
     with pytest.raises(AssertionError, match="internal error"):
         grader_defects.refuse_defects()
     grader_defects.noted.clear()

@@ -1,4 +1,4 @@
-"""The pool: started processes, a hard deadline, any thread."""
+"""The grader's pool: its processes, its hard deadline, and use from any thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def pool():
-    with GraderPool(workers=2) as opened:
-        yield opened
+    with GraderPool(workers=2) as grader_pool:
+        yield grader_pool
 
 
 def children(pool: GraderPool) -> list[int]:
@@ -49,15 +49,15 @@ def test_the_pool_gives_the_verdicts_of_the_function_in_order(pool):
 
 
 def test_threads_may_share_a_pool(pool):
-    seen = []
+    verdicts = []
     threads = [
-        threading.Thread(target=lambda: seen.append(pool.grade(SLOW_GOLD, SLOW_PRED))) for _ in range(20)
+        threading.Thread(target=lambda: verdicts.append(pool.grade(SLOW_GOLD, SLOW_PRED))) for _ in range(20)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=600)
-    assert [verdict.verdict for verdict in seen] == ["correct"] * 20
+    assert [verdict.verdict for verdict in verdicts] == ["correct"] * 20
 
 
 async def test_grading_does_not_block_the_event_loop(pool):
@@ -95,7 +95,7 @@ def test_a_worker_that_stays_stopped_is_given_up_however_long_the_output(monkeyp
     with GraderPool(workers=2) as pool:
         for pid in children(pool):
             os.kill(pid, signal.SIGSTOP)
-        # The second fills the pipe, which nobody reads.
+        # The second output fills the pipe, because the stopped worker does not read.
         for length in (1_000, 1_000_000):
             verdict = pool.grade(SLOW_GOLD, "x" * length + SLOW_PRED)
             assert (verdict.verdict, verdict.grader_failed) == ("timeout", True)
@@ -116,9 +116,11 @@ def test_closing_leaves_no_process_behind():
 
 def test_closing_ends_gradings_that_are_under_way():
     pool = GraderPool(workers=1, timeout_s=60)
-    seen = []
+    verdicts = []
     hard = "\\boxed{" + "+".join(f"\\sqrt{{{i}}}^{{\\sqrt{{{i + 1}}}}}" for i in range(2, 120)) + "}"
-    threads = [threading.Thread(target=lambda: seen.append(pool.grade(SLOW_GOLD, hard))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: verdicts.append(pool.grade(SLOW_GOLD, hard))) for _ in range(4)
+    ]
     os.kill(children(pool)[0], signal.SIGSTOP)
     for thread in threads:
         thread.start()
@@ -126,7 +128,7 @@ def test_closing_ends_gradings_that_are_under_way():
     pool.close()
     for thread in threads:
         thread.join(timeout=240)
-    assert [(verdict.verdict, verdict.rule) for verdict in seen] == [
+    assert [(verdict.verdict, verdict.rule) for verdict in verdicts] == [
         ("unparsed", "not verified: the pool is closed")
     ] * 4
 
@@ -152,7 +154,7 @@ def test_deadlines_one_after_another_leave_a_pool_that_grades_and_cost_no_other_
         assert [verdict.verdict for verdict in verdicts] == ["timeout", "correct"] * 3
         assert [missed(verdict) for verdict in verdicts] == ["deadline", None] * 3
         assert len(children(pool)) == 2
-        assert not pids & set(children(pool)), "each worker passed a deadline, and another one took its place"
+        assert not pids & set(children(pool)), "each worker passed a deadline and was replaced"
         wait_until(lambda: not running(list(pids)))
 
 
@@ -198,7 +200,7 @@ def test_an_answer_that_needs_more_memory_than_a_worker_has_is_too_much_work(
         (pid,) = children(pool)
         assert missed(pool.grade(SLOW_GOLD, "\\sqrt{7}")) == "work"
         assert pool.grade(SLOW_GOLD, SLOW_PRED).correct
-        assert children(pool) == [pid], "the same process goes on"
+        assert children(pool) == [pid], "the worker was not replaced"
 
 
 def test_a_pool_refuses_sizes_that_mean_nothing():

@@ -16,16 +16,17 @@ SYMMETRIC = [
     (gold, answer, equal)
     for kind, rows in KINDS.items()
     for gold, answer, equal in rows
-    # An equation states a value, an option quotes its letter, an interval may be a pair; not the other way round.
+    # Left out are kinds in which gold and answer have different roles: an equation states a value, an option quotes its
+    # letter, and an interval may be a pair.
     if kind != "choices" and ("=" in gold) == ("=" in answer) and not re.fullmatch(r"\(-?\d+,-?\d+\)", answer)
 ]
-TYPED = r"""
+TOKENS = r"""
     \frac \dfrac \sqrt { } ( ) [ ] \{ \} , ; 1 2 3 10 0 x y n = < > \le \in \cup \setminus \pm ^ _ + - * / ! % |
     \circ \text{ \begin{pmatrix} \end{pmatrix} \begin{cases} & \\ \pi e i \infty \sin \log \sum \int \lim \left
     \right . : ' \boxed{ <answer> $ \mathbb{R} \overline \binom \pmod cm and or √ ½ ² ° \emptyset \ldots \lfloor
     \rfloor \mid \choose f( 9^{9^ 10^ degree \det \implies __import__('os') 1e9 0.5 .5 1,000 #### answer:
 """
-PIECES = TYPED.split()
+PIECES = TOKENS.split()
 soup = st.lists(st.sampled_from(PIECES), max_size=25).flatmap(
     lambda parts: st.sampled_from(["", " "]).map(lambda gap: gap.join(parts))
 )
@@ -34,8 +35,8 @@ integers = st.integers(-(10**12), 10**12)
 rationals = st.fractions(min_value=-1000, max_value=1000, max_denominator=400)
 
 
-def printed(value: Fraction) -> list[str]:
-    """The forms in which people print a fraction."""
+def fraction_forms(value: Fraction) -> list[str]:
+    """Returns the forms in which people print a fraction."""
     p, q = value.numerator, value.denominator
     sign, n = ("-" if p < 0 else ""), abs(p)
     forms = [
@@ -55,11 +56,11 @@ def printed(value: Fraction) -> list[str]:
         forms.append(rf"{sign}\frac{n}{q}" if n < 10 else "")
     if n > q > 1:
         forms += [rf"{sign}{n // q}\frac{{{n % q}}}{{{q}}}", f"{sign}{n // q} {n % q}/{q}"]
-    rest = q
+    cofactor = q
     for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    if rest == 1:
+        while cofactor % prime == 0:
+            cofactor //= prime
+    if cofactor == 1:
         forms.append(f"{sign}{decimal(Fraction(n, q))}")
     return forms
 
@@ -112,7 +113,7 @@ def test_an_answer_equals_itself(text):
 @settings(max_examples=60)
 @given(rationals)
 def test_a_number_equals_itself_in_every_printed_form(value):
-    for form in printed(value):
+    for form in fraction_forms(value):
         assert grade(str(value), f"\\boxed{{{form}}}").correct, form
         assert grade(form, str(value)).correct, form
 
@@ -129,8 +130,8 @@ def test_an_integer_equals_itself_in_every_printed_form(value):
 @given(rationals, rationals)
 def test_different_numbers_are_never_equal_in_any_printed_form(a, b):
     assume(a != b)
-    for one, other in zip(printed(a), printed(b), strict=False):
-        assert not grade(one, f"\\boxed{{{other}}}").correct, (one, other)
+    for form_of_a, form_of_b in zip(fraction_forms(a), fraction_forms(b), strict=False):
+        assert not grade(form_of_a, f"\\boxed{{{form_of_b}}}").correct, (form_of_a, form_of_b)
 
 
 @settings(max_examples=60)
@@ -164,10 +165,10 @@ def test_equality_of_answers_is_symmetric():
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=6, unique=True), st.randoms(use_true_random=False))
 def test_sets_do_not_depend_on_order_and_tuples_do(values, random):
     shuffled = random.sample(values, len(values))
-    one, other = ", ".join(map(str, values)), ", ".join(map(str, shuffled))
-    assert grade(rf"\{{{one}\}}", rf"\{{{other}\}}").correct
-    assert grade(one, other).correct
-    assert grade(f"({one})", f"({other})").correct == (values == shuffled)
+    members, shuffled_members = ", ".join(map(str, values)), ", ".join(map(str, shuffled))
+    assert grade(rf"\{{{members}\}}", rf"\{{{shuffled_members}\}}").correct
+    assert grade(members, shuffled_members).correct
+    assert grade(f"({members})", f"({shuffled_members})").correct == (values == shuffled)
 
 
 @settings(max_examples=40)
@@ -180,10 +181,10 @@ def test_an_interval_equals_its_inequality_and_no_other(low, high, opening, clos
     assert grade(f"x \\in {interval}", inequality).correct
     assert grade(inequality, interval).correct
     assert grade(interval, f"x \\in {interval}").correct
-    # A pair in parentheses may be a point, which no inequality is.
+    # A pair in parentheses may be a point. A point equals no inequality.
     assert grade(interval, inequality).correct == (opening + closing != "()")
-    other = f"{'(' if opening == '[' else '['}{low}, {high}{closing}"
-    assert not grade(interval, other).correct
+    other_interval = f"{'(' if opening == '[' else '['}{low}, {high}{closing}"
+    assert not grade(interval, other_interval).correct
 
 
 polynomials = st.lists(st.integers(-9, 9), min_size=2, max_size=5).filter(lambda c: any(c[1:]))

@@ -1,4 +1,4 @@
-"""Numbers with units and words: what they count or measure, and which they are."""
+"""Numbers with units and words: counted nouns, labels, ordinals, currencies, units and percentages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Final turns × reading rules × endings: which earn the reward of gold 42."""
+"""Final turns × reading rules × endings: the combinations that earn the reward for gold 42."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rstar2.loop.trace import Finish
 
 BOX = r"\boxed{42}"
 TURNS = [
-    # A final turn, and by which rules it is correct where it ended by itself, then where a budget ended it.
-    # p: paper, b: boxed, r: release, l: lenient, e: an evaluation.
+    # A final turn, the rules by which it is correct if it ended by itself, and the rules if a budget ended it.
+    # p: paper, b: boxed, r: release, l: lenient, e: the rule of evaluations.
     (f"so it is.</reason>\n<answer>{BOX}</answer>", "pbrle", "rle"),
     (f"<reason>so</reason><answer>It is {BOX}.</answer>", "pbrle", "rle"),
     (f"<answer>{BOX}</answer>", "pbrle", "rle"),
@@ -26,7 +26,7 @@ TURNS = [
     (f"</think><answer>{BOX}</answer>", "pbrle", "rle"),
     (r"</reason><answer>\boxed {42}</answer>", "pbrle", "rle"),
     ("</reason><answer>\\boxed\n{42}</answer>", "pbrle", "rle"),
-    # A box, but not in a closed <answer> behind the reasoning.
+    # The box is not in a closed <answer> after the reasoning.
     (f"so it is {BOX}", "brle", "rle"),
     (f"</reason>so it is {BOX}", "brle", "rle"),
     (f"</reason><answer>{BOX}", "brle", "rle"),
@@ -48,7 +48,7 @@ TURNS = [
     (f'</reason><answer>{BOX}</answer><tool_call>{{"name"', "rle", "rle"),
     (f'<tool_call>{{"code": "print(r\'{BOX}\')"}}</tool_call>', "", ""),
     (f'<tool_call>{{"code": "print(r\'{BOX}\')', "", ""),
-    # A box in a thought that the budget cut off; as a server that keeps thoughts apart sends it; one that has ended.
+    # A box in a thought. The budget cut it off, a server sent the thought separately, or the thought is complete.
     (f"<think>so it is {BOX}, and then", "brle", "rle"),
     (f"<think>so it is {BOX}, and then</think>\n", "brle", "rle"),
     (f"<think>so it is {BOX}</think>\nThus we", "", ""),
@@ -58,7 +58,7 @@ TURNS = [
     (rf"</reason><answer>-{BOX}</answer>", "", ""),
     (rf"</reason><answer>\boxed{{41}} or {BOX}</answer>", "", ""),
     (rf"</reason><answer>{BOX}^2</answer>", "", ""),
-    # Wrong, or nothing at all.
+    # A wrong answer, or no answer.
     (r"</reason><answer>\boxed{41}</answer>", "", ""),
     (f"{BOX}</reason><answer>\\boxed{{41}}</answer>", "", ""),
     (f"</reason><answer>{BOX}</answer> so \\boxed{{41}}", "ple", "l"),
@@ -71,16 +71,18 @@ TURNS = [
 RULES: dict[str, ReadingRule] = {"p": "paper", "b": "boxed", "r": "release", "l": "lenient"}
 
 
-@pytest.mark.parametrize(("turn", "answered", "cut_off"), TURNS)
+@pytest.mark.parametrize(("turn", "rules_if_answered", "rules_if_cut"), TURNS)
 @pytest.mark.parametrize("finish", ["answer", "max_tokens", "max_turns"])
-def test_which_rules_find_the_answer(turn: str, answered: str, cut_off: str, finish: Finish) -> None:
+def test_which_rules_find_the_answer(
+    turn: str, rules_if_answered: str, rules_if_cut: str, finish: Finish
+) -> None:
     parts = {
         letter: part_to_grade(turn, rule, finished(turn, finish == "answer"))
         for letter, rule in RULES.items()
     }
     parts["e"] = benchmark_part(turn, finished(turn, finish == "answer"))[0]
     correct = "".join(letter for letter, part in parts.items() if grade("42", part).correct)
-    assert correct == (answered if finish == "answer" else cut_off)
+    assert correct == (rules_if_answered if finish == "answer" else rules_if_cut)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ CASES = [
     ("x", "y", False),
     ("5", "\\boxed{5\\text{ apples and oranges}}", True),
 ]
-NOT_KNOWN = [
+UNKNOWN_NOTATION = [
     ("e^{i\\pi/3}", "\\operatorname{sic}(60^\\circ)"),
     ("5", "\\boxed{\\foo{5}}"),
     ("3-4i", "\\overline{3+4i}"),
@@ -110,5 +110,5 @@ def test_what_stands_around_an_answer_is_understood() -> None:
 
 
 def test_what_is_not_known_is_not_called_wrong() -> None:
-    verdicts = {(gold, output): grade(gold, output).verdict for gold, output in NOT_KNOWN}
+    verdicts = {(gold, output): grade(gold, output).verdict for gold, output in UNKNOWN_NOTATION}
     assert set(verdicts.values()) == {"unparsed"}, verdicts

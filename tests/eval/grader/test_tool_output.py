@@ -1,4 +1,4 @@
-r"""What a tool printed is no answer under any reading rule, however it is marked, nested, cut or split."""
+r"""The output of a tool is never an answer, under any reading rule, however it is marked, nested, cut or split."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MARKS = {
     ),
 }
 """What precedes and what follows tool output in the texts of models and training projects."""
-PRINTED = (
+PRINTED_TEXTS = (
     r"\boxed{42}",
     r"<answer>\boxed{42}</answer>",
     r"</reason><answer>\boxed{42}</answer>",
@@ -65,7 +65,7 @@ FINISHES: tuple[Finish, ...] = ("answer", "max_tokens")
 
 
 def correct_under(output: str, gold: str = "42") -> set[str]:
-    """The rules, and `eval` for an evaluation, under which an output is correct in any way that it may have ended."""
+    """Returns the rules under which an output is correct for at least one way of ending. `eval` means an evaluation."""
     parts = [
         (rule, part_to_grade(output, rule, finished(output, finish == "answer")))
         for rule in RULES
@@ -77,38 +77,38 @@ def correct_under(output: str, gold: str = "42") -> set[str]:
     return {rule for rule, part in parts if grade(gold, part).correct}
 
 
-@pytest.mark.parametrize("printed", PRINTED)
+@pytest.mark.parametrize("printed_text", PRINTED_TEXTS)
 @pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
 class TestOutput:
     """One tool output in a turn."""
 
-    def test_it_is_no_answer(self, mark: tuple[str, str], printed: str) -> None:
+    def test_it_is_no_answer(self, mark: tuple[str, str], printed_text: str) -> None:
         opening, closing = mark
         for output in (
-            f"{opening}{printed}{closing}",
-            f"Let me see. {opening}{printed}{closing}",
-            f"Let me see. {opening}{printed}",
-            f"Let me see. {opening}{printed}{closing} That is what it prints.",
-            f"Let me see. {opening}1{closing} Again. {opening}{printed}{closing} So be it.",
+            f"{opening}{printed_text}{closing}",
+            f"Let me see. {opening}{printed_text}{closing}",
+            f"Let me see. {opening}{printed_text}",
+            f"Let me see. {opening}{printed_text}{closing} That is what it prints.",
+            f"Let me see. {opening}1{closing} Again. {opening}{printed_text}{closing} So be it.",
         ):
             assert correct_under(output) == set(), output
 
-    def test_what_the_model_writes_after_it_is_one(self, mark: tuple[str, str], printed: str) -> None:
+    def test_what_the_model_writes_after_it_is_one(self, mark: tuple[str, str], printed_text: str) -> None:
         opening, closing = mark
-        output = f"Let me see. {opening}{printed}{closing}</reason><answer>\\boxed{{7}}</answer>"
+        output = f"Let me see. {opening}{printed_text}{closing}</reason><answer>\\boxed{{7}}</answer>"
         assert correct_under(output, "7") == {*RULES, "eval"}
         assert correct_under(output) == set()
 
 
-@pytest.mark.parametrize("printed", PRINTED)
+@pytest.mark.parametrize("printed_text", PRINTED_TEXTS)
 @pytest.mark.parametrize(
     "mark", [mark for mark in MARKS.values() if "assistant" not in mark[1]], ids=lambda mark: mark[0]
 )
 def test_what_the_model_wrote_before_an_output_is_its_answer_if_nothing_follows(
-    mark: tuple[str, str], printed: str
+    mark: tuple[str, str], printed_text: str
 ) -> None:
     opening, closing = mark
-    output = f"</reason><answer>\\boxed{{7}}</answer> {opening}{printed}{closing}"
+    output = f"</reason><answer>\\boxed{{7}}</answer> {opening}{printed_text}{closing}"
     assert correct_under(output) == set()
     assert correct_under(output, "7") == {*RULES, "eval"}
 
@@ -122,17 +122,17 @@ FENCES = [mark for mark in MARKS.values() if mark[0].startswith("```")]
 def test_an_output_that_prints_marks_of_outputs_stays_one(mark: tuple[str, str], box: str) -> None:
     opening, closing = mark
     for output in (
-        # The program prints what closes an output, or opens and closes others around a box.
+        # The program prints the mark that closes an output, or marks that open and close other outputs around a box.
         f"{opening}1{closing}{box}{closing}",
         f"{opening}1{closing}{box}{opening}2{closing}",
         f"{opening}{opening}1{closing}{box}{closing}",
         f"{opening}{opening}{box}{closing}{closing}",
-        # An output inside another one that is never closed.
+        # One output is inside another output that is never closed.
         f"{opening}1 {opening}2{closing}{box}",
         f"Let me see. {opening}{box} {opening}",
-        # The beginning of the output was cut off. A lone fence may as well belong to code.
+        # The beginning of the output was cut off. A lone fence could also belong to code, so fences are left out.
         *(() if mark in FENCES else (f"{box}{closing}", f"1 {box}{closing} So be it.")),
-        # The box is split by the marks.
+        # The marks split the box.
         f"\\boxed{{4{opening}1{closing}2}}",
         f"\\bo{opening}xed{{42}}{closing}",
         f"\\boxed{{{opening}42{closing}}}",
@@ -158,14 +158,14 @@ def test_an_output_that_prints_marks_of_outputs_stays_one(mark: tuple[str, str],
 def test_an_output_that_prints_marks_of_another_kind_stays_one(
     outer: tuple[str, str], inner: tuple[str, str]
 ) -> None:
-    for printed in (
+    for printed_text in (
         f"{inner[1]}\\boxed{{42}}",
         f"{inner[0]}1{inner[1]}\\boxed{{42}}",
         f"{inner[0]}\\boxed{{42}}",
     ):
-        assert correct_under(f"{outer[0]}{printed}{outer[1]}") == set()
-        assert correct_under(f"{outer[0]}{printed}") == set()
-        assert correct_under(f"{outer[0]}{printed}{outer[1]} It is \\boxed{{7}}.", "7") >= {
+        assert correct_under(f"{outer[0]}{printed_text}{outer[1]}") == set()
+        assert correct_under(f"{outer[0]}{printed_text}") == set()
+        assert correct_under(f"{outer[0]}{printed_text}{outer[1]} It is \\boxed{{7}}.", "7") >= {
             "release",
             "eval",
         }

@@ -1,4 +1,4 @@
-"""What an environment's record and files say of it."""
+"""The state of a harness's environment is read from its record and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway between a harness and the model: budgets, counts, and a model that is away or refuses."""
+"""The gateway between a harness and the model: budgets, counts, and a model that is unreachable or refuses."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -
     assert answer["choices"][0]["message"]["content"] == "hi"
     assert answer["usage"]["completion_tokens"] == 7
     assert [reply.text for reply in conversation.replies] == ["hi"]
-    (asked,) = server.asked
-    assert (asked["temperature"], asked["max_tokens"], asked["model"]) == (0.0, 33, "scripted")
+    (request,) = server.requests
+    assert (request["temperature"], request["max_tokens"], request["model"]) == (0.0, 33, "scripted")
     assert late.status_code == 400
 
 
 async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() -> None:
-    said = "<reason>[f(a=0)] is wrong.</reason><answer>[f(a=1)]</answer>"
-    with serving(ChatStandIn(lambda body: said)) as server:
+    reply_text = "<reason>[f(a=0)] is wrong.</reason><answer>[f(a=1)]</answer>"
+    with serving(ChatStandIn(lambda body: reply_text)) as server:
         async with (
             aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
@@ -58,11 +58,11 @@ async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() 
         ):
             answer = (await post(conversation.url)).json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "[f(a=1)]"}
-    assert [reply.text for reply in conversation.replies] == [said]
+    assert [reply.text for reply in conversation.replies] == [reply_text]
 
 
 async def test_the_openai_client_of_a_harness_reads_the_answer_and_a_refusal() -> None:
-    said: list[Any] = [{"role": "user", "content": "hello"}]
+    messages: list[Any] = [{"role": "user", "content": "hello"}]
     with serving(ChatStandIn(lambda body: "hi")) as server:
         async with (
             aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
@@ -70,15 +70,15 @@ async def test_the_openai_client_of_a_harness_reads_the_answer_and_a_refusal() -
         ):
             async with gateway.conversation("a", 0) as conversation:
                 client = openai.AsyncOpenAI(base_url=conversation.url, api_key="none", max_retries=0)
-                answer = await client.chat.completions.create(model="theirs", messages=said)
-            with pytest.raises(openai.BadRequestError, match="this conversation has ended") as refused:
-                await client.chat.completions.create(model="theirs", messages=said)
+                answer = await client.chat.completions.create(model="theirs", messages=messages)
+            with pytest.raises(openai.BadRequestError, match="this conversation has ended") as error:
+                await client.chat.completions.create(model="theirs", messages=messages)
             await client.close()
     choice = answer.choices[0]
     assert (answer.model, choice.message.content, choice.finish_reason) == ("theirs", "hi", "stop")
     assert answer.usage is not None
     assert (answer.usage.completion_tokens, answer.object) == (7, "chat.completion")
-    assert refused.value.type == "invalid_request_error"
+    assert error.value.type == "invalid_request_error"
 
 
 async def test_each_sample_of_each_problem_has_seeds_of_its_own() -> None:
@@ -91,40 +91,40 @@ async def test_each_sample_of_each_problem_has_seeds_of_its_own() -> None:
             for problem, sample in (("a", 0), ("a", 1), ("b", 0), ("a", 0)):
                 async with gateway.conversation(problem, sample) as conversation:
                     await post(conversation.url)
-    *seeds, again = [asked["seed"] for asked in server.asked]
+    *seeds, repeated_seed = [request["seed"] for request in server.requests]
     assert len(set(seeds)) == 3
-    assert again == seeds[0]
+    assert repeated_seed == seeds[0]
 
 
-class Asks:
-    """A harness's program that asks once, and then cannot read the reply."""
+class OneRequestProcess:
+    """A harness's program that sends one request and then cannot read the reply."""
 
     async def ask(self, action: str, **arguments: Any) -> Any:
         answer = await post(arguments["url"])
         raise Refused(f"HTTP {answer.status_code}")
 
 
-async def made(url: str, wait_s: float = TIMEOUT_S) -> dict[str, Any]:
+async def record_of_sample(url: str, wait_s: float = TIMEOUT_S) -> dict[str, Any]:
     problem = Problem("simple_0", "?", "[]")
     async with (
         aclosing(ServerChat(url, "scripted", RetryPolicy(wait_s), TIMEOUT_S)) as chat,
         Gateway(chat, SETTINGS) as gateway,
     ):
-        method = BFCLMethod(Asks(), gateway, SETTINGS, {})  # type: ignore[arg-type]
+        method = BFCLMethod(OneRequestProcess(), gateway, SETTINGS, {})  # type: ignore[arg-type]
         trace = await method.sample(problem, 0)
     return {"extracted": trace.extracted, "text": trace.final_text}
 
 
 async def test_a_server_that_is_away_or_refuses_is_no_wrong_answer() -> None:
     with pytest.raises(ServiceGone):
-        await made(f"http://127.0.0.1:{free_port()}", wait_s=0.5)
+        await record_of_sample(f"http://127.0.0.1:{free_port()}", wait_s=0.5)
     with serving(ChatStandIn(lambda body: "hi")) as server, pytest.raises(EngineError, match="HTTP 404"):
-        await made(f"{server.url}/elsewhere")
+        await record_of_sample(f"{server.url}/elsewhere")
 
 
 async def test_a_reply_that_the_harness_cannot_read_is_recorded_as_the_harness_does() -> None:
     with serving(ChatStandIn(lambda body: "hi")) as server:
-        assert await made(server.url) == {
+        assert await record_of_sample(server.url) == {
             "extracted": '{"id": "simple_0", "result": "Error during inference: HTTP 200"}',
             "text": "hi",
         }

@@ -1,4 +1,4 @@
-"""A harness's program: requests and replies by lines of JSON, and what happens when it fails or dies."""
+"""A harness's program: requests and replies as lines of JSON, and programs that fail or die."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Worker:
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
-    """Its environment is the one that runs the tests, which has nothing to install."""
+    """A harness whose environment is the one that runs the tests, so that nothing needs to be installed."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    found = Harness("toy", ("toy",), (), ("json",))
-    found.python.parent.mkdir(parents=True)
-    os.symlink(sys.executable, found.python)
+    toy_harness = Harness("toy", ("toy",), (), ("json",))
+    toy_harness.python.parent.mkdir(parents=True)
+    os.symlink(sys.executable, toy_harness.python)
     (tmp_path / "toy_worker.py").write_text(WORKER)
-    return found
+    return toy_harness
 
 
 def running(
@@ -58,8 +58,8 @@ def running(
 
 async def test_many_requests_at_once_get_their_own_answers(harness: Harness, tmp_path: Path) -> None:
     async with running(harness, tmp_path) as process:
-        asked = [process.ask("say", times=times) for times in range(50)]
-        assert await asyncio.gather(*asked) == ["ab" * times for times in range(50)]
+        requests = [process.ask("say", times=times) for times in range(50)]
+        assert await asyncio.gather(*requests) == ["ab" * times for times in range(50)]
     assert "printed to standard output" in (tmp_path / "log").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The harnesses themselves, from their packages: BFCL led by an oracle, checkers of instructions beside others'."""
+"""The real harnesses from their packages: BFCL with an oracle as the model, and instruction checkers compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from string import Formatter
 from typing import Any
 
 import pytest
-from support.eval.made_answers import ANSWERS, rows
+from support.eval.ifeval_answers import ANSWERS, rows
 from support.servers.chat_standin import ChatStandIn
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
@@ -86,79 +86,81 @@ class Worker(instructions.Worker):
 
 @pytest.fixture(scope="module", autouse=True)
 def _environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Made by the tests that need them, or kept from run to run in the folder that RSTAR2_HARNESSES names."""
-    kept = os.environ.get("RSTAR2_HARNESSES") or str(tmp_path_factory.mktemp("harnesses"))
+    """Keep the harnesses' environments in the folder RSTAR2_HARNESSES, or in a temporary folder if it is not set."""
+    data_folder = os.environ.get("RSTAR2_HARNESSES") or str(tmp_path_factory.mktemp("harnesses"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", kept)
+        patch.setenv("XDG_DATA_HOME", data_folder)
         yield
 
 
 @cache
-def made(name: str) -> Harness:
-    """The harness of a benchmark, whose environment is set up once for all tests."""
+def harness_for(name: str) -> Harness:
+    """Returns the harness of a benchmark. Its environment is set up once for all tests."""
     set_up(harness_of(name))
     return harness_of(name)
 
 
 @cache
 def entries(name: str) -> list[Problem]:
-    """All problems of a benchmark that its harness has."""
-    made(name)
+    """Returns all problems of a benchmark's harness."""
+    harness_for(name)
     return find(name).load(BenchmarkFiles(), EvalSettings())
 
 
 async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> None:
-    other = Harness("lm-eval", ("ifeval",), ("packaging==25.0",), ("lm_eval",), ("lm-eval==0.4.13",))
-    set_up(other)
-    (packages,) = other.folder.glob("lib/python*/site-packages")
+    lm_eval = Harness("lm-eval", ("ifeval",), ("packaging==25.0",), ("lm_eval",), ("lm-eval==0.4.13",))
+    set_up(lm_eval)
+    (packages,) = lm_eval.folder.glob("lib/python*/site-packages")
     (tmp_path / "beside.py").write_text(LM_EVAL)
-    compared, differ = 0, []
+    compared, differences = 0, []
     paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{packages}"}
-    worker = started(made("ifeval"), "beside", {"benchmark": "ifeval"}, tmp_path / "log", paths)
+    worker = started(harness_for("ifeval"), "beside", {"benchmark": "ifeval"}, tmp_path / "log", paths)
     async with worker as process:
         for row in rows():
             for answer in ANSWERS:
-                ours = await process.ask("score", row=row, response=answer)
-                theirs = await process.ask("by_lm_eval", row=row, response=answer)
+                own_results = await process.ask("score", row=row, response=answer)
+                lm_eval_results = await process.ask("by_lm_eval", row=row, response=answer)
                 compared += 1
-                if [(each["strict"], each["loose"]) for each in ours] != [
-                    (each["strict"], each["loose"]) for each in theirs
+                if [(each["strict"], each["loose"]) for each in own_results] != [
+                    (each["strict"], each["loose"]) for each in lm_eval_results
                 ]:
-                    differ.append((row["instruction_id_list"], answer))
+                    differences.append((row["instruction_id_list"], answer))
     assert compared >= 200
-    assert differ == []
+    assert differences == []
 
 
 async def test_ifbenchs_replies_score_as_by_its_own_evaluator(tmp_path: Path) -> None:
-    harness = made("ifbench")
+    harness = harness_for("ifbench")
     (tmp_path / "beside.py").write_text(IFBENCH)
     outcomes: Counter[str] = Counter()
-    differ = []
+    differences = []
     worker = started(
         harness, "beside", {"benchmark": "ifbench"}, tmp_path / "log", {"PYTHONPATH": str(tmp_path)}
     )
     async with worker as process:
         replies = await process.ask("samples")
         for row in await process.ask("prompts"):
-            # if-verifiable removes what is blank around a reply; it changes the strict score of one of these.
-            asked = {"row": row, "response": replies[row["prompt"]].strip()}
+            # if-verifiable strips blanks around a reply. This changes the strict score of one of these replies.
+            arguments = {"row": row, "response": replies[row["prompt"]].strip()}
             try:
-                theirs = await process.ask("by_ifbench", **asked)
+                ifbench_results = await process.ask("by_ifbench", **arguments)
             except Refused:
                 with pytest.raises(Refused, match="averaged_perceptron_tagger"):
-                    await process.ask("score", **asked)
+                    await process.ask("score", **arguments)
                 outcomes["not verified"] += 1
                 continue
-            ours = [[each["strict"], each["loose"]] for each in await process.ask("score", **asked)]
-            outcomes[str(all(strict for strict, _ in theirs))] += 1
-            if ours != theirs:
-                differ.append((row["key"], row["instruction_id_list"], ours, theirs))
-    assert differ == []
+            own_results = [
+                [each["strict"], each["loose"]] for each in await process.ask("score", **arguments)
+            ]
+            outcomes[str(all(strict for strict, _ in ifbench_results))] += 1
+            if own_results != ifbench_results:
+                differences.append((row["key"], row["instruction_id_list"], own_results, ifbench_results))
+    assert differences == []
     assert outcomes == {"True": 75, "False": 213, "not verified": 6}
 
 
 async def test_arena_hards_prompt_has_its_fields_and_its_labels(tmp_path: Path) -> None:
-    async with started(made("arena-hard"), "arena_hard", {}, tmp_path / "log") as process:
+    async with started(harness_for("arena-hard"), "arena_hard", {}, tmp_path / "log") as process:
         words = await process.ask("words")
     fields = {name for _, name, _, _ in Formatter().parse(words["template"]) if name is not None}
     assert fields == {"question", "answer_1", "answer_2"}
@@ -169,10 +171,11 @@ async def test_arena_hards_prompt_has_its_fields_and_its_labels(tmp_path: Path) 
 
 
 def oracle(single: list[Problem], several: list[Problem]) -> ChatStandIn:
-    """Answers from BFCL's possible answers, to problems of one turn and of several.
+    """Returns a model that gives one of BFCL's possible answers, except for deliberate mistakes.
 
-    Half of the first kind's come after reasoning; every fifth of them calls an unknown function. Of the second kind's
-    conversations, every third makes no call.
+    Args:
+        single: Problems of one turn. Half of the answers come after reasoning. Every fifth calls an unknown function.
+        several: Problems of several turns. In every third conversation, the model makes no call.
     """
     thoughts = ("", "<think>Not [f(a=0)], I think.</think>\n\n", "", "<reason>A [list]?</reason>")
     answers = {
@@ -189,24 +192,24 @@ def oracle(single: list[Problem], several: list[Problem]) -> ChatStandIn:
     }
 
     def reply(body: dict[str, Any]) -> str:
-        asked = [message["content"] for message in body["messages"] if message["role"] == "user"]
-        if (answer := answers.get("\n\n".join(asked))) is not None:
+        user_messages = [message["content"] for message in body["messages"] if message["role"] == "user"]
+        if (answer := answers.get("\n\n".join(user_messages))) is not None:
             return answer
-        (script,) = (script for text, script in scripts.items() if text.startswith(asked[0]))
+        (script,) = (script for text, script in scripts.items() if text.startswith(user_messages[0]))
         return script[sum(message["role"] == "assistant" for message in body["messages"])]
 
     return ChatStandIn(reply)
 
 
 def _calls(problem: Problem) -> str:
-    """The first possible answer to an entry of one turn, as the prompt asks for it; no call where none is due."""
+    """Returns the first possible answer to a problem of one turn, in the prompt's format. A refusal has no call."""
     if problem.answer in ("irrelevance", "live_irrelevance"):
         return "None of these functions helps here."
     calls = []
     for call in json.loads(problem.answer):
         ((name, arguments),) = call.items()
-        given = {key: values[0] for key, values in arguments.items() if values[0] != ""}
-        calls.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})")
+        required = {key: values[0] for key, values in arguments.items() if values[0] != ""}
+        calls.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in required.items())})")
     return f"[{', '.join(calls)}]"
 
 
@@ -214,16 +217,18 @@ def category_of(problem: Problem) -> str:
     return problem.id.rpartition("_")[0]
 
 
-def some_plain(problems: list[Problem]) -> list[Problem]:
-    """Four plain problems of each category, no two of which ask the same; each category in turn."""
-    several: dict[str, list[Problem]] = {}
+def choose_plain(problems: list[Problem]) -> list[Problem]:
+    """Returns four plain problems with different questions from each category. The categories alternate."""
+    by_category: dict[str, list[Problem]] = {}
     for problem in {problem.problem: problem for problem in problems if plain(problem)}.values():
-        several.setdefault(category_of(problem), []).append(problem)
-    return [problem for each in zip(*several.values(), strict=False) for problem in each][: 4 * len(several)]
+        by_category.setdefault(category_of(problem), []).append(problem)
+    return [problem for each in zip(*by_category.values(), strict=False) for problem in each][
+        : 4 * len(by_category)
+    ]
 
 
 def plain(problem: Problem) -> bool:
-    """Whether every argument is a number, a word or a list of them, of a Python function."""
+    """Returns whether a problem's functions are Python functions with only numbers, words and lists as arguments."""
     if problem.answer in ("irrelevance", "live_irrelevance"):
         return True
     category = category_of(problem).removeprefix("live_")
@@ -235,20 +240,20 @@ def plain(problem: Problem) -> bool:
     return all(value and "{" not in repr(value[0]) for value in values)
 
 
-def some_conversations(problems: list[Problem]) -> list[Problem]:
-    """Three of each category of several turns."""
-    found: list[Problem] = []
+def choose_conversations(problems: list[Problem]) -> list[Problem]:
+    """Returns three conversations from each category of problems with several turns."""
+    conversations: list[Problem] = []
     for category in MULTI_TURN:
-        several = [
+        candidates = [
             problem for problem in problems if category_of(problem) == category and named_arguments(problem)
         ]
-        # The categories ask the same; each takes other ones, by which the oracle knows them.
-        found += several[len(found) : len(found) + 3]
-    return found
+        # The categories have the same questions. Each takes different ones, because the oracle goes by the question.
+        conversations += candidates[len(conversations) : len(conversations) + 3]
+    return conversations
 
 
 def native_oracle(problems: list[Problem]) -> ChatStandIn:
-    """Makes the calls of possible answers as `tool_calls`; every fifth problem gets a call of an unknown function."""
+    """Returns a model that makes the calls as `tool_calls`. In every fifth problem it calls an unknown function."""
     scripts = {
         problem.problem: [[("no_such_function", {})]] if at % 5 == 4 else _native_calls(problem)
         for at, problem in enumerate(problems)
@@ -257,12 +262,12 @@ def native_oracle(problems: list[Problem]) -> ChatStandIn:
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         assert body["tools"]
         first = next(message["content"] for message in body["messages"] if message["role"] == "user")
-        (script,) = (script for asked, script in scripts.items() if asked.startswith(first))
+        (script,) = (script for question, script in scripts.items() if question.startswith(first))
         place = sum(message["role"] == "assistant" for message in body["messages"])
         calls = script[place] if place < len(script) else []
         if not calls:
             return {"content": "<think>[no(call=1)]</think>Done."}
-        made = [
+        tool_calls = [
             {
                 "id": f"call_{at}",
                 "type": "function",
@@ -270,13 +275,13 @@ def native_oracle(problems: list[Problem]) -> ChatStandIn:
             }
             for at, (name, values) in enumerate(calls)
         ]
-        return {"content": None, "tool_calls": made}
+        return {"content": None, "tool_calls": tool_calls}
 
     return ChatStandIn(reply)
 
 
 def _native_calls(problem: Problem) -> list[list[tuple[str, dict[str, Any]]]]:
-    """The calls of each reply, by name and arguments; an empty list where there is to be none."""
+    """Returns the calls of each reply as (name, arguments). The list is empty for a reply without calls."""
     if problem.answer in ("irrelevance", "live_irrelevance"):
         return [[]]
     answer = json.loads(problem.answer)
@@ -302,15 +307,15 @@ def _native_calls(problem: Problem) -> list[list[tuple[str, dict[str, Any]]]]:
 
 
 def named_arguments(problem: Problem) -> bool:
-    """Whether every call of a conversation names its arguments, as the harness reads a model's calls."""
+    """Returns whether every call of a conversation has only keyword arguments, which the harness requires."""
     calls = [ast.parse(call, mode="eval").body for turn in json.loads(problem.answer) for call in turn]
     return all(isinstance(call, ast.Call) and not call.args for call in calls)
 
 
-async def led(
+async def run_harness(
     name: str, problems: list[Problem], out: Path, model: ChatStandIn, samples: int = 1, native: bool = False
 ) -> tuple[EvalResult, dict[str, float]]:
-    """What a model scores, and what the harness says of all results of its first samples in one go."""
+    """Evaluate a model. Returns the result, and the scores that the harness computes from all first samples at once."""
     benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=TIMEOUT_S)
     with serving(model) as server:
         retries = RetryPolicy(TIMEOUT_S)
@@ -320,15 +325,15 @@ async def led(
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services(retries, (chat,)))
                 traces = read_traces(out / "out" / "traces.jsonl")
-                made = [json.loads(trace.extracted or "") for trace in traces if trace.sample == 0]
+                extracted = [json.loads(trace.extracted or "") for trace in traces if trace.sample == 0]
                 assert isinstance(method, BFCLMethod)
-                return result, await method.read_back(made)
+                return result, await method.read_back(extracted)
 
 
 def check(
-    out: Path, right: dict[str, bool], samples: int, result: EvalResult, again: dict[str, float]
+    out: Path, right: dict[str, bool], samples: int, result: EvalResult, scores_read_back: dict[str, float]
 ) -> None:
-    """Every sample of a problem is right or is not, and the harness reads the same scores of the results."""
+    """Check that each problem's samples are all right or all wrong, and that the harness computes the same scores."""
     traces = list(read_traces(out / "out" / "traces.jsonl"))
     assert [
         (trace.problem_id, trace.sample, trace.rule, trace.final_text, trace.extracted)
@@ -337,24 +342,25 @@ def check(
     ] == []
     assert Counter(trace.problem_id for trace in traces) == dict.fromkeys(right, samples)
     scores = {key: score["value"] for key, score in result.summary["scores"].items()}
-    assert {category: pytest.approx(scores[category]) for category in again} == again
+    assert {category: pytest.approx(scores[category]) for category in scores_read_back} == scores_read_back
 
 
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
 def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     name: str, tmp_path: Path
 ) -> None:
-    every = entries(name)
-    unanswered = {problem.answer for problem in every if not problem.answer.startswith("[")}
+    problems = entries(name)
+    unanswered = {problem.answer for problem in problems if not problem.answer.startswith("[")}
     assert unanswered == {"irrelevance", "live_irrelevance", "live_relevance"}
-    single, several = some_plain(every), some_conversations(every)
+    single, several = choose_plain(problems), choose_conversations(problems)
     assert (len(single), len(several)) == (40, 12)
-    result, again = asyncio.run(led(name, single + several, tmp_path, oracle(single, several), samples=2))
+    model = oracle(single, several)
+    result, scores_read_back = asyncio.run(run_harness(name, single + several, tmp_path, model, samples=2))
     right = {problem.id: at % 5 != 4 for at, problem in enumerate(single)}
     right |= {problem.id: at % 3 != 2 for at, problem in enumerate(several)}
-    check(tmp_path, right, 2, result, again)
-    assert sorted(again) == sorted({category_of(problem) for problem in single} | set(MULTI_TURN))
-    assert {category: again[category] for category in MULTI_TURN} == dict.fromkeys(
+    check(tmp_path, right, 2, result, scores_read_back)
+    assert sorted(scores_read_back) == sorted({category_of(problem) for problem in single} | set(MULTI_TURN))
+    assert {category: scores_read_back[category] for category in MULTI_TURN} == dict.fromkeys(
         MULTI_TURN, pytest.approx(2 / 3)
     )
     assert result.summary["scores"]["multi-turn"]["value"] == pytest.approx(2 / 3)
@@ -362,14 +368,24 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
 
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
 def test_calls_by_the_api_score_what_they_should(name: str, tmp_path: Path) -> None:
-    every = entries(name)
+    all_problems = entries(name)
     conversations = [
-        problem for problem in every if problem.id.startswith("multi_turn_base") and named_arguments(problem)
+        problem
+        for problem in all_problems
+        if problem.id.startswith("multi_turn_base") and named_arguments(problem)
     ]
-    problems = [*some_plain(every)[:21], *conversations[:4]]
-    result, again = asyncio.run(led(name, problems, tmp_path, native_oracle(problems), native=True))
-    check(tmp_path, {problem.id: at % 5 != 4 for at, problem in enumerate(problems)}, 1, result, again)
-    assert again["multi_turn_base"] == pytest.approx(3 / 4)
+    problems = [*choose_plain(all_problems)[:21], *conversations[:4]]
+    result, scores_read_back = asyncio.run(
+        run_harness(name, problems, tmp_path, native_oracle(problems), native=True)
+    )
+    check(
+        tmp_path,
+        {problem.id: at % 5 != 4 for at, problem in enumerate(problems)},
+        1,
+        result,
+        scores_read_back,
+    )
+    assert scores_read_back["multi_turn_base"] == pytest.approx(3 / 4)
 
 
 def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_question(tmp_path: Path) -> None:
@@ -383,31 +399,31 @@ def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_quest
     answers = {problem.problem: json.loads(problem.answer)[0] for problem in problems}
 
     def reply(body: dict[str, Any]) -> str:
-        system, *rest = [message["content"] for message in body["messages"]]
-        if rest[0] in answers:
-            return answers[rest[0]] if "zebra" in system else "I do not know."
-        if "zebra" in system or len(rest) > 1:
+        system, *messages = [message["content"] for message in body["messages"]]
+        if messages[0] in answers:
+            return answers[messages[0]] if "zebra" in system else "I do not know."
+        if "zebra" in system or len(messages) > 1:
             return "Noted."
         pairs = "core_memory_add" in system
         return "[core_memory_add(key='seen', value='zebra')]" if pairs else "[memory_append(text='zebra')]"
 
     model = ChatStandIn(reply)
-    result, again = asyncio.run(led("bfcl-v4", problems, tmp_path, model))
+    result, scores_read_back = asyncio.run(run_harness("bfcl-v4", problems, tmp_path, model))
     assert result.summary["accuracy"] == 1.0
-    assert again == {"memory_kv": 1.0, "memory_rec_sum": 1.0}
-    led_before = len(model.asked) - len(problems)
-    assert led_before >= 2 * 5
-    # What was remembered stays with the run, so a second start leads no earlier conversation again.
+    assert scores_read_back == {"memory_kv": 1.0, "memory_rec_sum": 1.0}
+    memory_requests = len(model.requests) - len(problems)
+    assert memory_requests >= 2 * 5
+    # The model's memory stays with the run, so a second start does not repeat the earlier conversations.
     shutil.rmtree(tmp_path / "out")
-    result, _ = asyncio.run(led("bfcl-v4", problems, tmp_path, model))
+    result, _ = asyncio.run(run_harness("bfcl-v4", problems, tmp_path, model))
     assert result.summary["accuracy"] == 1.0
-    assert len(model.asked) == led_before + 2 * len(problems)
+    assert len(model.requests) == memory_requests + 2 * len(problems)
 
 
 async def test_a_harness_that_is_killed_leaves_no_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = made("bfcl-v4")
+    harness = harness_for("bfcl-v4")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -427,7 +443,7 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
         require(harness, "ifeval")
     assert caught.value.hint == "Run: rstar2 eval setup ifeval"
     assert set_up(harness)
-    assert not set_up(harness), "one that is in order is left alone"
+    assert not set_up(harness), "an environment without damage is not set up again"
     (package,) = harness.folder.glob("lib/python*/site-packages/emoji")
     shutil.rmtree(package)
     assert fault(harness) == "no module emoji"

@@ -1,4 +1,4 @@
-"""Asking by chat messages: what is taken off a reply, tool calls through a template, and servers that refuse."""
+"""Requests by chat messages: parts removed from a reply, tool calls through a template, and servers that refuse."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _retrying(engine: Engine) -> RetryingEngine:
     return RetryingEngine(engine, RetryPolicy(TIMEOUT_S).service("engine"), TIMEOUT_S)
 
 
-class Writes:
-    """Keeps the prompt and writes a text."""
+class RecordingEngine:
+    """An engine that records the prompt and always writes the same text."""
 
     name = "writes"
 
@@ -70,7 +70,7 @@ class Writes:
 async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_the_template() -> None:
     codec = byte_codec()
     call = {"name": "add", "arguments": {"a": 1}}
-    engine = Writes(
+    engine = RecordingEngine(
         codec, f"hm</reason>\n<tool_call>{json.dumps(call)}</tool_call><tool_call>broken</tool_call>"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
@@ -78,10 +78,10 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
     first = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert '"add"' in engine.prompt
     assert first.finish == "tool_calls"
-    (made,) = first.message["tool_calls"]
-    assert made["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    again = [{"role": "user", "content": "1+1?"}, first.message, {"role": "tool", "content": "two"}]
-    await chat.reply(again, GREEDY, [schema])
+    (api_call,) = first.message["tool_calls"]
+    assert api_call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    messages = [{"role": "user", "content": "1+1?"}, first.message, {"role": "tool", "content": "two"}]
+    await chat.reply(messages, GREEDY, [schema])
     assert "two" in engine.prompt
     without = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)
     assert "tool_calls" not in without.message
@@ -106,8 +106,8 @@ async def test_functions_that_the_models_template_drops_are_no_wrong_answer() ->
         codec.tokenizer, codec.format.model_copy(update={"template": NO_TOOLS, "tools": []}), "own"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-    chat = EngineChat(_retrying(Writes(knows_none, "hm")), knows_none)
-    with pytest.raises(EngineError, match="chat template drops the function add") as dropped:
+    chat = EngineChat(_retrying(RecordingEngine(knows_none, "hm")), knows_none)
+    with pytest.raises(EngineError, match="chat template leaves out the function add") as dropped:
         await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert "--native-calls" in dropped.value.hint
     assert (await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)).text == "hm"
@@ -127,35 +127,38 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
 
 
-@pytest.mark.parametrize(("context", "said", "asked"), [(30, "fine", [50, 24]), (5, "", [50])])
+@pytest.mark.parametrize(("context", "text", "limits"), [(30, "fine", [50, 24]), (5, "", [50])])
 async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
-    context: int, said: str, asked: list[int]
+    context: int, text: str, limits: list[int]
 ) -> None:
     server = ChatStandIn(lambda body: "fine")
     server.context = context
     with serving(server):
         async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
-    assert (reply.text, reply.finish) == (said, "stop" if said else "length")
-    assert [body["max_tokens"] for body in server.asked] == asked
+    assert (reply.text, reply.finish) == (text, "stop" if text else "length")
+    assert [body["max_tokens"] for body in server.requests] == limits
 
 
 async def test_one_of_several_models_must_be_named() -> None:
-    for names, held in {"ab": "2 models: a, b", "abcdefgh": "8 models: a, b, c, d, e and 3 more"}.items():
+    for names, model_list in {
+        "ab": "2 models: a, b",
+        "abcdefgh": "8 models: a, b, c, d, e and 3 more",
+    }.items():
         with serving(ChatStandIn(lambda body: "fine", names=tuple(names))) as server:
             async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
-                with pytest.raises(EngineError) as several:
+                with pytest.raises(EngineError) as error:
                     await chat.named()
-        assert several.value.message == f"the server at {server.url} serves {held}"
+        assert error.value.message == f"the server at {server.url} serves {model_list}"
 
 
 OFF = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values that vLLM takes from the model's generation_config.json where a request does not have them."""
 
 
-@pytest.mark.parametrize(("owned_by", "sent"), [("vllm", OFF), ("rstar2", OFF), ("openai", {})])
+@pytest.mark.parametrize(("owned_by", "extra_values"), [("vllm", OFF), ("rstar2", OFF), ("openai", {})])
 async def test_every_sampling_value_is_sent_to_a_server_that_is_known_to_take_them(
-    owned_by: str, sent: dict[str, float]
+    owned_by: str, extra_values: dict[str, float]
 ) -> None:
     server = ChatStandIn(lambda body: "fine")
     server.owned_by = owned_by
@@ -163,13 +166,13 @@ async def test_every_sampling_value_is_sent_to_a_server_that_is_known_to_take_th
         for name in (None, "scripted"):
             async with aclosing(ServerChat(server.url, name, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
-    for asked in server.asked:
-        assert {key: value for key, value in asked.items() if key in OFF} == sent
-        assert (asked["temperature"], asked["top_p"]) == (0.0, 1.0)
+    for request in server.requests:
+        assert {key: value for key, value in request.items() if key in OFF} == extra_values
+        assert (request["temperature"], request["top_p"]) == (0.0, 1.0)
 
 
 async def test_a_turn_that_takes_too_long_is_a_server_that_does_not_answer() -> None:
-    class Stuck(Writes):
+    class Stuck(RecordingEngine):
         async def generate(
             self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
         ) -> Generation:

@@ -1,4 +1,4 @@
-"""The table of the paper's numbers beside a run's."""
+"""The table that shows the paper's numbers beside a run's numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_papers_numbers_stand_beside_the_quoted_score_of_each_benchmark() ->
     assert lines[1:caption] == [
         "ifeval 83.4 % 80.0 % 70.0 – 90.0 % -3.4 [-13.4, +6.6]",
         "bfcl-v3, overall 60.8 % 50.0 % 40.0 – 60.0 % -10.8 [-20.8, -0.8]",
-        # Every game was left out, so there is no win rate to set beside the paper's.
+        # Every game was left out, so there is no win rate to compare with the paper's.
         "arena-hard 86.6 % – – – –",
     ]
 
@@ -83,9 +83,9 @@ def test_names_are_whole_in_a_terminal_of_80_columns() -> None:
 
 def test_there_is_no_table_where_the_paper_has_no_number() -> None:
     assert paper_table([("ifbench", summary(0.5)), ("numbers", summary(0.5))]) is None
-    # A part of it, other problems under its name, or the oracle's answers.
-    for other in ({"accuracy": None, "samples": 0}, summary(0.5) | {"as_published": False}):
-        assert paper_table([("aime24", other)]) is None
+    # The run has no samples, or it did not run the benchmark as published.
+    for run_summary in ({"accuracy": None, "samples": 0}, summary(0.5) | {"as_published": False}):
+        assert paper_table([("aime24", run_summary)]) is None
 
 
 def test_intervals_and_percentiles_say_what_they_are() -> None:

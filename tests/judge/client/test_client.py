@@ -27,8 +27,8 @@ from rstar2.judge.service.start import JudgeHandle
 from rstar2.retry import ATTEMPTS, Pauses
 
 
-async def seen(judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """See `status_when`; the loop continues meanwhile."""
+async def wait_for_status(judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Call `status_when` in a thread, so that the event loop continues."""
     return await asyncio.to_thread(status_when, judge, condition)
 
 
@@ -50,20 +50,22 @@ async def test_many_calls_come_back_each_with_its_own_result(judge: JudgeHandle)
 def test_one_client_serves_several_loops_threads_and_a_copy(judge: JudgeHandle) -> None:
     client: JudgeClient = pickle.loads(pickle.dumps(JudgeClient(judge.url)))
 
-    async def once(number: int) -> str:
+    async def run_and_close(number: int) -> str:
         try:
             return (await client.run(quick(f"print({number})"))).stdout
         finally:
             await client.aclose()
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda i: asyncio.run(once(i)), range(4))) == [f"{i}\n" for i in range(4)]
+        assert list(pool.map(lambda i: asyncio.run(run_and_close(i)), range(4))) == [
+            f"{i}\n" for i in range(4)
+        ]
 
 
 def test_the_synchronous_client_answers_from_many_threads(judge: JudgeHandle) -> None:
     with SyncJudgeClient(judge.url) as client, ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda i: client.run(quick(f"print({i})")).stdout, range(16))
-        assert list(found) == [f"{i}\n" for i in range(16)]
+        outputs = pool.map(lambda i: client.run(quick(f"print({i})")).stdout, range(16))
+        assert list(outputs) == [f"{i}\n" for i in range(16)]
 
 
 async def test_what_is_no_valid_request_is_invalid_alone(judge: JudgeHandle) -> None:
@@ -95,11 +97,11 @@ async def test_what_is_no_time_limit_is_invalid(judge: JudgeHandle, limit: Any) 
 
 async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client:
-        before = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
+        before = (await wait_for_status(judge, lambda status: not unfinished(status)))["outcomes"]
         waiting = asyncio.create_task(client.run_many([ENDLESS] * 60))
-        await seen(judge, lambda status: unfinished(status) == 60)
+        await wait_for_status(judge, lambda status: unfinished(status) == 60)
         waiting.cancel()
-        after = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
+        after = (await wait_for_status(judge, lambda status: not unfinished(status)))["outcomes"]
     assert after == before
 
 
@@ -112,26 +114,28 @@ async def test_cancelling_ends_what_runs_and_the_same_program_can_run_again_unde
         httpx.AsyncClient(base_url=judge.url, timeout=2 * TIMEOUT_S) as http,
     ):
 
-        def ask(program: RunRequest) -> asyncio.Task[httpx.Response]:
+        def post(program: RunRequest) -> asyncio.Task[httpx.Response]:
             headers = {"Idempotency-Key": "again"}
             return asyncio.create_task(http.post("/v1/runs", json=program.model_dump(), headers=headers))
 
-        before = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
+        before = (await wait_for_status(judge, lambda status: not unfinished(status)))["outcomes"]
         waiting = asyncio.create_task(client.run_many([ENDLESS] * 3))
-        under_key = ask(ENDLESS)
-        await seen(judge, lambda status: unfinished(status) == 4)
+        keyed_run = post(ENDLESS)
+        await wait_for_status(judge, lambda status: unfinished(status) == 4)
         waiting.cancel()
-        await seen(judge, lambda status: (status["queue"], status["running"]) == (0, 1))
-        under_key.cancel()
-        # Asked for again before the judge has seen the connection close, it would join the endless run.
-        await seen(judge, lambda status: not unfinished(status))
-        [result, another] = await asyncio.gather(client.run(quick("print(5)")), ask(quick("print(6)")))
-        again = ask(ENDLESS)
-        await seen(judge, lambda status: (status["queue"], status["running"]) == (0, 1))
-        again.cancel()
-        after = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
+        await wait_for_status(judge, lambda status: (status["queue"], status["running"]) == (0, 1))
+        keyed_run.cancel()
+        # Wait until the judge has seen the connection close: an earlier request would join the endless run.
+        await wait_for_status(judge, lambda status: not unfinished(status))
+        [result, changed_program] = await asyncio.gather(
+            client.run(quick("print(5)")), post(quick("print(6)"))
+        )
+        second_run = post(ENDLESS)
+        await wait_for_status(judge, lambda status: (status["queue"], status["running"]) == (0, 1))
+        second_run.cancel()
+        after = (await wait_for_status(judge, lambda status: not unfinished(status)))["outcomes"]
     assert (result.outcome, result.stdout) == ("ok", "5\n")
-    assert another.status_code == 422, "the key is that of the cancelled program"
+    assert changed_program.status_code == 422, "the key is that of the cancelled program"
     assert {name: after[name] - before.get(name, 0) for name in after} == {
         name: int(name == "ok") for name in after
     }
@@ -139,15 +143,15 @@ async def test_cancelling_ends_what_runs_and_the_same_program_can_run_again_unde
 
 async def test_one_cancelled_call_of_many_is_taken_back_alone(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client:
-        await seen(judge, lambda status: not unfinished(status))
+        await wait_for_status(judge, lambda status: not unfinished(status))
         calls = [asyncio.create_task(client.run(ENDLESS)) for _ in range(4)]
-        await seen(judge, lambda status: unfinished(status) == 4)
+        await wait_for_status(judge, lambda status: unfinished(status) == 4)
         calls.pop().cancel()
-        await seen(judge, lambda status: unfinished(status) == 3)
+        await wait_for_status(judge, lambda status: unfinished(status) == 3)
         assert not any(call.done() for call in calls)
         for call in calls:
             call.cancel()
-        await seen(judge, lambda status: not unfinished(status))
+        await wait_for_status(judge, lambda status: not unfinished(status))
 
 
 async def test_a_short_program_does_not_wait_for_a_long_one_it_travels_with(judge: JudgeHandle) -> None:
@@ -156,7 +160,7 @@ async def test_a_short_program_does_not_wait_for_a_long_one_it_travels_with(judg
         result = await client.run(quick("print(1)"))
         assert (result.stdout, long.done()) == ("1\n", False)
         long.cancel()
-        await seen(judge, lambda status: not unfinished(status))
+        await wait_for_status(judge, lambda status: not unfinished(status))
 
 
 async def test_no_character_ends_a_result(judge: JudgeHandle) -> None:
@@ -188,20 +192,20 @@ async def test_a_program_longer_than_any_message_may_be_is_invalid_alone(judge: 
 
 async def test_closing_the_client_leaves_no_call_behind(judge: JudgeHandle) -> None:
     client = JudgeClient(judge.url)
-    sent = [asyncio.create_task(client.run(ENDLESS)) for _ in range(2)]
-    await seen(judge, lambda status: status["running"] == 2)
-    unsent = asyncio.create_task(client.run(RunRequest(code="1")))
+    sent_calls = [asyncio.create_task(client.run(ENDLESS)) for _ in range(2)]
+    await wait_for_status(judge, lambda status: status["running"] == 2)
+    unsent_call = asyncio.create_task(client.run(RunRequest(code="1")))
     await asyncio.sleep(0)
     await client.aclose()
-    done, _ = await asyncio.wait([*sent, unsent], timeout=TIMEOUT_S)
-    assert [call.cancelled() for call in done] == [True, True, True]
+    ended_calls, _ = await asyncio.wait([*sent_calls, unsent_call], timeout=TIMEOUT_S)
+    assert [call.cancelled() for call in ended_calls] == [True, True, True]
 
 
 async def test_an_absent_judge_is_an_answer_within_the_time_given() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        # Longer where it had no time to try.
+    with socket.socket() as unused_port:
+        unused_port.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused_port.getsockname()[1]}"
+        # On a slow machine, a short wait ends before the client tries to connect. Then try a longer one.
         for wait_s in (0.5, 5.0, 50.0):
             async with JudgeClient(url, wait_s=wait_s) as client, asyncio.timeout(TIMEOUT_S):
                 result = await client.run(RunRequest(code="1", timeout_s=0.1))
@@ -270,7 +274,7 @@ client.run(program("1"))
 outcomes = []
 call = threading.Thread(target=lambda: outcomes.append(client.run(program("import time\\ntime.sleep(2)")).outcome))
 call.start()
-# It is on its way: no lock is held.
+# Fork only when the request is running: then the client holds no lock.
 while not (outcomes or httpx.get(sys.argv[1] + "/status", timeout={TIMEOUT_S}).json()["running"]): time.sleep(0.05)
 child = os.fork()
 if child == 0:
@@ -281,8 +285,8 @@ print(*outcomes)
 print(client.run(program("6")).value)
 """
     command = [sys.executable, "-c", code, judge.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
-    assert done.stdout.split() == [*(["5"] if does else []), "ok", "6"], done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+    assert process.stdout.split() == [*(["5"] if does else []), "ok", "6"], process.stderr
 
 
 @pytest.mark.slow
@@ -294,10 +298,10 @@ def test_a_client_that_is_never_closed_causes_no_warnings(judge: JudgeHandle) ->
         "client = JudgeClient(sys.argv[1])\n"
         f"print(asyncio.run(client.run(RunRequest(code='1', timeout_s={TIMEOUT_S}))).value)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, judge.url], capture_output=True, text=True, timeout=600
     )
-    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert (process.stdout, process.stderr) == ("1\n", "")
 
 
 @pytest.mark.slow
@@ -315,13 +319,13 @@ async def test_a_judge_that_is_away_or_full_for_long_is_asked_again_until_it_ans
     """Also if it answers other requests meanwhile, and if it has never answered before."""
     monkeypatch.setattr(client_http, "PAUSES", Pauses(0.001, 0.01))
     refusals = [429, 503] * (2 * ATTEMPTS)
-    other_answered = asyncio.Event()
+    free_call_done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         status = 200
         if "/full" in (await reader.readuntil(b"\r\n\r\n")).decode():
-            await other_answered.wait()
-            other_answered.clear()
+            await free_call_done.wait()
+            free_call_done.clear()
             status = refusals.pop() if refusals else 200
         writer.write(b"HTTP/1.1 %d -\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status)
         writer.close()
@@ -329,9 +333,9 @@ async def test_a_judge_that_is_away_or_full_for_long_is_asked_again_until_it_ans
     async with await asyncio.start_server(answer, "127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with JudgeClient(url) as client:
-            full = asyncio.create_task(client.request("POST", "/full", "", TIMEOUT_S, str))
-            while not full.done():
+            refused_call = asyncio.create_task(client.request("POST", "/full", "", TIMEOUT_S, str))
+            while not refused_call.done():
                 assert await client.request("POST", "/free", "", TIMEOUT_S, str) == "{}"
-                other_answered.set()
-            assert await full == "{}"
+                free_call_done.set()
+            assert await refused_call == "{}"
     assert refusals == []

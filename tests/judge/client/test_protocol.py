@@ -21,7 +21,7 @@ from rstar2.judge.schema import RunRequest
 
 @asynccontextmanager
 async def answering(status: str, headers: str, body: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """A server that gives this answer to every request. Yields its URL and the headers of the requests."""
+    """Start a server that answers every request in the same way. Yields its URL and the headers of the requests."""
     heads: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,27 +36,27 @@ async def answering(status: str, headers: str, body: str) -> AsyncIterator[tuple
 
 
 @pytest.mark.parametrize(
-    ("spoken", "remedy"), [("9.1", "this client"), ("0.3", "the judge"), ("", "the judge")]
+    ("judge_version", "remedy"), [("9.1", "this client"), ("0.3", "the judge"), ("", "the judge")]
 )
 async def test_a_judge_that_refuses_the_version_is_the_users_mistake_at_once(
-    spoken: str, remedy: str
+    judge_version: str, remedy: str
 ) -> None:
-    head = f"{HEADER}: {spoken}\r\n"
+    head = f"{HEADER}: {judge_version}\r\n"
     async with (
         answering("426 Upgrade Required", head, "{}") as (url, heads),
         JudgeClient(url) as client,
         asyncio.timeout(TIMEOUT_S),
     ):
-        with pytest.raises(IncompatibleJudge) as of_run:
+        with pytest.raises(IncompatibleJudge) as run_error:
             await client.run(RunRequest(code="1"))
-        with pytest.raises(IncompatibleJudge) as of_session:
+        with pytest.raises(IncompatibleJudge) as session_error:
             await JudgeSession(client).__aenter__()
-    named = f"version {spoken}" if spoken else "an older version"
-    for refused in (of_run.value, of_session.value):
-        assert refused.message.startswith(f"the judge at {url} speaks {named}")
-        assert refused.message.endswith(f"this client version {PROTOCOL}")
-        assert f"Update rstar2 for {remedy}:" in refused.hint
-        assert refused.exit_code == UserError.exit_code
+    version_text = f"version {judge_version}" if judge_version else "an older version"
+    for error in (run_error.value, session_error.value):
+        assert error.message.startswith(f"the judge at {url} speaks {version_text}")
+        assert error.message.endswith(f"this client version {PROTOCOL}")
+        assert f"Update rstar2 for {remedy}:" in error.hint
+        assert error.exit_code == UserError.exit_code
     assert len(heads) == 2
     assert all(f"{HEADER}: {PROTOCOL}\r\n" in head for head in heads)
 
@@ -66,14 +66,18 @@ async def test_another_server_that_wants_an_upgrade_is_no_other_version() -> Non
         answering("426 Upgrade Required", "Upgrade: h3\r\n", "{}") as (url, _),
         JudgeClient(url) as client,
     ):
-        with pytest.raises(JudgeError, match="HTTP 426") as refused:
+        with pytest.raises(JudgeError, match="HTTP 426") as error:
             await asyncio.wait_for(client.run(RunRequest(code="1")), TIMEOUT_S)
-    assert not isinstance(refused.value, IncompatibleJudge)
+    assert not isinstance(error.value, IncompatibleJudge)
 
 
 async def test_health_tells_of_another_version() -> None:
-    for spoken, is_understood in ((str(PROTOCOL), True), (f"{PROTOCOL.major}.99", True), ("9.0", False)):
-        body = json.dumps({"status": "ok", "workers": 1, "isolation": "strict", "protocol": spoken})
+    for judge_version, is_understood in (
+        (str(PROTOCOL), True),
+        (f"{PROTOCOL.major}.99", True),
+        ("9.0", False),
+    ):
+        body = json.dumps({"status": "ok", "workers": 1, "isolation": "strict", "protocol": judge_version})
         async with answering("200 OK", "", body) as (url, _), JudgeClient(url) as client:
             if is_understood:
                 assert (await client.health())["workers"] == 1

@@ -13,8 +13,10 @@ from rstar2.judge.queue.liveness import LivenessMonitor, heartbeat
 
 def test_a_worker_is_dead_when_its_heartbeat_stops_changing() -> None:
     monitor = LivenessMonitor()
-    found = [monitor.dead_workers({"still": 7, "lives": second}, 100.0 + second) for second in range(6)]
-    assert found == [[], [], [], [], ["still"], ["still"]]
+    dead_by_second = [
+        monitor.dead_workers({"still": 7, "lives": second}, 100.0 + second) for second in range(6)
+    ]
+    assert dead_by_second == [[], [], [], [], ["still"], ["still"]]
 
 
 def test_nobody_is_dead_for_what_was_not_seen() -> None:

@@ -31,8 +31,8 @@ def frozen(server: EmbeddedRedis) -> Iterator[None]:
         os.kill(server.process.pid, signal.SIGCONT)
 
 
-def named(*commands: Command) -> dict[int, Command]:
-    """Returns commands that are named by their numbers."""
+def numbered(*commands: Command) -> dict[int, Command]:
+    """Returns the commands by their index."""
     return dict(enumerate(commands))
 
 
@@ -42,11 +42,11 @@ def echo(text: str) -> tuple[str | int, ...]:
 
 async def test_an_error_is_the_reply_to_its_command_alone(server: EmbeddedRedis) -> None:
     commands = RedisConnection(server.local_url)
-    assert await commands.execute(named(echo("a"), echo("b"))) == {0: "a", 1: "b"}
-    replies = await commands.execute(named(echo("c"), ("EVAL", "no lua", 0), echo("d")))
+    assert await commands.execute(numbered(echo("a"), echo("b"))) == {0: "a", 1: "b"}
+    replies = await commands.execute(numbered(echo("c"), ("EVAL", "no lua", 0), echo("d")))
     assert isinstance(replies.pop(1), redis.ResponseError)
     assert replies == {0: "c", 2: "d"}
-    assert await commands.execute(named(echo("e"))) == {0: "e"}
+    assert await commands.execute(numbered(echo("e"))) == {0: "e"}
     assert await commands.execute({}) == {}
     await commands.close()
 
@@ -56,19 +56,19 @@ async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
 ) -> None:
     monkeypatch.setattr(redis_connection, "REPLY_S", TIMEOUT_S)
     commands = RedisConnection(server.url)
-    assert await commands.execute(named(echo("before"))) == {0: "before"}
+    assert await commands.execute(numbered(echo("before"))) == {0: "before"}
     with monkeypatch.context() as patch, frozen(server):
         patch.setattr(redis_connection, "REPLY_S", 1.0)
         with pytest.raises(redis.TimeoutError):
-            await commands.execute(named(echo("late")))
-    assert await commands.execute(named(echo("after"))) == {0: "after"}
-    task = asyncio.create_task(commands.execute(named(("BLPOP", "nothing", 0))))
+            await commands.execute(numbered(echo("late")))
+    assert await commands.execute(numbered(echo("after"))) == {0: "after"}
+    task = asyncio.create_task(commands.execute(numbered(("BLPOP", "nothing", 0))))
     with redis.Redis.from_url(server.url) as client:
         await asyncio.to_thread(wait_until, lambda: client.info("clients")["blocked_clients"])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await commands.execute(named(echo("again"))) == {0: "again"}
+    assert await commands.execute(numbered(echo("again"))) == {0: "again"}
     await commands.close()
 
 
@@ -76,15 +76,15 @@ def test_the_same_without_an_event_loop(server: EmbeddedRedis) -> None:
     url = server.local_url
     with redis.Redis.from_url(url, decode_responses=True, socket_timeout=TIMEOUT_S) as client:
         commands = SyncRedisConnection(client)
-        assert commands.execute(named(echo("a"), echo("b"))) == {0: "a", 1: "b"}
+        assert commands.execute(numbered(echo("a"), echo("b"))) == {0: "a", 1: "b"}
         with pytest.raises(redis.ResponseError):
-            commands.execute(named(("EVAL", "no lua", 0), echo("c")))
-        assert commands.execute(named(echo("before"))) == {0: "before"}
-        # This connection only: the next one has as long again.
+            commands.execute(numbered(("EVAL", "no lua", 0), echo("c")))
+        assert commands.execute(numbered(echo("before"))) == {0: "before"}
+        # This short timeout is for the current connection only, not for the next one.
         commands._connection._sock.settimeout(1.0)
         with frozen(server), pytest.raises(redis.TimeoutError):
-            commands.execute(named(echo("late")))
-        assert commands.execute(named(echo("after"))) == {0: "after"}
+            commands.execute(numbered(echo("late")))
+        assert commands.execute(numbered(echo("after"))) == {0: "after"}
 
 
 async def test_subscription_come_in_order_and_a_broken_connection_is_told(server: EmbeddedRedis) -> None:
@@ -124,7 +124,7 @@ async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRe
 
 def test_a_folder_that_holds_no_local_socket_is_reached_by_the_network(tmp_path: Path) -> None:
     embedded = EmbeddedRedis(tmp_path, tmp_path / "log")
-    # What is in the way cannot be removed by the server, so that its bind fails.
+    # The server cannot remove this folder, so its bind to the socket fails.
     (tmp_path / "socket").mkdir()
     embedded.start()
     try:

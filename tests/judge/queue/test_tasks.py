@@ -20,14 +20,14 @@ BODY = RunRequest(code="print(1)").model_dump_json()
 
 @pytest.fixture
 def client(server: EmbeddedRedis) -> Iterator[Any]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as found:
+    with redis.Redis.from_url(server.url, decode_responses=True) as redis_client:
         for stream in (queue.TASKS, queue.RETURNED):
-            found.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
-        yield found
+            redis_client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
+        yield redis_client
 
 
 def do(client: Any, command: Command) -> Any:
-    """Carry out one command and return its reply."""
+    """Execute one command and return its reply."""
     return client.execute_command(*command)
 
 
@@ -87,16 +87,16 @@ def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) 
     do(client, queue.cancel("p1"))
     tasks = [*take(client, "w1"), *tasks[1:]]
     outcomes: list[Outcome] = ["ok" if number % 2 else "error" for number in range(20)]
-    done = [(task, RunResult(id=task.id, outcome=outcomes[n], wall_s=n)) for n, task in enumerate(tasks)]
+    results = [(task, RunResult(id=task.id, outcome=outcomes[n], wall_s=n)) for n, task in enumerate(tasks)]
     do(client, queue.enqueue({"waits": BODY}))
     client.hset(queue.WORKERS, mapping={"w1": "{}", "w2": "{}"})
     with published(client) as notices:
-        assert do(client, queue.commit(done)) == ["stored", 19, "unfinished", 1, "workers", 2]
-    [left] = take(client, "w1")
-    assert left.id == "waits"
-    do(client, queue.commit([(left, RunResult(id="waits", outcome="ok"))]))
+        assert do(client, queue.commit(results)) == ["stored", 19, "unfinished", 1, "workers", 2]
+    [waiting_task] = take(client, "w1")
+    assert waiting_task.id == "waits"
+    do(client, queue.commit([(waiting_task, RunResult(id="waits", outcome="ok"))]))
     assert client.hgetall(queue.OUTCOMES) == {"ok": "10", "error": "10"}
-    expected = [(result.id, n, result) for n, (_, result) in enumerate(done) if result.id != "p1"]
+    expected = [(result.id, n, result) for n, (_, result) in enumerate(results) if result.id != "p1"]
     assert [(n.id, n.wall_s, RunResult.model_validate_json(n.result)) for n in notices] == expected
     for stream in (queue.TASKS, queue.RETURNED):
         assert client.xlen(stream) == client.xpending(stream, queue.GROUP)["pending"] == 0
@@ -125,11 +125,11 @@ def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> Non
     assert client.xlen(queue.cells_stream("w9")) == 0
     client.hset(queue.WORKERS, "w9", "{}")
     assert do(client, command) == []
-    [name, known] = do(client, command)
+    [name, cell_state] = do(client, command)
     assert name == "c"
-    assert known.startswith(f"@{queue.cells_stream('w9')} ")
+    assert cell_state.startswith(f"@{queue.cells_stream('w9')} ")
     client.hdel(queue.WORKERS, "w9")
-    assert do(client, command) == ["c", known]
+    assert do(client, command) == ["c", cell_state]
     assert client.xlen(queue.cells_stream("w9")) == 1
     assert do(client, queue.enqueue_cell("c", BODY, "w9", queue.fingerprint("another"))) == [
         "c",
@@ -156,13 +156,13 @@ def test_what_is_given_back_keeps_its_age(client: Any) -> None:
     for task in (tasks[5], tasks[1]):
         do(client, queue.return_task(task, "w1"))
     do(client, queue.enqueue({"late": BODY}))
-    # Those of a worker that died are older, and newer, than what was returned already.
+    # Some tasks of the dead worker are older than the tasks returned earlier, and some are newer.
     do(client, queue.remove_worker("w1"))
-    again = take(client, "w2")
-    assert [task.id for task in again] == [*names, "late"]
-    assert [task.tries for task in again] == [1, 0, 1, 1, 1, 0, 1, 1, 0]
+    redelivered = take(client, "w2")
+    assert [task.id for task in redelivered] == [*names, "late"]
+    assert [task.tries for task in redelivered] == [1, 0, 1, 1, 1, 0, 1, 1, 0]
     assert do(client, queue.return_task(tasks[3], "w1")) == 0
-    assert [task.entry for task in again] == [task.entry for task in (*tasks, again[-1])]
+    assert [task.entry for task in redelivered] == [task.entry for task in (*tasks, redelivered[-1])]
 
 
 def test_what_a_dead_worker_was_told_of_is_told_to_another(client: Any) -> None:
@@ -170,24 +170,24 @@ def test_what_a_dead_worker_was_told_of_is_told_to_another(client: Any) -> None:
     [task] = take(client, "w1")
     do(client, queue.return_task(task, "w1"))
     streams: Any = {queue.RETURNED: ">"}
-    [[_, told]] = client.xreadgroup(queue.GROUP, "dies", streams)
-    assert len(told) == 1
+    [[_, entries]] = client.xreadgroup(queue.GROUP, "dies", streams)
+    assert len(entries) == 1
     do(client, queue.remove_worker("dies"))
-    [[_, told]] = client.xreadgroup(queue.GROUP, "w2", streams)
-    assert len(told) == 1
+    [[_, entries]] = client.xreadgroup(queue.GROUP, "w2", streams)
+    assert len(entries) == 1
 
 
 def test_another_program_under_the_same_id_is_told_and_not_queued(client: Any) -> None:
-    other = RunRequest(code="print(2)").model_dump_json()
+    other_body = RunRequest(code="print(2)").model_dump_json()
     do(client, queue.enqueue({"a": BODY}))
-    assert do(client, queue.enqueue({"a": other})) == ["a", queue.REUSED]
+    assert do(client, queue.enqueue({"a": other_body})) == ["a", queue.REUSED]
     [task] = take(client, "w1")
     do(client, queue.commit([(task, RunResult(id="a", outcome="ok"))]))
-    assert do(client, queue.enqueue({"a": other})) == ["a", queue.REUSED]
+    assert do(client, queue.enqueue({"a": other_body})) == ["a", queue.REUSED]
     assert do(client, queue.enqueue({"a": BODY})) == ["a", state(client, "a")]
     do(client, queue.enqueue({"b": BODY}))
     do(client, queue.cancel("b"))
-    assert do(client, queue.enqueue({"b": other})) == ["b", queue.REUSED]
+    assert do(client, queue.enqueue({"b": other_body})) == ["b", queue.REUSED]
     client.hset(queue.WORKERS, "w1", "{}")
     assert do(client, queue.enqueue_cell("b", BODY, "w1", queue.fingerprint("a cell"))) == ["b", queue.REUSED]
     assert client.xlen(queue.cells_stream("w1")) == 0
@@ -197,8 +197,8 @@ def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any
     do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
     do(client, queue.return_task(task, "w1"))
-    [again] = take(client, "w2")
-    assert (again.id, again.tries, again.body) == (task.id, 0, task.body)
+    [redelivered] = take(client, "w2")
+    assert (redelivered.id, redelivered.tries, redelivered.body) == (task.id, 0, task.body)
 
 
 def test_a_cancelled_program_is_not_delivered_and_can_be_asked_for_again(client: Any) -> None:
@@ -234,13 +234,13 @@ def test_a_result_of_a_run_that_was_cancelled_does_not_answer_the_next_one_under
     [cancelled] = take(client, "w1")
     do(client, queue.cancel("a"))
     do(client, queue.enqueue({"a": BODY}))
-    [again] = take(client, "w2")
+    [second_run] = take(client, "w2")
     late, result = RunResult(id="a", outcome="error"), RunResult(id="a", outcome="ok")
     with published(client) as notices:
         assert do(client, queue.commit([(cancelled, late)]))[:2] == ["stored", 0]
     assert notices == []
-    assert state(client, "a") == queue.delivered_state(again)
-    assert do(client, queue.commit([(again, result)]))[:2] == ["stored", 1]
+    assert state(client, "a") == queue.delivered_state(second_run)
+    assert do(client, queue.commit([(second_run, result)]))[:2] == ["stored", 1]
     assert RunResult.model_validate_json(state(client, "a")) == result
 
 

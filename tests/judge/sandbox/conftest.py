@@ -13,18 +13,18 @@ from rstar2.errors import Failure
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation
 
-_obtained: dict[str, str] = {}
+_tier_reports: dict[str, str] = {}
 
 
 def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
-    """A sandbox that starts with the bare zygote only. Other zygotes start when a program first needs them."""
+    """Start a sandbox with the bare zygote only. Other zygotes start when a program first needs them."""
     sandbox = Sandbox(root, tier=tier, minimum=tier)
     try:
         sandbox.start()
     except Failure as error:
-        _obtained[tier] = f"not here: {error.message}"
+        _tier_reports[tier] = f"not here: {error.message}"
         pytest.skip(f"this machine does not offer the {tier} tier: {error.message}")
-    _obtained[tier] = "; ".join(sandbox.exceptions()) or "no exceptions"
+    _tier_reports[tier] = "; ".join(sandbox.exceptions()) or "no exceptions"
     yield sandbox
     sandbox.close()
 
@@ -68,5 +68,5 @@ def worker(request: pytest.FixtureRequest) -> ThisUser | OrdinaryUser:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for tier, what in _obtained.items():
-        terminalreporter.write_line(f"sandbox tier {tier}: {what}")
+    for tier, report in _tier_reports.items():
+        terminalreporter.write_line(f"sandbox tier {tier}: {report}")

@@ -1,4 +1,4 @@
-"""Helpers to write this repository's own attack programs: each program is one call of `case`."""
+"""Helpers to write this repository's attack programs. Each program is one call of `case`."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def case(
     stdin: str = "",
     strict_only: str = "",
 ) -> None:
-    """Add a case. `name` is class/what; what got out prints PWNED, which no case may print."""
-    wanted = [status] if isinstance(status, str) else list(status)
+    """Add a case. `name` has the form CLASS/DESCRIPTION. A successful attack prints PWNED, which no case may print."""
+    statuses = [status] if isinstance(status, str) else list(status)
     expect = {
-        "status_any": wanted,
+        "status_any": statuses,
         "stdout_eq": printed,
         "stdout_has": has,
         "stdout_lacks": ["PWNED"],
         "wall_max_s": within,
         "checks": list(checks),
     }
-    if wanted == ["timeout"]:
+    if statuses == ["timeout"]:
         limit = _PRINTING_S if printed or has else _ENDLESS_S
     else:
-        limit = _SHORT_S if "timeout" in wanted and not (printed or has) else _AMPLE_S
+        limit = _SHORT_S if "timeout" in statuses and not (printed or has) else _AMPLE_S
     CASES.append(Case(name, name.split("/")[0], code.strip() + "\n", stdin, expect, limit, 256))
     if strict_only:
         NOT_IN_LANDLOCK[name] = strict_only
 
 
 def attempt(name: str, statement: str, header: str = "import os", **options: object) -> None:
-    """Add a case in which one statement must raise OSError or the like."""
+    """Add a case in which one statement must raise an error such as OSError."""
     body = f"try:\n    {statement}\n    print('PWNED')\nexcept Exception:\n    print('blocked')"
     case(name, f"{header}\n{body}", "ok", "blocked\n", **options)  # type: ignore[arg-type]

@@ -192,12 +192,12 @@ attempt(
     "import subprocess",
     strict_only=PROCESSES,
 )
-# What the kernel counts for each user, or for the user that owns a namespace, and has few of.
+# Scarce kernel objects that are counted per user, or per owner of a namespace.
 LIBC = "import ctypes\nlibc = ctypes.CDLL(None)\ndef check(fd):\n    if fd < 0: raise OSError"
 attempt("share/inotify", "check(libc.inotify_init1(0))", LIBC)
 attempt("share/inotify of old", "check(libc.inotify_init())", LIBC)
 attempt("share/syncfs", "check(libc.syncfs(os.open(os.__file__, os.O_RDONLY)))", f"import os\n{LIBC}")
-# What is cached of the host's files shows what others run, and evicting it slows them down.
+# The page cache of the host's files shows which programs run. Evicting pages slows these programs down.
 for _name, _statement in {
     "evicts": "os.posix_fadvise(library, 0, 0, os.POSIX_FADV_DONTNEED)",
     "evicts with the read": "os.preadv(library, [bytearray(1)], 0, 0x80)",
@@ -207,7 +207,7 @@ for _name, _statement in {
     "reads the disk": "os.open(os.__file__, os.O_RDONLY | os.O_DIRECT)",
     "reads the disk later": "fcntl.fcntl(library, fcntl.F_SETFL, os.O_DIRECT)",
     "opens for writing at once": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_SYNC)",
-    # The kernel adds O_DSYNC itself.
+    # The kernel adds O_DSYNC to the flags.
     "opens for writing at once by one bit": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_SYNC & ~os.O_DSYNC)",
     "opens for writing data at once": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_DSYNC)",
     "evicts what is mapped": "mapped.madvise(21)",
@@ -447,7 +447,7 @@ while frame:
     "",
 )
 
-# What would reach the next run.
+# Changes that would reach the next run.
 case(
     "poison/built-ins",
     """

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, programs, release_until
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, programs, release_until
 from support.process_table import descendants, running, stat
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -30,10 +30,10 @@ _HELLO = RunRequest(code="print('hello')", timeout_s=TIMEOUT_S)
 def sandbox(strict: Sandbox, tmp_path: Path) -> Iterator[Sandbox]:
     """A sandbox for a single test, which may break it."""
     del strict
-    own = Sandbox(tmp_path, tier="strict")
-    own.start()
-    yield own
-    own.close()
+    fresh_sandbox = Sandbox(tmp_path, tier="strict")
+    fresh_sandbox.start()
+    yield fresh_sandbox
+    fresh_sandbox.close()
 
 
 def _parts(before: set[int]) -> tuple[int, int]:
@@ -43,17 +43,19 @@ def _parts(before: set[int]) -> tuple[int, int]:
     return outer, max(below[outer], key=lambda pid: len(descendants(pid)))
 
 
-def _started_at(pid: int) -> int:
-    """In clock ticks since the machine started; numbers of processes begin again at some point. For one that has ended,
-    later than any."""
+def _start_tick(pid: int) -> int:
+    """Returns when a process started, in clock ticks since the machine's start. A process that has ended sorts last.
+
+    Process ids do not show the order, because they start again from low numbers.
+    """
     fields = stat(pid)
     return int(fields[19]) if fields else sys.maxsize
 
 
 def _kill(pid: int) -> None:
-    """Kill a process, and wait for its end.
+    """Kill a process and wait until it has ended.
 
-    A first process of a PID namespace ends after all the others in it have.
+    The first process of a PID namespace ends after all other processes of the namespace.
     """
     end = os.pidfd_open(pid)
     try:
@@ -64,16 +66,19 @@ def _kill(pid: int) -> None:
 
 
 def _meanwhile(*steps: Callable[[], object]) -> Future[None]:
-    """Take steps in another thread: a step that is a condition is waited for. → what raises if one fails."""
+    """Take the steps in order in another thread. A step that returns False is repeated until it does not.
+
+    `result()` of the returned future raises the error of a failed step.
+    """
 
     def take() -> None:
         for step in steps:
             wait_until(lambda step=step: step() is not False)  # type: ignore[misc]
 
     with_thread = ThreadPoolExecutor(1)
-    taken = with_thread.submit(take)
+    future = with_thread.submit(take)
     with_thread.shutdown(wait=False)
-    return taken
+    return future
 
 
 @pytest.mark.slow
@@ -84,22 +89,22 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
     victim = _parts(before)[which]
-    first: set[int] = set()
+    first_programs: set[int] = set()
     over = threading.Event()
 
-    def has_begun() -> bool:
-        first.update(set(programs(os.getpid())) - before)
-        return bool(first)
+    def has_started() -> bool:
+        first_programs.update(set(programs(os.getpid())) - before)
+        return bool(first_programs)
 
     killer = _meanwhile(
-        has_begun,
-        lambda: _runs(sandbox, "a"),
+        has_started,
+        lambda: _is_running(sandbox, "a"),
         lambda: os.kill(victim, signal.SIGKILL),
-        lambda: not running(first),
+        lambda: not running(first_programs),
         lambda: release_until(over.is_set, os.getpid()),
     )
     try:
-        result = sandbox.run(RunRequest(code=f"{HELD}print('done')", timeout_s=TIMEOUT_S), "a")
+        result = sandbox.run(RunRequest(code=f"{WAIT_FOR_RELEASE}print('done')", timeout_s=TIMEOUT_S), "a")
     finally:
         over.set()
     killer.result()
@@ -126,8 +131,8 @@ def test_a_jail_whose_process_outlives_its_kill_is_not_waited_for_without_end(
     assert sandbox.run(_HELLO, "a").stdout == "hello\n"
 
 
-def _runs(sandbox: Sandbox, run_id: str) -> bool:
-    """Returns whether a program was sent to its zygote and the worker waits for its end."""
+def _is_running(sandbox: Sandbox, run_id: str) -> bool:
+    """Returns whether a program was sent to its zygote and the worker waits for the program's end."""
     return sandbox._abort._run_id == run_id
 
 
@@ -136,21 +141,21 @@ def test_a_program_without_namespaces_dies_with_its_zygote(landlock: Sandbox, tm
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
-    zygote = min(descendants(os.getpid()) - before, key=_started_at)
+    zygote = min(descendants(os.getpid()) - before, key=_start_tick)
     assert sandbox._spec is not None
-    written = Path(sandbox._spec["work_dir"], "pid")
+    pid_file = Path(sandbox._spec["work_dir"], "pid")
     pids: set[str] = set()
 
-    def wrote(count: int) -> bool:
+    def has_written(count: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            pids.add(written.read_text())
+            pids.add(pid_file.read_text())
         return len(pids - {""}) >= count
 
     killer = _meanwhile(
-        lambda: wrote(1),
+        lambda: has_written(1),
         lambda: os.kill(zygote, signal.SIGKILL),
-        lambda: wrote(2),
-        lambda: _runs(sandbox, "a"),
+        lambda: has_written(2),
+        lambda: _is_running(sandbox, "a"),
         lambda: sandbox.abort("a"),
     )
     stays = """
@@ -159,15 +164,19 @@ print(os.listdir('.'), flush=True)
 with open('pid', 'w') as file: file.write(str(os.getpid()))
 time.sleep(600)
 """
-    again = sandbox.run(RunRequest(code=stays, timeout_s=TIMEOUT_S), "a")
+    result = sandbox.run(RunRequest(code=stays, timeout_s=TIMEOUT_S), "a")
     killer.result()
-    assert (again.outcome, again.stdout) == ("refused", "[]\n")
+    assert (result.outcome, result.stdout) == ("refused", "[]\n")
     sandbox.close()
-    # The first was killed by the kernel, which takes its time where the machine is busy.
-    wait_until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and _works_in(pid, tmp_path)])
+    # The kernel killed the first program. On a busy machine that takes some time.
+    wait_until(
+        lambda: (
+            not [pid for pid in os.listdir("/proc") if pid.isdigit() and _has_working_folder(pid, tmp_path)]
+        )
+    )
 
 
-def _works_in(pid: str, folder: Path) -> bool:
+def _has_working_folder(pid: str, folder: Path) -> bool:
     try:
         return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
     except OSError:
@@ -183,7 +192,8 @@ def test_a_heavier_zygote_that_is_killed_comes_back(strict: Sandbox, tmp_path: P
     code = RunRequest(code="import numpy as np; print(np.arange(2).sum())", timeout_s=TIMEOUT_S)
     assert sandbox.run(code, "a").stdout == "1\n"
     for pid in descendants(_parts(before)[1]) - inside:
-        with contextlib.suppress(ProcessLookupError):  # what is left of the program goes by itself
+        # The other processes of the program end without a signal.
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert sandbox.run(code, "b").stdout == "1\n"
     sandbox.close()
@@ -198,10 +208,10 @@ def test_a_zygote_that_does_not_answer_is_replaced(
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
     monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3)
-    # Else it could be stopped while it still removes what the escape tests left.
+    # Otherwise the zygote could be stopped while it still removes files of the escape tests.
     sandbox._open_jail()
     os.kill(_parts(before)[1], signal.SIGSTOP)
-    aborter = _meanwhile(lambda: _runs(sandbox, "a"), lambda: sandbox.abort("a"))
+    aborter = _meanwhile(lambda: _is_running(sandbox, "a"), lambda: sandbox.abort("a"))
     result = sandbox.run(RunRequest(code="print('again')", timeout_s=TIMEOUT_S), "a")
     aborter.result()
     assert (result.outcome, result.stdout) == ("ok", "again\n")
@@ -239,7 +249,7 @@ def test_closing_leaves_no_process_no_group_and_no_mount(strict: Sandbox, tmp_pa
 
 
 def _groups() -> set[Path]:
-    # os.walk, since other tests' groups come and go meanwhile, which ends a rglob with an error.
+    # Not `rglob`, which fails if a group of another test disappears during the walk.
     mine = f"rstar2-{os.getpid()}-"
     return {
         Path(parent, name)
@@ -266,8 +276,8 @@ sandbox.run(RunRequest(code="import os, time\\nos.fork()\\ntime.sleep(600)", tim
     worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=_REPOSITORY)
     assert worker.stdout is not None
     assert worker.stdout.readline() == b"up\n"
-    # The outer process and the zygote; for the session and the program each a namespace's first process and its
-    # own; and the program's child.
+    # These are the outer process, the zygote, two processes each for the session and the program (a namespace's first
+    # process and the Python process), and the program's child.
     wait_until(lambda: len(descendants(worker.pid)) >= 7)
     family = descendants(worker.pid)
     worker.kill()
@@ -345,21 +355,21 @@ def test_a_scratch_space_that_cannot_be_emptied_is_replaced_and_sessions_live_on
     numeric = RunRequest(code="import numpy\nopen('/tmp/left', 'w').write('x')", timeout_s=TIMEOUT_S)
     assert sandbox.run(numeric, "a").outcome == "ok"
     folder = os.open(f"/proc/{zygote}/root/tmp", os.O_PATH)
-    # As a user the jail knows: its file system takes no files of others.
+    # Create the file as a user of the jail, because its file system accepts no files of other users.
     os.setegid(os.stat(folder).st_gid)
     os.seteuid(os.stat(folder).st_uid)
     try:
-        held = os.open(".", os.O_TMPFILE | os.O_RDWR, dir_fd=folder)
+        open_file = os.open(".", os.O_TMPFILE | os.O_RDWR, dir_fd=folder)
     finally:
         os.seteuid(0)
         os.setegid(0)
-    os.write(held, bytes(1 << 20))
+    os.write(open_file, bytes(1 << 20))
     for code in ("open('/tmp/a', 'w').write('x')", "import numpy\nopen('/tmp/b', 'w').write('x')"):
         assert sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a").outcome == "ok"
         assert sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout == empty
-    assert caplog.text.count("scratch space is replaced") == 1
+    assert caplog.text.count("a new scratch space is used") == 1
     assert session.run_cell("import os\nx, os.path.exists('/tmp/mine')", TIMEOUT_S, "c").value == "(5, True)"
-    os.close(held)
+    os.close(open_file)
     os.close(folder)
     sandbox.close()
 
@@ -383,7 +393,7 @@ def test_what_a_program_leaves_makes_its_end_no_later(request: pytest.FixtureReq
         result = sandbox.run(RunRequest(code=_MANY_FOLDERS, timeout_s=timeout_s), "a")
         if result.stdout:
             break
-    # Its zygote has yet to report that all of it is removed; the next program waits for that.
+    # The next program waits until the zygote reports that all files are removed.
     assert before._cleaning is not None
     assert (result.outcome, result.stdout) == ("timeout", "made\n")
     assert sandbox.run(_LOOK, "b").stdout == "[]\n"
@@ -398,11 +408,11 @@ def test_a_program_that_was_killed_is_not_run_again_if_its_zygote_stops_answerin
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
-    zygote = min(descendants(os.getpid()) - before, key=_started_at)
+    zygote = min(descendants(os.getpid()) - before, key=_start_tick)
     assert sandbox._spec is not None
     killer = _meanwhile(
         Path(sandbox._spec["work_dir"], "begun").exists,
-        lambda: _runs(sandbox, "a"),
+        lambda: _is_running(sandbox, "a"),
         lambda: os.kill(zygote, signal.SIGSTOP),
         lambda: monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3),
         lambda: sandbox.abort("a"),

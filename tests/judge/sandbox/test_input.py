@@ -23,7 +23,10 @@ def _run(sandbox: Sandbox, code: str, stdin: str) -> RunResult:
 
 
 def _run_with_small_pipes(sandbox: Sandbox) -> tuple[int, RunResult]:
-    """Hold so many pipes that new ones are small, and run a program. → the bytes of a new one, the result."""
+    """Open pipes until the kernel makes new ones small, then run a program.
+
+    Returns the capacity of a new pipe in bytes, and the program's result.
+    """
 
     def give_up(*_: object) -> None:
         raise TimeoutError("the worker waits for the program to read")

@@ -59,7 +59,7 @@ while True:
 
 
 def _bombs_beside_a_session(sandbox: Sandbox) -> tuple[list[str], list[str | None]]:
-    # In a new jail nothing has been counted or removed yet.
+    # Use a new jail: in it, nothing has been counted or removed yet.
     sandbox._drop_jail()
     session = sandbox.open_session(kind="bare")
     session.run_cell("kept = 42", TIMEOUT_S, "a")
@@ -97,7 +97,7 @@ def test_a_program_has_a_bounded_number_of_threads(worker: Worker) -> None:
     if os.geteuid() == 0 and not os.access("/sys/fs/cgroup/pids", os.W_OK):
         pytest.skip("no control group of tasks can be made here, and the kernel does not limit root's")
     result = worker.do(_run, _THREADS + "import os\nos._exit(0)", TIMEOUT_S, 1024)
-    # Enough for honest programs; with a margin for what the user starts meanwhile.
+    # The limit is high enough for honest programs. The margin is for threads that the user starts meanwhile.
     assert MAX_PROCESSES // 2 < int(result.stdout) <= 2 * MAX_PROCESSES + 8
 
 
@@ -119,8 +119,8 @@ print(count_user_tasks(), flush=True)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that runs nothing else")
 def test_the_tasks_of_a_user_are_counted_and_those_of_root_have_no_limit() -> None:
-    counted = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=True)
-    assert counted.stdout.split() == ["None", "1", "6"]
+    process = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["None", "1", "6"]
 
 
 _HOLD = "import os, mmap, time\nheld = []\ndef hold(number):\n    path = str(number)\n"
@@ -132,7 +132,7 @@ _DELETED = {
     "made without a name": (
         _HOLD + "    held.append(os.open('.', os.O_TMPFILE | os.O_RDWR))\n" + _FILL + _ENDLESS
     ),
-    # One page of it, of which the kernel does not tell how large the file is.
+    # Only one page of the file is mapped, and the kernel does not report the file's size.
     "mapped": (
         _HOLD
         + _OPEN
@@ -173,17 +173,17 @@ def test_temporary_files_within_the_limit_are_no_offence(worker: Worker) -> None
 def test_a_deleted_file_counts_once_and_the_input_does_not(tmp_path: Path) -> None:
     with (
         (tmp_path / "deleted").open("wb") as file,
-        (tmp_path / "there").open("wb") as other,
+        (tmp_path / "there").open("wb") as existing_file,
         os.fdopen(os.memfd_create("input"), "wb") as memory,
     ):
-        for written in (file, other, memory):
-            written.write(bytes(_MIB))
-            written.flush()
-        same = os.dup(file.fileno())
+        for open_file in (file, existing_file, memory):
+            open_file.write(bytes(_MIB))
+            open_file.flush()
+        duplicate = os.dup(file.fileno())
         (tmp_path / "deleted").unlink()
-        counted = bytes_of_deleted_files([os.getpid(), os.getpid()], str(tmp_path))
-        os.close(same)
-    assert counted == pytest.approx(_MIB, rel=0.1)
+        byte_count = bytes_of_deleted_files([os.getpid(), os.getpid()], str(tmp_path))
+        os.close(duplicate)
+    assert byte_count == pytest.approx(_MIB, rel=0.1)
 
 
 _SHARED = """
@@ -192,7 +192,7 @@ shared = mmap.mmap(-1, 400 << 20)
 for page in range(0, len(shared), 4096): shared[page] = 1
 time.sleep(600)
 """
-# No process has what it says that it does not need, but the kernel does, and gives it back when it is read.
+# Pages that a process declares unneeded no longer count for the process, but the kernel keeps them until they are read.
 _NOT_NEEDED = """
 import mmap, time
 shared = mmap.mmap(-1, 400 << 20)
@@ -226,7 +226,7 @@ for _ in range(8):
     if os.fork() == 0: fill()
 fill()
 """
-# The data of senders that have closed their sockets waits for one that accepts, or receives, nothing.
+# Senders close their sockets, and their data waits for a receiver that never accepts or reads.
 _WAITING = """
 import socket
 def count(kind):
@@ -346,7 +346,7 @@ def test_a_program_that_cannot_be_measured_ends_no_other(
     assert capfd.readouterr().err.count("a name that cannot be read") == 1
 
 
-_NAMED = """
+_SHARED_WITH_NAME = """
 import ctypes, mmap
 shared = mmap.mmap(-1, 40 << 20)
 for start in range(0, len(shared), 4 << 20):
@@ -361,17 +361,17 @@ input()
 """
 
 
-@pytest.mark.parametrize("is_named", [False, True])
-def test_shared_memory_that_its_program_does_not_need_counts_once(is_named: bool) -> None:
-    code = f"NAMED = {is_named}\n{_NAMED}"
+@pytest.mark.parametrize("has_name", [False, True])
+def test_shared_memory_that_its_program_does_not_need_counts_once(has_name: bool) -> None:
+    code = f"NAMED = {has_name}\n{_SHARED_WITH_NAME}"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        counted = [memory_bytes([process.pid] * 2, enough) for enough in (_MIB, 1024 * _MIB)]
+        byte_counts = [memory_bytes([process.pid] * 2, enough) for enough in (_MIB, 1024 * _MIB)]
         process.kill()
-    assert all(40 * _MIB < count < 79 * _MIB for count in counted), counted
+    assert all(40 * _MIB < count < 79 * _MIB for count in byte_counts), byte_counts
 
 
 _MAPPINGS = """
@@ -389,7 +389,7 @@ def test_no_more_mappings_are_read_than_exceed_the_limit() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         assert memory_bytes([process.pid], limit=10 * _MIB) == 10 * _MIB + 1024
-        # Of many processes only the first ones are read.
+        # If there are many processes, only the first ones are read.
         assert memory_bytes([process.pid] * 100, limit=30 * _MIB) == 30 * _MIB + 1024
         process.kill()
 

@@ -29,21 +29,21 @@ for number in range(PAGES):
     memory[number * PAGE] = 1
 
 def in_fork(act, act_here=lambda: None):
-    # What a fork, or its parent, has written while the fork lives.
-    ready, says = os.pipe()
-    waits, told = os.pipe()
+    # Returns the pages that a fork or its parent has written while the fork lives.
+    ready_read, ready_write = os.pipe()
+    exit_read, exit_write = os.pipe()
     child = os.fork()
     if child == 0:
         act()
-        os.write(says, b"x")
-        os.read(waits, 1)
+        os.write(ready_write, b"x")
+        os.read(exit_read, 1)
         os._exit(0)
-    os.read(ready, 1)
+    os.read(ready_read, 1)
     act_here()
-    found = written_by_either(child)
-    os.write(told, b"x")
+    pages = written_by_either(child)
+    os.write(exit_write, b"x")
     os.waitpid(child, 0)
-    return found
+    return pages
 
 def write(pages):
     for number in pages:
@@ -54,8 +54,8 @@ after = in_fork(lambda: write(range(0, PAGES, 4)), lambda: write(range(1, PAGES,
 written = after - before
 [ring] = open_rings(1)
 register(ring, written)
-at_once = in_fork(lambda: None)
-print(json.dumps([len(written), len(written & at_once), memory[0], memory[PAGE]]))
+prefaulted = in_fork(lambda: None)
+print(json.dumps([len(written), len(written & prefaulted), memory[0], memory[PAGE]]))
 try:
     written_by_either(1 << 30)
 except OSError as error:
@@ -96,10 +96,10 @@ sandbox.close()
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    made = Sandbox(tmp_path_factory.mktemp("profiled"), minimum="landlock")
-    made.start()
-    yield made
-    made.close()
+    profiled_sandbox = Sandbox(tmp_path_factory.mktemp("profiled"), minimum="landlock")
+    profiled_sandbox.start()
+    yield profiled_sandbox
+    profiled_sandbox.close()
 
 
 def run(sandbox: Sandbox, code: str) -> str:
@@ -113,19 +113,21 @@ def needs_rings() -> None:
     for ring in rings:
         os.close(ring)
     if not rings:
-        pytest.skip("this machine has no io_uring for us")
+        pytest.skip("this machine does not allow io_uring")
 
 
 def test_a_fork_begins_with_copies_of_what_is_prefaulted() -> None:
     needs_rings()
-    said = subprocess.run([sys.executable, "-c", PREFAULT], capture_output=True, text=True, check=True).stdout
-    numbers, ended = said.splitlines()
-    written, at_once, *firsts = json.loads(numbers)
-    # Half of the 1,024 pages, and the few that the interpreter writes for itself.
-    assert 512 <= written < 640
-    assert at_once == written
-    assert firsts == [1, 2]
-    assert "No such file" in ended
+    output = subprocess.run(
+        [sys.executable, "-c", PREFAULT], capture_output=True, text=True, check=True
+    ).stdout
+    numbers, last_line = output.splitlines()
+    written_pages, prefaulted_pages, *first_values = json.loads(numbers)
+    # The program writes half of the 1,024 pages, and the interpreter writes a few more.
+    assert 512 <= written_pages < 640
+    assert prefaulted_pages == written_pages
+    assert first_values == [1, 2]
+    assert "No such file" in last_line
 
 
 def test_programs_of_a_profiled_zygote_fault_less_and_share_nothing(sandbox: Sandbox) -> None:
@@ -143,42 +145,42 @@ def test_a_program_that_ends_while_its_zygote_is_profiled_costs_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_module, "_SLEEP_CODE", "import os\nos._exit(3)")
-    made = Sandbox(tmp_path, minimum="landlock")
-    made.start()
-    session = made.open_session(kind="bare")
+    sandbox = Sandbox(tmp_path, minimum="landlock")
+    sandbox.start()
+    session = sandbox.open_session(kind="bare")
     session.run_cell("x = 42", TIMEOUT_S, "0")
-    assert made.profile_next_zygote()
+    assert sandbox.profile_next_zygote()
     assert session.run_cell("x", TIMEOUT_S, "1").value == "42"
-    assert run(made, "print(6 * 7)") == "42\n"
-    made.close()
+    assert run(sandbox, "print(6 * 7)") == "42\n"
+    sandbox.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a namespace alone")
 def test_signals_to_the_first_process_of_a_namespace_stay_pending() -> None:
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", BLOCKED_SIGNALS], capture_output=True, text=True, timeout=600
     ).stdout
-    assert said == "[True, True, True]\n"
+    assert output == "[True, True, True]\n"
 
 
 @pytest.mark.slow
 def test_without_io_uring_everything_works_as_before(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_IO_URING, str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
-    assert said.split() == ["[]", "True", "42"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    assert output.split() == ["[]", "True", "42"]
 
 
 def test_a_jail_that_is_lost_while_profiling_is_built_again_and_not_profiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Sandbox(tmp_path, minimum="landlock")
-    made.start()
+    sandbox = Sandbox(tmp_path, minimum="landlock")
+    sandbox.start()
 
     def lose(_weight: str) -> None:
         raise JailLost("as if the zygote had died")
 
-    monkeypatch.setattr(made, "_profile", lose)
-    assert made.profile_next_zygote()
-    assert run(made, "print(6 * 7)") == "42\n"
-    assert not made.profile_next_zygote()
-    made.close()
+    monkeypatch.setattr(sandbox, "_profile", lose)
+    assert sandbox.profile_next_zygote()
+    assert run(sandbox, "print(6 * 7)") == "42\n"
+    assert not sandbox.profile_next_zygote()
+    sandbox.close()

@@ -25,7 +25,7 @@ def test_threads_that_take_folders_share_one_process(tmp_path: Path, monkeypatch
         running_beside.append(sum(process.poll() is None for process in processes))
         process = start(*args, **options)
         processes.append(process)
-        # Long enough for every other thread to come here too, if nothing holds it back.
+        # Long enough for every other thread to arrive here too, if no lock stops it.
         time.sleep(0.2)
         return process
 

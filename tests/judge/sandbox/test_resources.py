@@ -1,4 +1,4 @@
-"""Programs share processors, disk and user ids fairly, and their use is counted, whichever user the worker is."""
+"""Programs share CPUs, disk and user ids fairly, and their use is counted, whichever user runs the worker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, programs, release_until
 from support.judge.ordinary_user import OrdinaryUser, ThisUser
 from support.judge.sandbox_worker import SandboxWorker
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, programs, release_until
 from support.process_table import stat
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -38,29 +38,29 @@ def as_root(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="module")
 def workers(as_root: bool) -> Iterator[GetWorker]:
     """Workers of each tier that several tests share."""
-    started: dict[Isolation, SandboxWorker] = {}
+    workers_by_tier: dict[Isolation, SandboxWorker] = {}
 
-    def one(tier: Isolation) -> SandboxWorker:
-        if tier not in started:
-            started[tier] = SandboxWorker(tier, as_root=as_root)
-        return started[tier]
+    def worker_of_tier(tier: Isolation) -> SandboxWorker:
+        if tier not in workers_by_tier:
+            workers_by_tier[tier] = SandboxWorker(tier, as_root=as_root)
+        return workers_by_tier[tier]
 
-    yield one
-    for worker in started.values():
+    yield worker_of_tier
+    for worker in workers_by_tier.values():
         worker.close()
 
 
 @pytest.fixture
 def get_worker(workers: GetWorker) -> Iterator[GetWorker]:
     """A worker of a tier. Its session ends with the test."""
-    used: list[SandboxWorker] = []
+    used_workers: list[SandboxWorker] = []
 
-    def one(tier: Isolation) -> SandboxWorker:
-        used.append(workers(tier))
-        return used[-1]
+    def worker_of_tier(tier: Isolation) -> SandboxWorker:
+        used_workers.append(workers(tier))
+        return used_workers[-1]
 
-    yield one
-    for worker in used:
+    yield worker_of_tier
+    for worker in used_workers:
         worker.close_session()
 
 
@@ -75,7 +75,7 @@ def group() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no control groups can be made here: {error}")
     yield path / "cgroup.procs"
-    # What left it a moment ago may still count.
+    # A process that has just left the group may still count.
     wait_until(lambda: _removed(path))
 
 
@@ -114,15 +114,18 @@ def test_a_crowd_gets_no_more_of_a_processor_than_one_process(
         contextlib.closing(SandboxWorker(tier, as_root=as_root, group=group)) as crowd,
         contextlib.closing(SandboxWorker(tier, as_root=as_root, group=group)) as honest,
     ):
-        # Equal parts, but for the beginning, which a slow machine takes longer for; a fiftieth without the bound.
+        # The shares are equal after a start-up phase, which takes longer on a slow machine. Without the bound, the one
+        # process would get a fiftieth.
         for timeout_s in (2, 8, 32, 128):
             for worker, code in ((crowd, _CROWD[tier]), (honest, "while True: pass")):
                 worker.begin(code, timeout_s=timeout_s)
-            many, one = crowd.end(), honest.end()
-            assert (many.outcome, one.outcome) == ("timeout", "timeout")
-            if many.cpu_s < 6 * one.cpu_s:
+            crowd_result, single_result = crowd.end(), honest.end()
+            assert (crowd_result.outcome, single_result.outcome) == ("timeout", "timeout")
+            if crowd_result.cpu_s < 6 * single_result.cpu_s:
                 return
-    pytest.fail(f"the crowd had {many.cpu_s:g} s of the processor, the one process {one.cpu_s:g} s")
+    pytest.fail(
+        f"the crowd used {crowd_result.cpu_s:g} s of CPU time, the one process {single_result.cpu_s:g} s"
+    )
 
 
 _OBSERVED = """
@@ -182,22 +185,22 @@ def test_a_process_cannot_hide_from_its_zygote(get_worker: GetWorker, tier: Isol
 
 
 _ENDLESS = "while True: pass"
-_NAMED = f"import ctypes; ctypes.CDLL(None).prctl(15, bytes([255, 254, 253]), 0, 0, 0)\n{_ENDLESS}"
+_WITH_ODD_NAME = f"import ctypes; ctypes.CDLL(None).prctl(15, bytes([255, 254, 253]), 0, 0, 0)\n{_ENDLESS}"
 
 
 def test_a_crowd_is_niced_whatever_its_processes_are_called() -> None:
-    codes = [_NAMED, *[_ENDLESS] * 5]
+    codes = [_WITH_ODD_NAME, *[_ENDLESS] * 5]
     crowd = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
     name = Path(f"/proc/{crowd[0].pid}/comm")
     try:
         wait_until(lambda: name.read_bytes().startswith(bytes([255, 254, 253])))
 
-        def niced() -> bool:
+        def all_niced() -> bool:
             processes.bound_share(process.pid for process in crowd)
             return all(os.getpriority(os.PRIO_PROCESS, process.pid) > 0 for process in crowd)
 
-        # Not at once: it counts those that compute at the moment.
-        wait_until(niced)
+        # This needs several attempts, because each counts only the processes that compute at that moment.
+        wait_until(all_niced)
     finally:
         for process in crowd:
             process.kill()
@@ -261,12 +264,12 @@ time.sleep(600)''' % ready], pass_fds=[ready])
 
 @pytest.mark.slow
 def test_processor_time_of_a_killed_program_is_that_of_all_it_started(get_worker: GetWorker) -> None:
-    # In the end it is killed for its output, which needs no time limit that a busy machine reaches too early.
+    # The program is killed for its output at the end. A time limit could end it too early on a busy machine.
     flood = "while True: os.write(1, bytes(1 << 16))"
     code = "\n".join([_COMPUTE, *_ALONE.values(), f"for _ in range({len(_ALONE)}): os.read(done, 1)", flood])
     result = get_worker("strict").run(code, timeout_s=TIMEOUT_S)
     assert result.outcome == "output_limit", result.stderr
-    # Some are rounded down to ticks of 10 ms.
+    # The CPU time of some processes is rounded down to ticks of 10 ms.
     assert result.cpu_s >= 0.28 * len(_ALONE)
 
 
@@ -299,8 +302,8 @@ def test_a_cells_processor_time_is_that_of_all_it_started(get_worker: GetWorker)
     assert worker.cell("1").cpu_s < cell.cpu_s
 
 
-# More than a program may keep, and then no more: what the kernel holds for an endless flood may exceed the limit of
-# memory before the next check.
+# The program makes more folders than it may keep, and then stops. In an endless flood, the kernel's memory for the
+# folders could exceed the memory limit before the next check.
 _FOLDERS = """
 import os, time
 for i in range(120):
@@ -330,12 +333,12 @@ def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
     sandbox.start()
     jail = sandbox._open_jail()
     session = sandbox.open_session(kind="bare")
-    left = Path(jail.spec["work_dir"], "a", "b")
-    left.mkdir(parents=True)
+    deep_folder = Path(jail.spec["work_dir"], "a", "b")
+    deep_folder.mkdir(parents=True)
     with pytest.raises(TimeoutError):
         remove_contents(jail.spec["work_dir"], set(), seconds=0)
     jail._dirty = True
-    # Nothing removes it, and yet the same jail answers.
+    # Nothing removes the folder, and yet the same jail runs the next program.
     assert sandbox.run(RunRequest(code=_LOOK, timeout_s=TIMEOUT_S), "b").value == "[]"
     assert len(list((tmp_path / "removed").glob("*/a/b"))) == 1
     assert sandbox.run(RunRequest(code="open('mine', 'w').write('x')", timeout_s=TIMEOUT_S), "c").value == "1"
@@ -348,8 +351,8 @@ def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
 
 def test_what_a_killed_worker_left_is_removed(landlock: Sandbox, tmp_path: Path) -> None:
     del landlock
-    for left in ("removed/one/a/b", "session7/a/b", "box/a/b"):
-        (tmp_path / left).mkdir(parents=True)
+    for folder in ("removed/one/a/b", "session7/a/b", "box/a/b"):
+        (tmp_path / folder).mkdir(parents=True)
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
     assert not (tmp_path / "session7").exists()
@@ -373,7 +376,7 @@ def test_sessions_that_end_together_do_not_wait_for_their_files_to_be_removed(
     wait_s = TIMEOUT_S
     monkeypatch.setattr("rstar2.judge.sandbox.host.removal._WAIT_S", wait_s)
     monkeypatch.setattr("rstar2.judge.sandbox.host.removal._CLOSE_S", 0.0)
-    # In place of the process that removes: one that takes longer than everything here.
+    # Replace the removal process by one that takes longer than this test.
     command = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     try:
@@ -446,9 +449,9 @@ def test_what_vanishes_while_it_is_counted_is_reported(
 
     def scan_and_move(folder: int) -> contextlib.AbstractContextManager[list[os.DirEntry[str]]]:
         with scandir(folder) as entries:
-            found = list(entries)
+            entry_list = list(entries)
         os.rename("before", "after", src_dir_fd=folder, dst_dir_fd=folder)
-        return contextlib.nullcontext(found)
+        return contextlib.nullcontext(entry_list)
 
     path = tmp_path / "before"
     path.mkdir() if is_folder else path.touch()
@@ -485,9 +488,9 @@ def test_the_kernel_kills_programs_first_where_memory_is_short(
     get_worker: GetWorker, tier: Isolation
 ) -> None:
     worker = get_worker(tier)
-    # What an earlier program left may be about to end.
+    # Processes of an earlier program may still be ending.
     wait_until(lambda: not programs(worker.process.pid))
-    worker.begin(HELD, timeout_s=TIMEOUT_S)
+    worker.begin(WAIT_FOR_RELEASE, timeout_s=TIMEOUT_S)
     wait_until(lambda: programs(worker.process.pid))
     release_until(worker.has_ended, worker.process.pid)
     assert worker.end().outcome == "ok"
@@ -588,7 +591,7 @@ def test_what_the_last_program_left_is_removed_when_the_sandbox_is_closed(
     sandbox.start()
     work_dir = Path(sandbox._started_spec()["work_dir"])
     sandbox._open_jail()
-    # After the last cleaning.
+    # This file appears after the last cleaning.
     (work_dir / "left").touch()
     sandbox.close()
     wait_until(lambda: not any(tmp_path.rglob("left")))

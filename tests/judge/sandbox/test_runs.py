@@ -23,11 +23,13 @@ from rstar2.judge.schema import MAX_OUTPUT_BYTES, MAX_OUTPUT_JSON_BYTES, RunRequ
 WRITABLE = ("/box", "/tmp", "/var/tmp", "/dev/shm")
 
 
-def nothing_left() -> str:
-    """What a program sees in the places it may write to: nothing, but an interpreter installed below one."""
+def empty_listing() -> str:
+    """Returns the expected listing of the writable folders: empty, except for an interpreter installed below one."""
     home = Path(sys.prefix)
-    shown = [[home.relative_to(place).parts[0]] if home.is_relative_to(place) else [] for place in WRITABLE]
-    return f"{shown}\n"
+    listings = [
+        [home.relative_to(place).parts[0]] if home.is_relative_to(place) else [] for place in WRITABLE
+    ]
+    return f"{listings}\n"
 
 
 def run(sandbox: Sandbox, code: str, **options: object) -> RunResult:
@@ -94,7 +96,7 @@ def test_long_output_is_cut_and_says_so(strict: Sandbox) -> None:
 
 
 def test_what_json_writes_at_length_is_cut_sooner(strict: Sandbox) -> None:
-    """A NUL takes six bytes in JSON. Lines of text are not cut."""
+    """A NUL takes six bytes in JSON. Ordinary text of the same length is not cut."""
     size = MAX_OUTPUT_BYTES
     code = f"""
 import sys
@@ -141,7 +143,7 @@ def test_a_program_that_ended_in_time_did_so_however_late_its_worker_looks(stric
 
 
 def test_another_thread_can_end_the_program_that_runs_and_only_that(landlock: Sandbox) -> None:
-    # In the landlock tier, because its work folder is visible from here.
+    # This uses the landlock tier, because the test can see its work folder.
     assert landlock._spec is not None
     folder = Path(landlock._spec["work_dir"])
     endless = """
@@ -168,8 +170,8 @@ while True: time.sleep(1)
     assert (result.outcome, result.stdout) == ("refused", "began\n")
     landlock.abort("mine")
     quick = RunRequest(code="import time\ntime.sleep(0.1)\nprint(1)", timeout_s=TIMEOUT_S)
-    again = landlock.run(quick, "mine")
-    assert (again.outcome, again.stdout) == ("ok", "1\n")
+    second_run = landlock.run(quick, "mine")
+    assert (second_run.outcome, second_run.stdout) == ("ok", "1\n")
 
 
 def test_times_are_those_of_the_program(strict: Sandbox) -> None:
@@ -241,10 +243,10 @@ def test_claiming_want_of_memory_does_not_excuse_an_error_nor_spoil_a_success(
 def test_a_value_is_the_programs_own_and_not_what_it_or_its_child_writes(strict: Sandbox) -> None:
     forked = run(strict, "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nchild == 0")
     assert (forked.outcome, forked.value) == ("ok", "False")
-    written = run(strict, "import os\nos.write(3, b'v' + bytes(16) + b'\\0\\0\\0\\1' + b'x')\n5")
-    assert (written.outcome, written.value) == ("ok", None)
-    added = run(strict, "import atexit, os\natexit.register(os.write, 3, b'more')\n5")
-    assert (added.outcome, added.value) == ("ok", "5")
+    forged_frame = run(strict, "import os\nos.write(3, b'v' + bytes(16) + b'\\0\\0\\0\\1' + b'x')\n5")
+    assert (forged_frame.outcome, forged_frame.value) == ("ok", None)
+    late_write = run(strict, "import atexit, os\natexit.register(os.write, 3, b'more')\n5")
+    assert (late_write.outcome, late_write.value) == ("ok", "5")
     assert len(run(strict, "'x' * (3 << 20)").value or "") == (1 << 20) - 21
 
 
@@ -274,8 +276,10 @@ def test_exit_codes_are_those_of_the_interpreter(strict: Sandbox, code: str, exi
 
 
 def test_programs_lock_their_own_files_but_none_of_the_hosts(strict: Sandbox, landlock: Sandbox) -> None:
-    hold = "import fcntl, os\ntry: fcntl.flock(open(os.__file__), fcntl.LOCK_EX)\nexcept OSError: print('no')"
-    own = """
+    host_lock_code = (
+        "import fcntl, os\ntry: fcntl.flock(open(os.__file__), fcntl.LOCK_EX)\nexcept OSError: print('no')"
+    )
+    sqlite_code = """
 import sqlite3, threading
 a, b = sqlite3.connect('a.db', timeout=0), sqlite3.connect('a.db', timeout=0)
 a.execute('create table t (x)')
@@ -287,8 +291,8 @@ b.execute('pragma journal_mode = wal'); b.execute('insert into t values (2)'); b
 print(a.execute('select x from t').fetchall())
 """
     for sandbox in (strict, landlock):
-        assert run(sandbox, hold).stdout == "no\n"
-        assert run(sandbox, own).stdout == "database is locked\n[(2,)]\n"
+        assert run(sandbox, host_lock_code).stdout == "no\n"
+        assert run(sandbox, sqlite_code).stdout == "database is locked\n[(2,)]\n"
 
 
 @pytest.mark.parametrize(
@@ -325,8 +329,8 @@ def test_zygotes_leave_nothing_where_programs_write(strict: Sandbox) -> None:
     look = f"import os\nprint([os.listdir(p) for p in {WRITABLE}])"
     heavy = f"import matplotlib.pyplot, pandas\n{look}"
     for code in (heavy, "open('/tmp/x', 'w').write('x')", heavy, look, heavy):
-        assert run(strict, code).stdout in (nothing_left(), "")
-    assert run(strict, heavy).stdout == nothing_left()
+        assert run(strict, code).stdout in (empty_listing(), "")
+    assert run(strict, heavy).stdout == empty_listing()
     assert session.alive
     session.close()
 

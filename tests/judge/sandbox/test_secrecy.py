@@ -17,8 +17,8 @@ from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 
 _MARK = "planted"
-# Without /proc, which landlock hides: mincore(2) says which pages there are. Far from the areas it starts at, little
-# is mapped; what cannot be read is skipped by writing it to a pipe.
+# Landlock hides /proc, so mincore(2) tells which pages are mapped. Little is mapped far from the first areas. Each page
+# is written to a pipe: the write fails for an unreadable page, which is skipped.
 _SCAN = """
 import ctypes, os, re
 libc = ctypes.CDLL(None, use_errno=True)
@@ -63,10 +63,10 @@ print(*sorted(word.decode() for word in found))
 
 
 def _plant(sandbox: Sandbox) -> None:
-    """Run programs of every way in, and a session, each with a secret of its own in all it is given."""
+    """Run programs and a session, with a different secret in every input: code, stdin, files, output and values."""
 
-    def secret(where: str) -> str:
-        return f"{_MARK}-{where}-{secrets.token_hex(8)}"
+    def secret(place: str) -> str:
+        return f"{_MARK}-{place}-{secrets.token_hex(8)}"
 
     def run(code: str, stdin: str = "") -> None:
         result = sandbox.run(RunRequest(code=code, stdin=stdin, timeout_s=TIMEOUT_S), "planting")
@@ -99,7 +99,7 @@ def _scan(sandbox: Sandbox, in_session: bool) -> str:
         result = session.run_cell(_SCAN, TIMEOUT_S, "scan")
         session.close()
     else:
-        # Its own source is short, so as not to take the place in memory of what is looked for.
+        # The cell's source is short, so that it does not overwrite the memory that the scan searches.
         code = "import sys\nexec(sys.stdin.read())"
         result = sandbox.run(RunRequest(code=code, stdin=_SCAN, timeout_s=TIMEOUT_S), "scan")
     assert result.outcome == "ok", result.stderr
@@ -112,10 +112,10 @@ def test_nothing_of_earlier_programs_is_in_the_memory_of_a_later_one(
     worker: ThisUser | OrdinaryUser, in_session: bool
 ) -> None:
     worker.do(_plant)
-    found = worker.do(_scan, in_session).split()
-    own = f"{_MARK}-own-{'f' * 16}"
-    assert own in found, "the scan did not find what this program itself holds"
-    assert {re.split("-", word)[1] for word in found if word != own} == set()
+    marks = worker.do(_scan, in_session).split()
+    current_mark = f"{_MARK}-own-{'f' * 16}"
+    assert current_mark in marks, "the scan did not find the mark of the scanning program"
+    assert {re.split("-", word)[1] for word in marks if word != current_mark} == set()
 
 
 _FOLDERS = ("/box", "/tmp", "/var/tmp", "/dev/shm", "/.scratch", "/.preload")
@@ -147,7 +147,7 @@ def test_what_a_program_changes_of_the_folders_themselves_is_not_seen_by_the_nex
 
     before = run(_LOOK_AT_FOLDERS)
     assert "True" not in before
-    # With the word for which it gets a scratch space of its own, too.
+    # Repeat with a word in the code that gives the program a separate scratch space.
     for more in ("", "# /proc"):
         run(_CHANGE_FOLDERS + more)
         assert run(_LOOK_AT_FOLDERS) == before
@@ -157,13 +157,15 @@ def test_what_a_program_changes_of_the_folders_themselves_is_not_seen_by_the_nex
 def _start_with_folder_below_tmp(folder: Path, tier: Isolation) -> Sandbox:
     bound = folder / "bound" / "deep"
     bound.mkdir(parents=True)
-    whole = tiers.jail_specs
+    jail_specs = tiers.jail_specs
 
-    def with_it(*asked: Any) -> list[JailSpec]:
-        return [{**spec, "bound_paths": [*spec["bound_paths"], str(bound)]} for spec in whole(*asked)]
+    def specs_with_folder(*arguments: Any) -> list[JailSpec]:
+        return [
+            {**spec, "bound_paths": [*spec["bound_paths"], str(bound)]} for spec in jail_specs(*arguments)
+        ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiers, "jail_specs", with_it)
+        patch.setattr(tiers, "jail_specs", specs_with_folder)
         return start_sandbox(folder, tier)
 
 

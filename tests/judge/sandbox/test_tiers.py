@@ -65,8 +65,8 @@ def test_without_libseccomp_the_failure_says_what_to_install(
 
 
 def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    whole = tiers.jail_specs
-    monkeypatch.setattr(tiers, "jail_specs", lambda tier, root: [{**whole(tier, root)[0], **changes}])
+    jail_specs = tiers.jail_specs
+    monkeypatch.setattr(tiers, "jail_specs", lambda tier, root: [{**jail_specs(tier, root)[0], **changes}])
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
 ) -> None:
     del strict
     tmp_path.chmod(0o755)
-    whole = tiers.jail_specs(tier="strict", root=tmp_path)[0]
-    _weaken(monkeypatch, bound_paths=[*whole["bound_paths"], str(tmp_path)])
+    spec = tiers.jail_specs(tier="strict", root=tmp_path)[0]
+    _weaken(monkeypatch, bound_paths=[*spec["bound_paths"], str(tmp_path)])
     with pytest.raises(Failure, match="read_secret"):
         Sandbox(tmp_path, tier="strict").start()
     _weaken(monkeypatch, program_filter=b"")
@@ -159,9 +159,9 @@ def test_strict_holds_without_landlock_and_control_groups_and_says_so(
     monkeypatch.setattr(cgroups, "_candidates", lambda controller: [])
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
-    said = " ".join(sandbox.exceptions())
-    assert "no Landlock" in said
-    assert "No memory control group" in said
+    exceptions = " ".join(sandbox.exceptions())
+    assert "no Landlock" in exceptions
+    assert "No memory control group" in exceptions
     sandbox.close()
 
 
@@ -197,9 +197,9 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
         worker = ThisUser(_start_weakened(tmp_path, "landlock", changes))
     else:
         worker = OrdinaryUser("landlock", _start_weakened, changes)
-    printed, said = worker.do(_write_and_read)
-    assert printed == "x\n"
-    assert any("cannot confine signals" in line for line in said)
+    output, exceptions = worker.do(_write_and_read)
+    assert output == "x\n"
+    assert any("cannot confine signals" in line for line in exceptions)
     worker.close()
 
 
@@ -208,7 +208,7 @@ _Calls = dict[str, tuple[int | str, ...]]
 _CALL_ALL = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
-# The program itself may not make a session, whatever the filter says, as it has one.
+# setsid always fails in the program itself, whatever the filter allows, because the program leads a session.
 child = os.fork() if can_fork else 0
 if child:
     os.waitpid(child, 0)
@@ -230,9 +230,9 @@ def _call_all(sandbox: Sandbox, calls: _Calls) -> tuple[str, str]:
 def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser | OrdinaryUser) -> None:
     library = seccomp.library()
     number = partial(library.resolve_syscall, library.Arch.NATIVE)
-    # With arguments with which they succeed or fail otherwise where no filter refuses them. setgroups is not among
-    # them: without capabilities it always fails like this.
-    refused: _Calls = {
+    # Without a filter, a call with these arguments succeeds or fails with another error. setgroups is missing: without
+    # capabilities it always fails with this error.
+    refused_calls: _Calls = {
         name: (number(name), *arguments)
         for name, arguments in {
             "setns": (-1,),
@@ -247,7 +247,7 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
             "setpriority": (os.PRIO_PROCESS, "me", 5),
         }.items()
     }
-    missing: _Calls = {
+    missing_calls: _Calls = {
         "landlock_create_ruleset": (syscalls.LANDLOCK_CALLS[0],),
         "landlock_add_rule": (syscalls.LANDLOCK_CALLS[1],),
         "landlock_restrict_self": (syscalls.LANDLOCK_CALLS[2],),
@@ -255,18 +255,20 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
         "death signal": (number("prctl"), syscalls.PR_SET_PDEATHSIG, 0),
         "reaper": (number("prctl"), syscalls.PR_SET_CHILD_SUBREAPER, 0),
     }
-    clone: _Calls = {"clone": (number("clone"), syscalls.CLONE_NEWPID | signal.SIGCHLD)}
-    own: _Calls = {"own priority": (number("setpriority"), os.PRIO_PROCESS, 0, 5)}
-    tier, printed = worker.do(_call_all, refused | missing | clone | own)
-    expected = [f"{name} EPERM -1" for name in refused] + [f"{name} ENOSYS -1" for name in missing]
+    clone_call: _Calls = {"clone": (number("clone"), syscalls.CLONE_NEWPID | signal.SIGCHLD)}
+    own_priority_call: _Calls = {"own priority": (number("setpriority"), os.PRIO_PROCESS, 0, 5)}
+    tier, output = worker.do(_call_all, refused_calls | missing_calls | clone_call | own_priority_call)
+    expected = [f"{name} EPERM -1" for name in refused_calls] + [
+        f"{name} ENOSYS -1" for name in missing_calls
+    ]
     expected += [f"clone {'ENOSYS' if tier == 'strict' else 'EPERM'} -1", "own priority None 0"]
-    assert printed.splitlines() == expected
+    assert output.splitlines() == expected
 
 
 def test_every_landlock_exception_is_a_sentence(landlock: Sandbox) -> None:
-    found = landlock.exceptions()
-    assert len(found) >= 7
-    assert all(line.endswith(".") for line in found)
+    exceptions = landlock.exceptions()
+    assert len(exceptions) >= 7
+    assert all(line.endswith(".") for line in exceptions)
 
 
 def test_a_jail_has_a_share_of_the_processors_where_sessions_have_none(

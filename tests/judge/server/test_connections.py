@@ -66,14 +66,17 @@ def read_all(connection: socket.socket) -> bytes:
         while data := connection.recv(65536):
             received += data
     except ConnectionResetError:
-        # It ended while we were sending.
+        # The judge ended the connection while the test was still sending.
         pass
     return received
 
 
 @contextmanager
-def begun(judge: JudgeHandle, data: bytes) -> Iterator[socket.socket]:
-    """A connection whose first data is there when the judge takes it, so that its short wait is not for us."""
+def connected(judge: JudgeHandle, data: bytes) -> Iterator[socket.socket]:
+    """Open a connection whose first data has arrived before the judge accepts the connection.
+
+    The judge's short read timeout then never ends because of a slow test.
+    """
     [server] = parts(judge, "rstar2.judge.server.app")
     os.kill(server, signal.SIGSTOP)
     try:
@@ -86,9 +89,9 @@ def begun(judge: JudgeHandle, data: bytes) -> Iterator[socket.socket]:
         yield connection
 
 
-def said(judge: JudgeHandle, head: str, body: bytes = b"") -> bytes:
-    """Send a request. Returns the answer, after which the judge ends the connection."""
-    with begun(judge, head.encode() + b"\r\n" + body) as connection:
+def answer_to(judge: JudgeHandle, head: str, body: bytes = b"") -> bytes:
+    """Send a request and return everything that the judge answers before it ends the connection."""
+    with connected(judge, head.encode() + b"\r\n" + body) as connection:
         return read_all(connection)
 
 
@@ -107,17 +110,20 @@ CHUNKED = "HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     ids=["head", "trailer", "trailer-after-the-answer", "chunk"],
 )
 def test_a_long_head_is_refused_early_and_holds_up_nobody(strict_limits: JudgeHandle, head: str) -> None:
-    sent = 0
-    with begun(strict_limits, head.encode()) as connection, httpx.Client(base_url=strict_limits.url) as http:
+    sent_mib = 0
+    with (
+        connected(strict_limits, head.encode()) as connection,
+        httpx.Client(base_url=strict_limits.url) as http,
+    ):
         try:
             for _ in range(128):
                 connection.sendall(b"a" * (1 << 20))
-                sent += 1
+                sent_mib += 1
                 assert http.get("/ping", timeout=TIMEOUT_S).status_code == 200
         except (ConnectionResetError, BrokenPipeError):
             pass
-    # What the buffers of both sockets take, and no more.
-    assert sent < 32
+    # The buffers of both sockets take less than 32 MiB.
+    assert sent_mib < 32
 
 
 def test_a_client_that_reads_no_answers_is_gone_after_a_while(strict_limits: JudgeHandle) -> None:
@@ -139,7 +145,7 @@ def test_a_client_that_reads_no_answers_is_gone_after_a_while(strict_limits: Jud
 
 def test_a_body_that_stops_coming_is_refused_after_a_while(strict_limits: JudgeHandle) -> None:
     head = "POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-    assert said(strict_limits, head, b"{").startswith(b"HTTP/1.1 408")
+    assert answer_to(strict_limits, head, b"{").startswith(b"HTTP/1.1 408")
 
 
 def test_requests_sent_ahead_are_answered_in_turn(strict_limits: JudgeHandle) -> None:
@@ -147,7 +153,7 @@ def test_requests_sent_ahead_are_answered_in_turn(strict_limits: JudgeHandle) ->
     head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     ahead = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    answer = said(strict_limits, head, body + 5000 * ahead + last)
+    answer = answer_to(strict_limits, head, body + 5000 * ahead + last)
     assert b"outcome" in answer[: answer.index(b"pong")]
     assert answer.count(b"HTTP/1.1 200") == 5002
 
@@ -159,7 +165,7 @@ def test_another_protocol_is_not_taken_up(strict_limits: JudgeHandle) -> None:
         "POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
         f"Upgrade: h2c\r\nHTTP2-Settings: AAMA\r\nContent-Length: {len(body)}\r\n"
     )
-    answer = said(strict_limits, head, body)
+    answer = answer_to(strict_limits, head, body)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b'"42"' in answer
 
@@ -171,11 +177,11 @@ def test_a_slow_body_that_keeps_coming_and_a_slow_program_are_waited_for(strict_
     head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     deadline = time.monotonic() + TIMEOUT_S
     silent_s = READ_S
-    # Again where this process had to wait for a processor, so that we were silent for too long.
+    # Repeat the test if this process had to wait for a CPU and was therefore silent for too long.
     while silent_s >= READ_S:
         assert time.monotonic() < deadline
         silent_s, sent_at = 0.0, time.monotonic()
-        with begun(strict_limits, head.encode()) as connection:
+        with connected(strict_limits, head.encode()) as connection:
             try:
                 for start in range(0, len(body), 2):
                     time.sleep(0.05)
@@ -191,26 +197,26 @@ def test_a_slow_body_that_keeps_coming_and_a_slow_program_are_waited_for(strict_
 
 
 @contextmanager
-def held_bodies(judge: JudgeHandle, count: int) -> Iterator[list[socket.socket]]:
+def incomplete_bodies(judge: JudgeHandle, count: int) -> Iterator[list[socket.socket]]:
     """Opens connections with incomplete bodies. Each body is a little over a quarter of the budget."""
     head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {judge.token}\r\n"
     head += f"Content-Length: {BODY_BUDGET}\r\n\r\n"
     with ExitStack() as stack:
-        held = [stack.enter_context(dial(judge)) for _ in range(count)]
-        for connection in held:
+        connections = [stack.enter_context(dial(judge)) for _ in range(count)]
+        for connection in connections:
             connection.sendall(head.encode() + b"a" * (BODY_BUDGET // 4 + 1))
-        yield held
+        yield connections
 
 
 @pytest.mark.slow
 def test_bodies_have_a_budget_together(limited_judge: JudgeHandle) -> None:
     """Each request alone is legal. While they are incomplete, another request is told to try again."""
-    with held_bodies(limited_judge, 4) as held:
-        answered = select.select(held, [], [], TIMEOUT_S)[0]
-        answer = answered[0].recv(65536)
+    with incomplete_bodies(limited_judge, 4) as connections:
+        readable = select.select(connections, [], [], TIMEOUT_S)[0]
+        answer = readable[0].recv(65536)
     assert answer.startswith(b"HTTP/1.1 429")
     assert b"retry-after: 1\r\n" in answer.lower()
-    # What they held is free again, once the judge has seen that they are gone.
+    # The budget is free again as soon as the judge has seen that these connections are closed.
     program = {"code": "1", "stdin": "a" * (BODY_BUDGET * 3 // 4), "timeout_s": TIMEOUT_S}
     with httpx.Client(base_url=limited_judge.url, headers=with_token(limited_judge)) as http:
         wait_until(lambda: http.post("/v1/runs", json=program, timeout=TIMEOUT_S).status_code == 200)
@@ -224,13 +230,13 @@ def test_what_ends_a_connection_before_its_answer_writes_no_traceback(limited_ju
     token = f"Host: localhost\r\nAuthorization: Bearer {limited_judge.token}\r\n"
     head = f"POST /v1/runs HTTP/1.1\r\n{token}Content-Length: {len(body)}\r\n"
     second = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    answer = said(limited_judge, head, body + second + b"no request\r\n\r\n")
+    answer = answer_to(limited_judge, head, body + second + b"no request\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200") == 2
     assert answer.count(b"HTTP/1.1 400") == 1
-    # Run after it: the first is over then, and what was to be written of it is in the log before what is written next.
+    # When this program has run, the first connection is over, and all of its lines are in the log.
     with httpx.Client(base_url=limited_judge.url, headers=with_token(limited_judge)) as http:
         assert http.post("/v1/runs", json={"code": "1"}, timeout=TIMEOUT_S).status_code == 200
-    assert said(limited_judge, "no request\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert answer_to(limited_judge, "no request\r\n\r\n").startswith(b"HTTP/1.1 400")
     wait_until(lambda: log.read_bytes()[before:].count(b"Invalid HTTP request") >= 2)
     assert log.read_bytes()[before:].count(b"Traceback") == 0
 
@@ -252,7 +258,7 @@ def test_web_pages_are_refused(strict_limits: JudgeHandle, path: str, headers: s
     method = "GET" if path in ("/health", "/ping", "/status") else "POST"
     body = b'{"code": "1"}'
     head = f"{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {len(body)}\r\n"
-    answer = said(strict_limits, head, body)
+    answer = answer_to(strict_limits, head, body)
     assert answer.startswith(b"HTTP/1.1 403")
     assert b'{"error":"%b: ' % fault in answer
 
@@ -261,9 +267,9 @@ def test_web_pages_are_refused(strict_limits: JudgeHandle, path: str, headers: s
     "host", ["localhost", "LOCALHOST:80", "127.0.0.1:80", "[::1]:80", "192.0.2.7", "Here:1"]
 )
 def test_a_judge_answers_to_its_own_names(strict_limits: JudgeHandle, host: str) -> None:
-    assert said(strict_limits, f"GET /ping HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n").startswith(
-        b"HTTP/1.1 200"
-    )
+    assert answer_to(
+        strict_limits, f"GET /ping HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+    ).startswith(b"HTTP/1.1 200")
 
 
 def test_with_a_token_a_judge_has_any_name(limited_judge: JudgeHandle) -> None:
@@ -278,5 +284,5 @@ def test_a_long_log_is_put_aside(strict_limits: JudgeHandle) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not (logs / "api.log.1").exists():
         assert time.monotonic() < deadline
-        assert said(strict_limits, "no request\r\n\r\n").startswith(b"HTTP/1.1 400")
+        assert answer_to(strict_limits, "no request\r\n\r\n").startswith(b"HTTP/1.1 400")
     wait_until(lambda: (logs / "api.log").stat().st_size <= MAX_LOG_BYTES)

@@ -93,9 +93,9 @@ async def test_what_was_to_be_cancelled_is_so_where_another_program_under_its_id
     first = dispatcher.submit(PendingRun("a", "{}", timeout_s=10.0))
     await dispatcher._send_batch()
     dispatcher.release(first)
-    other = dispatcher.submit(PendingRun("a", "[]", timeout_s=10.0))
+    second = dispatcher.submit(PendingRun("a", "[]", timeout_s=10.0))
     await dispatcher._send_batch()
-    assert isinstance(other.result.exception(), IdReused)
+    assert isinstance(second.result.exception(), IdReused)
     await dispatcher._send_batch()
     assert await dispatcher.client.execute_command(*queue.get_state("a")) == queue.CANCELLED
     await dispatcher.close()
@@ -106,12 +106,12 @@ async def test_what_redis_never_takes_is_not_tried_for_ever(server: EmbeddedRedi
     with redis.Redis.from_url(server.url) as client:
         for name in ("cancelled", "sent"):
             client.hset(queue.state_key(name), "no", "state")
-    sent = dispatcher.submit(PendingRun("sent", "{}", timeout_s=10.0))
-    sent.may_be_stored = True
+    sent_run = dispatcher.submit(PendingRun("sent", "{}", timeout_s=10.0))
+    sent_run.may_be_stored = True
     dispatcher.cancelled.append("cancelled")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         await dispatcher._send_batch()
-    assert isinstance(sent.result.exception(), QueueRefuses)
+    assert isinstance(sent_run.result.exception(), QueueRefuses)
     assert (dispatcher.unsent, dispatcher.cancelled) == ([], [])
     await dispatcher.close()
 
@@ -122,17 +122,17 @@ async def test_what_redis_never_takes_is_not_tried_for_ever(server: EmbeddedRedi
 async def test_a_loop_that_ends_unexpectedly_ends_the_process(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    class Ended(Exception): ...
+    class ProcessEnded(Exception): ...
 
     def end_process(problem: str, error: BaseException) -> None:
-        raise Ended(problem) from error
+        raise ProcessEnded(problem) from error
 
     async def broken_loop() -> None:
         raise error
 
     monkeypatch.setattr(dispatcher_module, "end_process", end_process)
     dispatcher = Dispatcher(server.url, max_queued=1, max_queued_bytes=1 << 20)
-    with pytest.raises(Ended, match="unexpected exception in broken_loop"):
+    with pytest.raises(ProcessEnded, match="unexpected exception in broken_loop"):
         await dispatcher._keep_running(broken_loop)
     await dispatcher.close()
 

@@ -20,23 +20,23 @@ from rstar2.judge.schema import RunResult
 from rstar2.judge.server import codejudge
 from rstar2.judge.service.start import JudgeHandle
 
-BOTH = pytest.mark.parametrize("verb", ["run", "judge"])
+BOTH_VERBS = pytest.mark.parametrize("verb", ["run", "judge"])
 
 
 def submit(http: httpx.Client, path: str, solution: str, **more: Any) -> dict[str, Any]:
     answer = http.post(path, json={"type": "python", "solution": solution, **more})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def test_ping_and_status(http: httpx.Client, judge: JudgeHandle) -> None:
     assert http.get("/ping").json() == "pong"
-    # Earlier tests may have left something that is about to be cancelled.
-    status_when(judge, lambda found: (found["queue"], found["num_workers"]) == (0, 2))
+    # Programs of earlier tests may still wait to be cancelled.
+    status_when(judge, lambda status: (status["queue"], status["num_workers"]) == (0, 2))
 
 
-@BOTH
+@BOTH_VERBS
 def test_right_output_succeeds_whatever_the_space_around_it(http: httpx.Client, verb: str) -> None:
     result = submit(http, f"/{verb}", "print(input())", input="a", expected_output=" a", sub_id="mine")
     assert (result["sub_id"], result["success"], result["run_success"], result["reason"]) == (
@@ -48,13 +48,13 @@ def test_right_output_succeeds_whatever_the_space_around_it(http: httpx.Client, 
     assert result["cost"] > 0
 
 
-@BOTH
+@BOTH_VERBS
 def test_wrong_output_ran_and_did_not_succeed(http: httpx.Client, verb: str) -> None:
     result = submit(http, f"/{verb}", "print(input())", input="a", expected_output="b")
     assert (result["success"], result["run_success"], result["reason"]) == (False, True, "")
 
 
-@BOTH
+@BOTH_VERBS
 def test_missing_stdin_is_a_failed_run(http: httpx.Client, verb: str) -> None:
     result = submit(http, f"/{verb}", "print(input())", input="", expected_output="a")
     assert (result["success"], result["run_success"]) == (False, False)
@@ -65,7 +65,7 @@ def test_only_run_shows_the_output(http: httpx.Client) -> None:
     assert not {"stdout", "stderr"} & submit(http, "/judge", "print(1)").keys()
 
 
-@BOTH
+@BOTH_VERBS
 def test_writes_into_the_work_folder_are_allowed(http: httpx.Client, verb: str) -> None:
     code = "with open('test.txt', 'w') as f:\n    f.write('Hello')"
     assert submit(http, f"/{verb}", code, expected_output="")["success"]
@@ -89,7 +89,7 @@ def test_a_leftover_child_does_not_outlast_its_run(http: httpx.Client) -> None:
     assert (result["run_success"], result["stdout"]) == (True, "left\n")
 
 
-@BOTH
+@BOTH_VERBS
 @pytest.mark.parametrize("kind", ["batch", "long-batch"])
 def test_a_mixed_batch_is_answered_in_order(http: httpx.Client, verb: str, kind: str) -> None:
     items: list[object] = [
@@ -115,7 +115,7 @@ SURROGATE = b'{"sub_id": "\\ud800", "type": "python", "solution": "print(1)"}'
 BAD_SURROGATE = b'{"sub_id": "\\ud800", "type": "cpp", "solution": "1"}'
 
 
-@BOTH
+@BOTH_VERBS
 @pytest.mark.parametrize("item", [SURROGATE, BAD_SURROGATE])
 def test_an_id_that_cannot_be_sent_back_is_invalid_input(http: httpx.Client, verb: str, item: bytes) -> None:
     single = http.post(f"/{verb}", content=item)
@@ -144,8 +144,8 @@ def test_an_empty_batch_is_refused(http: httpx.Client) -> None:
 def fusion(http: httpx.Client, **request: Any) -> dict[str, Any]:
     answer = http.post("/run_code", json={"language": "python", **request})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def test_run_code_answers_in_the_terms_of_sandboxfusion(http: httpx.Client) -> None:
@@ -176,11 +176,11 @@ def test_what_run_code_does_not_serve_is_named(
 
 
 def _alone(package: str, path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A folder of an installed package as a package of its own, without what the whole one imports."""
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    folder = Path(found.origin).parent / path
+    """Import one folder of an installed package as a separate package, without the imports of its parent."""
+    package_spec = importlib.util.find_spec(package)
+    assert package_spec is not None
+    assert package_spec.origin is not None
+    folder = Path(package_spec.origin).parent / path
     name = f"{package}_{folder.name}"
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -196,9 +196,9 @@ def _alone(package: str, path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
 @pytest.mark.slow
 @needs("verl")
 def test_verls_own_client_works_unmodified(judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = _alone("verl", "utils/reward_score/sandbox_fusion", monkeypatch)
-    client = importlib.import_module(f"{whole.__name__}.utils")
-    # What it waits beyond the program's own limit; ten seconds otherwise.
+    sandbox_fusion = _alone("verl", "utils/reward_score/sandbox_fusion", monkeypatch)
+    client = importlib.import_module(f"{sandbox_fusion.__name__}.utils")
+    # The client waits this long beyond the program's time limit. Its default is ten seconds.
     monkeypatch.setattr(client, "API_TIMEOUT", TIMEOUT_S)
     cases = {"inputs": ["1\n", "2\n", "3\n", "boom\n"], "outputs": ["1", "2", "wrong", ""]}
     code = "x = input()\nif x == 'boom': raise ValueError\nwhile x == 'loop': pass\nprint(x)"
@@ -209,5 +209,5 @@ def test_verls_own_client_works_unmodified(judge: JudgeHandle, monkeypatch: pyte
     assert client.check_correctness(f"{judge.url}/run_code", endless, code, timeout=1)[0] == [-3]
     completion = "```python\nprint(int(input()) ** 2)\n```"
     tests = {"inputs": ["3", "4"], "outputs": ["9", "16"]}
-    score, _ = whole.compute_score(f"{judge.url}/run_code", None, 1024, completion, tests)
+    score, _ = sandbox_fusion.compute_score(f"{judge.url}/run_code", None, 1024, completion, tests)
     assert score == 1.0

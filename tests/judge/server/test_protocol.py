@@ -19,14 +19,14 @@ NEXT_MAJOR = ProtocolVersion(PROTOCOL.major + 1, 0)
 PROGRAM: dict[str, Any] = {"code": "print(1)", "timeout_s": TIMEOUT_S, "added": 5}
 
 
-def spoken(version: object) -> dict[str, str]:
-    """Returns the headers of a client that names this protocol version. None: a client that names no version."""
+def version_header(version: object) -> dict[str, str]:
+    """Returns the headers of a client that names this protocol version, or no headers if `version` is None."""
     return {} if version is None else {HEADER: str(version)}
 
 
 def dial(judge: JudgeHandle, version: object) -> ClientConnection:
     url = judge.url.replace("http", "ws", 1) + "/v1/runs/stream"
-    return connect(url, additional_headers=spoken(version), proxy=None, open_timeout=TIMEOUT_S)
+    return connect(url, additional_headers=version_header(version), proxy=None, open_timeout=TIMEOUT_S)
 
 
 def receive(stream: ClientConnection) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_an_unknown_field_is_refused_by_name_unless_a_later_client_sends_it(
         stream.send(json.dumps([{"id": "a", "run": {"code": "1"}, "added": 5}]))
         with pytest.raises(ConnectionClosed, match=r"0\.added"):
             stream.recv(timeout=TIMEOUT_S)
-    headers = spoken(version)
+    headers = version_header(version)
     answer = http.post("/v1/runs", json=PROGRAM, headers=headers)
     assert (answer.status_code, answer.json()["error"]) == (422, "added: Extra inputs are not permitted")
     [result] = http.post("/v1/runs/batch", json={"runs": [PROGRAM]}, headers=headers).json()["results"]
@@ -67,10 +67,10 @@ def test_a_later_client_may_send_fields_that_the_judge_does_not_know(
         assert receive(stream)["result"]["stdout"] == "1\n"
         stream.send(json.dumps([{"id": "later", "cancel": True, "added": 5}]))
         assert receive(stream) == {"id": "later", "cancelled": True}
-        # What is wrong with a field that it knows is still refused.
+        # A wrong value in a field that the judge knows is still refused.
         stream.send(json.dumps([{"id": "bad", "run": {"code": 5, "added": 5}}]))
         assert receive(stream)["result"]["stderr"].startswith("code: ")
-    headers = spoken(LATER)
+    headers = version_header(LATER)
     assert http.post("/v1/runs", json=PROGRAM, headers=headers).json()["stdout"] == "1\n"
     batch = {"runs": [PROGRAM], "added": 5}
     [result] = http.post("/v1/runs/batch", json=batch, headers=headers).json()["results"]
@@ -85,10 +85,12 @@ def test_a_later_client_may_send_fields_that_the_judge_does_not_know(
 def test_a_field_that_one_version_ignores_makes_no_other_request_under_the_same_key(
     judge: JudgeHandle, http: httpx.Client
 ) -> None:
-    """A judge that knows the field, and one that does not, may be asked in turn while one replaces the other."""
-    headers = spoken(LATER) | {"Idempotency-Key": "asked-of-two-versions"}
-    known = {name: value for name, value in PROGRAM.items() if name != "added"}
-    answers = [http.post("/v1/runs", json=program, headers=headers).json() for program in (PROGRAM, known)]
+    """During an upgrade, a client may reach a judge that knows the field and then one that does not."""
+    headers = version_header(LATER) | {"Idempotency-Key": "asked-of-two-versions"}
+    known_fields = {name: value for name, value in PROGRAM.items() if name != "added"}
+    answers = [
+        http.post("/v1/runs", json=program, headers=headers).json() for program in (PROGRAM, known_fields)
+    ]
     assert answers[0] == answers[1]
     assert answers[0]["stdout"] == "1\n"
 
@@ -97,23 +99,23 @@ def test_a_field_that_one_version_ignores_makes_no_other_request_under_the_same_
 def test_a_client_of_another_major_version_is_refused_and_told_what_to_update(
     judge: JudgeHandle, http: httpx.Client, version: object
 ) -> None:
-    with pytest.raises(InvalidStatus) as refused:
+    with pytest.raises(InvalidStatus) as handshake:
         dial(judge, version)
-    assert refused.value.response.status_code == 426
-    answer = http.post("/v1/runs", json=PROGRAM, headers=spoken(version))
+    assert handshake.value.response.status_code == 426
+    answer = http.post("/v1/runs", json=PROGRAM, headers=version_header(version))
     assert answer.status_code == 426
     assert answer.headers[HEADER] == str(PROTOCOL)
-    said = answer.json()["error"]
+    message = answer.json()["error"]
     protocol = "of the judge's protocol"
-    named = {
+    version_text = {
         "": f"an older version {protocol} that has no number",
         "soon": f"'soon', which is not a version {protocol}",
     }.get(str(version), f"version {version} {protocol}")
-    assert said.startswith(f"this client speaks {named}, and this judge version {PROTOCOL}. ")
+    assert message.startswith(f"this client speaks {version_text}, and this judge version {PROTOCOL}. ")
     older = "the judge:" if version == NEXT_MAJOR else "the client's machine:"
-    assert f"Update rstar2 for {older}" in said
-    # Whoever asks may learn what the judge speaks.
-    health = http.get("/health", headers=spoken(version))
+    assert f"Update rstar2 for {older}" in message
+    # `/health` tells every client the judge's version.
+    health = http.get("/health", headers=version_header(version))
     assert health.json()["protocol"] == str(PROTOCOL)
 
 

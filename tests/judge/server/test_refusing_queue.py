@@ -75,16 +75,16 @@ async def test_a_refused_program_is_answered_and_one_that_may_be_stored_waits(
     with full():
         new = dispatcher.submit(PendingRun("new", "{}", timeout_s=10.0))
         cell = dispatcher.submit(PendingRun("cell", "{}", timeout_s=10.0, worker="w"))
-        sent_before = dispatcher.submit(PendingRun("sent", "{}", timeout_s=10.0))
-        sent_before.may_be_stored = True
+        earlier = dispatcher.submit(PendingRun("sent", "{}", timeout_s=10.0))
+        earlier.may_be_stored = True
         dispatcher.cancelled.append("stored")
         with pytest.raises(redis.ResponseError):
             await dispatcher._send_batch()
         assert isinstance(new.result.exception(), QueueRefuses)
-        # There is no such worker, which Redis may say also if it stores nothing.
+        # The cell's worker does not exist. Redis can report this even if it cannot store anything.
         assert cell.result.done()
-        assert not sent_before.result.done()
-        assert dispatcher.unsent == [sent_before]
+        assert not earlier.result.done()
+        assert dispatcher.unsent == [earlier]
         dispatcher.release(new)
         dispatcher.release(cell)
     await dispatcher._send_batch()
@@ -118,7 +118,7 @@ def test_clients_are_told_at_once_and_nothing_is_stored(
             ]
             for path, body in requests:
                 answer = ask(path, body)
-                # The judge may have seen by itself that the memory is full.
+                # The status is 429 if the judge has already measured that the memory is full.
                 assert answer.status_code in (429, 503), path
                 assert float(answer.headers["Retry-After"]) >= 1
                 assert answer.json()["error"].startswith("the queue ")
@@ -142,7 +142,7 @@ async def test_delivered_results_make_room_if_the_queue_needs_it(server: Embedde
     states["queued again"] = f"{queue.NO_FINGERPRINT}@{queue.TASKS} 1-1"
     with redis.Redis.from_url(server.url) as client:
 
-        def kept() -> set[str]:
+        def stored_names() -> set[str]:
             return {name for name in names if client.exists(queue.state_key(name))}
 
         for name, state in states.items():
@@ -153,10 +153,10 @@ async def test_delivered_results_make_room_if_the_queue_needs_it(server: Embedde
         dispatcher.stored_delivered.append((time.monotonic() + TIMEOUT_S, "just delivered"))
         await dispatcher._measure_queue()
         await dispatcher._drop_delivered()
-        assert kept() == set(names)
+        assert stored_names() == set(names)
         client.config_set("maxmemory", 8 << 20)
         await dispatcher._measure_queue()
         client.config_set("maxmemory", 0)
         await dispatcher._drop_delivered()
-        assert kept() == set(names) - {"early"}
+        assert stored_names() == set(names) - {"early"}
     await dispatcher.close()

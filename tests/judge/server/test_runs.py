@@ -23,8 +23,8 @@ def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:
     """Run a program. Its default time limit is long enough for every machine."""
     answer = http.post("/v1/runs", json={"code": code, "timeout_s": TIMEOUT_S, **more})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def test_output_and_value_are_told_apart(http: httpx.Client) -> None:
@@ -180,15 +180,15 @@ def test_a_key_holds_for_one_request_alone(http: httpx.Client) -> None:
 
 
 def test_status_counts_what_was_run(http: httpx.Client, judge: JudgeHandle) -> None:
-    # Earlier tests may have left something that is about to be cancelled.
-    before = status_when(judge, lambda found: not unfinished(found))["outcomes"].get("ok", 0)
+    # Programs of earlier tests may still wait to be cancelled.
+    before = status_when(judge, lambda status: not unfinished(status))["outcomes"].get("ok", 0)
     run(http, "1")
     after = http.get("/status").json()
     assert after["outcomes"]["ok"] == before + 1
     assert len(after["workers"]) == 2
     assert after["queue"] == 0
-    # A worker whose heartbeat is late does not count for a while.
-    status_when(judge, lambda found: found["num_workers"] == 2)
+    # A worker whose heartbeat is late does not count until its next heartbeat.
+    status_when(judge, lambda status: status["num_workers"] == 2)
 
 
 def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> None:
@@ -196,8 +196,8 @@ def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> N
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         families = {f.name: f for f in text_string_to_metric_families(http.get("/metrics").text)}
-        seen = {s.name: s.value for s in families["judge_run_seconds"].samples}
-        if seen["judge_run_seconds_count"] > 0 and families["judge_workers"].samples[0].value == 2:
+        run_seconds = {s.name: s.value for s in families["judge_run_seconds"].samples}
+        if run_seconds["judge_run_seconds_count"] > 0 and families["judge_workers"].samples[0].value == 2:
             break
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.judge.held_programs import HELD, release_until
 from support.judge.judge_faults import parts, status, status_when
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, release_until
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
@@ -30,21 +30,21 @@ from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.judge.worker.local_queue import LONG_S
 
-pytestmark = pytest.mark.slow  # A session has all libraries, which each worker loads for the first one.
+pytestmark = pytest.mark.slow  # Each worker loads all libraries before its first session.
 
 
 def open_session(http: httpx.Client, **limits: Any) -> str:
     answer = http.post("/v1/sessions", json=limits)
     assert answer.status_code == 201, answer.text
-    found: str = answer.json()["id"]
-    return found
+    session_id: str = answer.json()["id"]
+    return session_id
 
 
 def cell(http: httpx.Client, session: str, code: str, **more: Any) -> dict[str, Any]:
     answer = http.post(f"/v1/sessions/{session}/cells", json={"code": code, "timeout_s": TIMEOUT_S, **more})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None:
@@ -59,7 +59,7 @@ def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None
 
 
 @pytest.fixture
-def one(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
+def one_worker(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
     """An HTTP client of a judge that has one worker."""
     headers = {"Authorization": f"Bearer {limited_judge.token}"}
     url, bound = limited_judge.url, TIMEOUT_S
@@ -68,23 +68,23 @@ def one(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
 
 
 def test_sessions_of_one_worker_do_not_see_each_other(http: httpx.Client) -> None:
-    # The judge has two workers: of three sessions, two share one.
-    opened = sorted(open_session(http) for _ in range(3))
+    # The judge has two workers, so at least two of three sessions share a worker.
+    sessions = sorted(open_session(http) for _ in range(3))
     [first, second] = next(
-        pair for pair in pairwise(opened) if len({session.rpartition(".")[0] for session in pair}) == 1
+        pair for pair in pairwise(sessions) if len({session.rpartition(".")[0] for session in pair}) == 1
     )
     cell(http, first, "import math\nmath.tau = x = 1\nopen('mine', 'w').write('1')")
-    seen = "import math, os\n('x' in globals(), math.tau == 1, os.path.exists('mine'))"
-    assert cell(http, first, seen)["value"] == "(True, True, True)"
-    assert cell(http, second, seen)["value"] == "(False, False, False)"
+    look = "import math, os\n('x' in globals(), math.tau == 1, os.path.exists('mine'))"
+    assert cell(http, first, look)["value"] == "(True, True, True)"
+    assert cell(http, second, look)["value"] == "(False, False, False)"
 
 
 def test_every_field_of_a_session_is_optional_and_one_that_ended_is_told_from_none(
     http: httpx.Client,
 ) -> None:
-    opened = http.post("/v1/sessions")
-    assert opened.status_code == 201, opened.text
-    session = opened.json()["id"]
+    answer = http.post("/v1/sessions")
+    assert answer.status_code == 201, answer.text
+    session = answer.json()["id"]
     assert http.delete(f"/v1/sessions/{session}").status_code == 204
     assert http.delete(f"/v1/sessions/{session}").status_code == 404
     assert cell(http, session, "1")["outcome"] == "lost"
@@ -112,8 +112,8 @@ def test_a_cell_is_not_run_twice_under_one_key(http: httpx.Client) -> None:
 
 
 @contextmanager
-def asked(judge: JudgeHandle, path: str, body: dict[str, Any], key: str) -> Iterator[None]:
-    """A request on a connection that is closed at the end of the block, before the answer is read."""
+def dropped_request(judge: JudgeHandle, path: str, body: dict[str, Any], key: str) -> Iterator[None]:
+    """Send a request on a connection that the end of the block closes before the answer is read."""
     address, text = httpx.URL(judge.url), json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: {key}\r\n"
     head += f"Authorization: Bearer {judge.token}\r\nContent-Length: {len(text)}\r\n\r\n"
@@ -130,15 +130,15 @@ def state(judge: JudgeHandle, key: str) -> str:
 
 def is_delivered(judge: JudgeHandle, key: str) -> bool:
     """Returns whether a worker has fetched a cell or has already run it."""
-    found = state(judge, key)
-    if not found.startswith("@"):
-        return queue.is_result(found)
-    stream, entry = found[1:].split()
+    cell_state = state(judge, key)
+    if not cell_state.startswith("@"):
+        return queue.is_result(cell_state)
+    stream, entry = cell_state[1:].split()
     with redis.Redis.from_url(judge.redis_url) as client:
         return bool(client.xpending_range(stream, queue.GROUP, entry, entry, 1))
 
 
-def again(http: httpx.Client, path: str, body: dict[str, Any], key: str) -> httpx.Response:
+def keyed_post(http: httpx.Client, path: str, body: dict[str, Any], key: str) -> httpx.Response:
     return http.post(path, json=body, headers={"Idempotency-Key": key})
 
 
@@ -149,19 +149,19 @@ def test_a_cell_whose_connection_broke_is_not_run_again(
     session = open_session(http)
     cell(http, session, "n = 0")
     path, key = f"/v1/sessions/{session}/cells", f"broken-{time.time_ns()}"
-    body = {"code": f"n += 1\n{HELD}n", "timeout_s": TIMEOUT_S}
+    body = {"code": f"n += 1\n{WAIT_FOR_RELEASE}n", "timeout_s": TIMEOUT_S}
 
     def has_ended() -> bool:
         return queue.is_result(state(judge, key))
 
-    with asked(judge, path, body, key):
+    with dropped_request(judge, path, body, key):
         wait_until(lambda: is_delivered(judge, key))
     if is_over:
         release_until(has_ended, judge.pid)
     with ThreadPoolExecutor(1) as pool:
-        asks_again = pool.submit(again, http, path, body, key)
+        second_request = pool.submit(keyed_post, http, path, body, key)
         release_until(has_ended, judge.pid)
-        assert asks_again.result().json()["value"] == "1"
+        assert second_request.result().json()["value"] == "1"
     assert cell(http, session, "n")["value"] == "1"
 
 
@@ -170,15 +170,18 @@ def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
     """Keep the only worker of a judge busy with a program that waits for the end of the block."""
     key = f"busy-{time.time_ns()}"
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(again, http, "/v1/runs", {"code": HELD, "timeout_s": TIMEOUT_S}, key)
+        running = pool.submit(
+            keyed_post, http, "/v1/runs", {"code": WAIT_FOR_RELEASE, "timeout_s": TIMEOUT_S}, key
+        )
         try:
             wait_until(lambda: is_delivered(judge, key))
-            [before] = status(judge)["workers"]  # whose last heartbeat may be of an earlier program
-            # From then on it fetches nothing: what it has fetched can no longer be taken back.
+            [before] = status(judge)["workers"]  # its last heartbeat may describe an earlier program
+            # A worker whose program runs longer than LONG_S fetches nothing more. A fetched cell cannot be cancelled.
             status_when(
                 judge,
-                lambda found: any(
-                    each["beat"] > before["beat"] and each["running_s"] > LONG_S for each in found["workers"]
+                lambda current: any(
+                    each["beat"] > before["beat"] and each["running_s"] > LONG_S
+                    for each in current["workers"]
                 ),
             )
             yield
@@ -188,16 +191,16 @@ def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
 
 
 def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(
-    one: httpx.Client, limited_judge: JudgeHandle
+    one_worker: httpx.Client, limited_judge: JudgeHandle
 ) -> None:
-    session = open_session(one)
-    cell(one, session, "n = 0")
+    session = open_session(one_worker)
+    cell(one_worker, session, "n = 0")
     path, key = f"/v1/sessions/{session}/cells", f"waits-{time.time_ns()}"
-    with busy(limited_judge, one):
-        with asked(limited_judge, path, {"code": "n += 1"}, key):
+    with busy(limited_judge, one_worker):
+        with dropped_request(limited_judge, path, {"code": "n += 1"}, key):
             wait_until(lambda: state(limited_judge, key))
         wait_until(lambda: state(limited_judge, key) == queue.CANCELLED)
-    assert cell(one, session, "n")["value"] == "0"
+    assert cell(one_worker, session, "n")["value"] == "0"
 
 
 def test_a_cell_that_the_queue_forgot_is_not_run_again(http: httpx.Client, judge: JudgeHandle) -> None:
@@ -206,7 +209,9 @@ def test_a_cell_that_the_queue_forgot_is_not_run_again(http: httpx.Client, judge
     path, key = f"/v1/sessions/{session}/cells", f"forgotten-{time.time_ns()}"
     values = []
     for _ in range(2):
-        values.append(again(http, path, {"code": "n += 1\nn", "timeout_s": TIMEOUT_S}, key).json()["value"])
+        values.append(
+            keyed_post(http, path, {"code": "n += 1\nn", "timeout_s": TIMEOUT_S}, key).json()["value"]
+        )
         with redis.Redis.from_url(judge.redis_url) as client:
             client.delete(queue.state_key(key))
     assert values == ["1", "1"]
@@ -214,27 +219,27 @@ def test_a_cell_that_the_queue_forgot_is_not_run_again(http: httpx.Client, judge
 
 def test_opening_twice_under_one_key_opens_one_session(http: httpx.Client, judge: JudgeHandle) -> None:
     key = f"open-{time.time_ns()}"
-    first, second = (again(http, "/v1/sessions", {}, key).json()["id"] for _ in range(2))
+    first, second = (keyed_post(http, "/v1/sessions", {}, key).json()["id"] for _ in range(2))
     assert first == second
     assert cell(http, first, "1")["value"] == "1"
-    assert again(http, "/v1/runs", {"code": "2"}, key).json()["value"] == "2"
+    assert keyed_post(http, "/v1/runs", {"code": "2"}, key).json()["value"] == "2"
 
 
 def test_an_opening_that_was_lost_can_be_tried_again_under_its_key(
     http: httpx.Client, judge: JudgeHandle
 ) -> None:
     key = f"lost-{time.time_ns()}"
-    lost = CellResult(id=key, outcome="lost", stderr="gone", session_alive=False).model_dump_json()
+    lost_result = CellResult(id=key, outcome="lost", stderr="gone", session_alive=False).model_dump_json()
     with redis.Redis.from_url(judge.redis_url) as client:
-        client.set(queue.state_key(f"open/{key}"), queue.NO_FINGERPRINT + lost, ex=60)
-    assert again(http, "/v1/sessions", {}, key).status_code == 503
-    assert again(http, "/v1/sessions", {}, key).status_code == 201
+        client.set(queue.state_key(f"open/{key}"), queue.NO_FINGERPRINT + lost_result, ex=60)
+    assert keyed_post(http, "/v1/sessions", {}, key).status_code == 503
+    assert keyed_post(http, "/v1/sessions", {}, key).status_code == 201
 
 
 def test_earlier_cells_are_not_run_again(http: httpx.Client) -> None:
     session = open_session(http)
     cell(http, session, "import os, time\nstamp, total = (os.getpid(), time.monotonic_ns()), 0")
-    # A session that ran its earlier cells again would have another stamp.
+    # If the session ran its earlier cells again, the stamp would differ.
     stamps = {cell(http, session, "total += 1\nstamp")["value"] for _ in range(5)}
     assert len(stamps) == 1
     assert cell(http, session, "total")["value"] == "5"
@@ -277,7 +282,7 @@ def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
 
 
 def test_a_cell_ends_with_its_sessions_time(http: httpx.Client) -> None:
-    # Longer where the session is over before its cell could begin.
+    # On a slow machine, a short session ends before its cell starts. Then try a longer one.
     for total_s in (2, 10, 60):
         session = open_session(http, total_s=total_s)
         result = cell(http, session, "import time\ntime.sleep(600)")
@@ -289,40 +294,45 @@ def test_a_cell_ends_with_its_sessions_time(http: httpx.Client) -> None:
     assert result["wall_s"] < TIMEOUT_S
 
 
-def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client, limited_judge: JudgeHandle) -> None:
-    # Longer where the cell could not be asked for in time.
+def test_waiting_for_a_busy_worker_is_not_idleness(
+    one_worker: httpx.Client, limited_judge: JudgeHandle
+) -> None:
+    # On a slow machine, the cell is queued only after a short idle limit. Then try a longer limit.
     for idle_s in (2, 8, 32):
         began = time.monotonic()
-        idle, waits = open_session(one, idle_s=idle_s), open_session(one, idle_s=idle_s)
-        path, key = f"/v1/sessions/{waits}/cells", f"idle-{time.time_ns()}"
-        with ThreadPoolExecutor(1) as pool, busy(limited_judge, one):
-            waiting = pool.submit(again, one, path, {"code": "1", "timeout_s": TIMEOUT_S}, key)
+        idle_session, waiting_session = (
+            open_session(one_worker, idle_s=idle_s),
+            open_session(one_worker, idle_s=idle_s),
+        )
+        path, key = f"/v1/sessions/{waiting_session}/cells", f"idle-{time.time_ns()}"
+        with ThreadPoolExecutor(1) as pool, busy(limited_judge, one_worker):
+            waiting = pool.submit(keyed_post, one_worker, path, {"code": "1", "timeout_s": TIMEOUT_S}, key)
             wait_until(lambda key=key: state(limited_judge, key))  # type: ignore[misc]
-            asked_at = time.monotonic()
-            wait_until(lambda idle_s=idle_s, since=asked_at: time.monotonic() > since + 1.1 * idle_s)  # type: ignore[misc]
-            if is_in_time := asked_at - began < idle_s:
+            queued_at = time.monotonic()
+            wait_until(lambda idle_s=idle_s, since=queued_at: time.monotonic() > since + 1.1 * idle_s)  # type: ignore[misc]
+            if is_in_time := queued_at - began < idle_s:
                 break
     assert is_in_time
     result = waiting.result().json()
     assert result["value"] == "1"
     assert result["queue_s"] > idle_s
-    assert f"idle for {idle_s} s" in cell(one, idle, "1")["session_end"]
+    assert f"idle for {idle_s} s" in cell(one_worker, idle_session, "1")["session_end"]
 
 
 def test_a_key_holds_for_one_cell_of_one_session(http: httpx.Client) -> None:
     headers = {"Idempotency-Key": f"held-{time.time_ns()}"}
-    one, other = open_session(http), open_session(http)
+    first, second = open_session(http), open_session(http)
 
     def ask(session: str, code: str) -> httpx.Response:
         body = {"code": code, "timeout_s": TIMEOUT_S}
         return http.post(f"/v1/sessions/{session}/cells", json=body, headers=headers)
 
-    assert ask(one, "1").json()["value"] == "1"
-    assert ask(one, "2").status_code == ask(other, "1").status_code == 422
-    assert ask(one, "1").json()["value"] == "1"
+    assert ask(first, "1").json()["value"] == "1"
+    assert ask(first, "2").status_code == ask(second, "1").status_code == 422
+    assert ask(first, "1").json()["value"] == "1"
     assert http.post("/v1/runs", json={"code": "1"}, headers=headers).status_code == 422
-    opened = http.post("/v1/sessions", json={}, headers=headers).json()["id"]
-    assert http.post("/v1/sessions", json={}, headers=headers).json()["id"] == opened
+    session_id = http.post("/v1/sessions", json={}, headers=headers).json()["id"]
+    assert http.post("/v1/sessions", json={}, headers=headers).json()["id"] == session_id
     assert http.post("/v1/sessions", json={"idle_s": 5}, headers=headers).status_code == 422
 
 
@@ -335,8 +345,8 @@ def test_a_closed_session_is_gone(http: httpx.Client) -> None:
 
 def test_what_is_no_session_is_told(http: httpx.Client) -> None:
     assert http.post("/v1/sessions/nothing/cells", json={"code": "1"}).status_code == 404
-    gone = cell(http, "some-worker.0123", "1")
-    assert (gone["outcome"], gone["session_alive"]) == ("lost", False)
+    result = cell(http, "some-worker.0123", "1")
+    assert (result["outcome"], result["session_alive"]) == ("lost", False)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +403,7 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             stream = queue.cells_stream(session.info.id.rpartition(".")[0])
             await session.run(CellRequest(code="n = 0", timeout_s=TIMEOUT_S))
             waiting = asyncio.create_task(
-                session.run(CellRequest(code=f"n += 1\n{HELD}n", timeout_s=TIMEOUT_S))
+                session.run(CellRequest(code=f"n += 1\n{WAIT_FOR_RELEASE}n", timeout_s=TIMEOUT_S))
             )
             with redis.Redis.from_url(judge.redis_url) as queued:
                 await asyncio.to_thread(wait_until, lambda: queued.xpending(stream, queue.GROUP)["pending"])
@@ -406,8 +416,8 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             assert (await session.run(CellRequest(code="n", timeout_s=TIMEOUT_S))).value == "1"
 
 
-@pytest.mark.parametrize("own_wait_s", [True, False])
-async def test_a_session_is_given_up_when_no_judge_answers_in_time(own_wait_s: bool) -> None:
+@pytest.mark.parametrize("sets_wait_s", [True, False])
+async def test_a_session_is_given_up_when_no_judge_answers_in_time(sets_wait_s: bool) -> None:
     async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>")
@@ -416,24 +426,24 @@ async def test_a_session_is_given_up_when_no_judge_answers_in_time(own_wait_s: b
     async with await asyncio.start_server(page, "127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         wait_s = 0.3 - OPEN_S
-        async with JudgeClient(url, wait_s=600.0 if own_wait_s else wait_s) as client:
-            session = JudgeSession(client, wait_s=wait_s if own_wait_s else None)
+        async with JudgeClient(url, wait_s=600.0 if sets_wait_s else wait_s) as client:
+            session = JudgeSession(client, wait_s=wait_s if sets_wait_s else None)
             with pytest.raises(JudgeError, match="in time"):
                 await asyncio.wait_for(session.__aenter__(), TIMEOUT_S)
 
 
-def test_a_worker_that_dies_tells_its_sessions(limited_judge: JudgeHandle, one: httpx.Client) -> None:
-    session = open_session(one)
-    assert cell(one, session, "1")["value"] == "1"
+def test_a_worker_that_dies_tells_its_sessions(limited_judge: JudgeHandle, one_worker: httpx.Client) -> None:
+    session = open_session(one_worker)
+    assert cell(one_worker, session, "1")["value"] == "1"
     [worker] = parts(limited_judge, "rstar2.judge.worker.main")
     os.kill(worker, signal.SIGKILL)
-    result = cell(one, session, "1")
+    result = cell(one_worker, session, "1")
     assert (result["outcome"], result["session_alive"]) == ("lost", False)
     assert "worker" in result["session_end"]
-    asyncio.run(_opens_again(limited_judge))
+    asyncio.run(_open_another(limited_judge))
 
 
-async def _opens_again(judge: JudgeHandle) -> None:
+async def _open_another(judge: JudgeHandle) -> None:
     client = JudgeClient(judge.url, judge.token)
     async with client, JudgeSession(client, wait_s=TIMEOUT_S) as session:
         assert (await session.run(CellRequest(code="2", timeout_s=TIMEOUT_S))).value == "2"

@@ -29,7 +29,7 @@ ENDLESS = {"code": "while True: pass", "timeout_s": 250}
 
 
 def dial(judge: JudgeHandle, headers: dict[str, str] | None = None) -> ClientConnection:
-    """A connection that takes in little ahead of its reader: the kernel would let its buffer grow to 32 MiB."""
+    """Open a connection with a small receive buffer. The kernel would otherwise let the buffer grow to 32 MiB."""
     url = judge.url.replace("http", "ws", 1) + "/v1/runs/stream"
     address = urlsplit(judge.url)
     connection = socket.socket()
@@ -37,7 +37,7 @@ def dial(judge: JudgeHandle, headers: dict[str, str] | None = None) -> ClientCon
     connection.settimeout(TIMEOUT_S)
     connection.connect((address.hostname, address.port))
     connection.settimeout(None)
-    # It would end a connection on which it reads nothing for long, as it finds no answer to its pings.
+    # No pings: the client would end a connection that it does not read, because it would see no answer to its pings.
     more = {"max_size": None, "max_queue": 1, "ping_interval": None, "open_timeout": TIMEOUT_S}
     return connect(url, sock=connection, additional_headers=headers, proxy=None, **more)
 
@@ -53,8 +53,8 @@ def quick(code: str) -> dict[str, Any]:
     return {"code": code, "timeout_s": TIMEOUT_S}
 
 
-def none_left(judge: JudgeHandle) -> None:
-    status_when(judge, lambda found: not unfinished(found))
+def wait_until_idle(judge: JudgeHandle) -> None:
+    status_when(judge, lambda state: not unfinished(state))
 
 
 def ask(stream: ClientConnection, **programs: Any) -> None:
@@ -62,11 +62,11 @@ def ask(stream: ClientConnection, **programs: Any) -> None:
 
 
 def receive(stream: ClientConnection, count: int) -> dict[str, dict[str, Any]]:
-    """Receive this number of answers. Returns them by id."""
-    found: dict[str, dict[str, Any]] = {}
-    while len(found) < count:
-        found.update({answer["id"]: answer for answer in json.loads(stream.recv(timeout=TIMEOUT_S))})
-    return found
+    """Receive `count` answers and return them by id."""
+    answers: dict[str, dict[str, Any]] = {}
+    while len(answers) < count:
+        answers.update({answer["id"]: answer for answer in json.loads(stream.recv(timeout=TIMEOUT_S))})
+    return answers
 
 
 def test_answers_come_as_they_are_there_and_what_is_wrong_is_invalid_alone(stream: ClientConnection) -> None:
@@ -88,10 +88,10 @@ def test_an_id_is_run_once_on_whatever_connection_it_is_asked_for(
     judge: JudgeHandle, http: httpx.Client
 ) -> None:
     program = quick("import time\ntime.sleep(0.5)\nprint(time.time_ns())")
-    with dial(judge) as one, dial(judge) as other:
-        for stream in (one, other, one):
+    with dial(judge) as first_stream, dial(judge) as second_stream:
+        for stream in (first_stream, second_stream, first_stream):
             ask(stream, same=program)
-        first, second = (receive(stream, 1)["same"]["result"] for stream in (one, other))
+        first, second = (receive(stream, 1)["same"]["result"] for stream in (first_stream, second_stream))
     with dial(judge) as later:
         ask(later, same=program)
         third = receive(later, 1)["same"]["result"]
@@ -103,31 +103,31 @@ def test_an_id_is_run_once_on_whatever_connection_it_is_asked_for(
 def test_another_program_under_the_id_of_one_that_runs_is_invalid(
     judge: JudgeHandle, http: httpx.Client
 ) -> None:
-    none_left(judge)
-    with dial(judge) as one, dial(judge) as other:
-        ask(one, taken=ENDLESS)
-        status_when(judge, lambda found: unfinished(found) == 1)
-        ask(other, taken={"code": "1"})
-        result = receive(other, 1)["taken"]["result"]
+    wait_until_idle(judge)
+    with dial(judge) as first_stream, dial(judge) as second_stream:
+        ask(first_stream, taken=ENDLESS)
+        status_when(judge, lambda state: unfinished(state) == 1)
+        ask(second_stream, taken={"code": "1"})
+        result = receive(second_stream, 1)["taken"]["result"]
         assert result["outcome"] == "invalid"
         answer = http.post("/v1/runs", json={"code": "1"}, headers={"Idempotency-Key": "taken"})
         assert answer.status_code == 422
         assert answer.json()["error"] == result["stderr"]
         assert unfinished(status(judge)) == 1
-        one.send(json.dumps([{"id": "taken", "cancel": True}]))
-        assert list(receive(one, 1)) == ["taken"]
-    none_left(judge)
+        first_stream.send(json.dumps([{"id": "taken", "cancel": True}]))
+        assert list(receive(first_stream, 1)) == ["taken"]
+    wait_until_idle(judge)
 
 
 def test_a_cancelled_program_is_ended_and_others_continue(
     judge: JudgeHandle, stream: ClientConnection
 ) -> None:
-    none_left(judge)
+    wait_until_idle(judge)
     ask(stream, endless=ENDLESS, stays=ENDLESS)
-    status_when(judge, lambda found: unfinished(found) == 2)
+    status_when(judge, lambda state: unfinished(state) == 2)
     stream.send(json.dumps([{"id": "endless", "cancel": True}, {"id": "unknown", "cancel": True}]))
     assert receive(stream, 2) == {name: {"id": name, "cancelled": True} for name in ("endless", "unknown")}
-    status_when(judge, lambda found: unfinished(found) == 1)
+    status_when(judge, lambda state: unfinished(state) == 1)
     ask(stream, short=quick("print(2)"), endless=quick("print(3)"))
     answers = receive(stream, 2)
     assert answers["short"]["result"]["outcome"] == "ok"
@@ -135,7 +135,7 @@ def test_a_cancelled_program_is_ended_and_others_continue(
     assert "other contents" in answers["endless"]["result"]["stderr"]
     stream.send(json.dumps([{"id": "stays", "cancel": True}]))
     assert list(receive(stream, 1)) == ["stays"]
-    none_left(judge)
+    wait_until_idle(judge)
 
 
 def test_what_nobody_else_waits_for_ends_with_its_connection(judge: JudgeHandle) -> None:
@@ -143,13 +143,13 @@ def test_what_nobody_else_waits_for_ends_with_its_connection(judge: JudgeHandle)
         with dial(judge) as leaves:
             ask(leaves, **{f"gone{number}": ENDLESS for number in range(20)}, shared=quick("print(3)"))
             ask(stays, shared=quick("print(3)"))
-            status_when(judge, lambda found: unfinished(found) > 10)
+            status_when(judge, lambda state: unfinished(state) > 10)
         assert receive(stays, 1)["shared"]["result"]["stdout"] == "3\n"
-    none_left(judge)
+    wait_until_idle(judge)
 
 
 @pytest.mark.parametrize(
-    ("message", "named"),
+    ("message", "field"),
     [
         ("{", "JSON"),
         ("{}", "array"),
@@ -186,16 +186,16 @@ def test_what_nobody_else_waits_for_ends_with_its_connection(judge: JudgeHandle)
     ],
 )
 def test_what_is_no_order_ends_the_connection_by_the_name_of_its_field(
-    judge: JudgeHandle, stream: ClientConnection, message: str | bytes, named: str
+    judge: JudgeHandle, stream: ClientConnection, message: str | bytes, field: str
 ) -> None:
-    none_left(judge)
+    wait_until_idle(judge)
     before = sum(status(judge)["outcomes"].values())
     stream.send(message)
     with pytest.raises(ConnectionClosed) as closed:
         stream.recv(timeout=600)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1008
-    assert named in closed.value.rcvd.reason
+    assert field in closed.value.rcvd.reason
     assert sum(status(judge)["outcomes"].values()) == before
 
 
@@ -235,7 +235,7 @@ def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
 
 @pytest.mark.slow
 def test_a_full_queue_is_an_answer_for_each_program(limited_judge: JudgeHandle) -> None:
-    none_left(limited_judge)
+    wait_until_idle(limited_judge)
     with dial(limited_judge, with_token(limited_judge)) as stream:
         ask(stream, a=ENDLESS, b=ENDLESS, c=ENDLESS, d=quick("print(1)"))
         answer = receive(stream, 1)["d"]
@@ -243,7 +243,7 @@ def test_a_full_queue_is_an_answer_for_each_program(limited_judge: JudgeHandle) 
         assert 1 <= answer["retry_after_s"] <= 10
         stream.send(json.dumps([{"id": name, "cancel": True} for name in "abc"]))
         assert set(receive(stream, 3)) == {"a", "b", "c"}
-        none_left(limited_judge)
+        wait_until_idle(limited_judge)
         ask(stream, d=quick("print(1)"))
         while "retry_after_s" in (answer := receive(stream, 1)["d"]):
             time.sleep(answer["retry_after_s"])
@@ -268,17 +268,17 @@ def test_a_client_that_does_not_read_fills_no_memory_is_not_read_from_and_loses_
     names = [f"long{number}" for number in range(72)]
     [server] = parts(judge, "rstar2.judge.server.app")
     with dial(judge) as stream:
-        none_left(judge)
-        done = status(judge)["outcomes"].get("ok", 0) + len(names)
+        wait_until_idle(judge)
+        done_count = status(judge)["outcomes"].get("ok", 0) + len(names)
         before = memory_mb(server)
         ask(stream, **dict.fromkeys(names, LONG))
-        status_when(judge, lambda found: found["outcomes"].get("ok", 0) == done)
-        # What it has fetched, and sends, takes more for a moment.
+        status_when(judge, lambda state: state["outcomes"].get("ok", 0) == done_count)
+        # The results that the judge is fetching and sending need more memory for a moment.
         wait_until(lambda: memory_mb(server) - before < 200)
         shorts = 0
         deadline = time.monotonic() + TIMEOUT_S
-        while status(judge)["outcomes"]["ok"] == done + shorts:
-            assert time.monotonic() < deadline, "it reads from a client that never reads"
+        while status(judge)["outcomes"]["ok"] == done_count + shorts:
+            assert time.monotonic() < deadline, "the judge reads from a client that never reads"
             shorts += 1
             ask(stream, **{f"short{shorts}": quick("print(1)")})
             time.sleep(1)
@@ -292,30 +292,31 @@ def test_a_client_that_does_not_read_fills_no_memory_is_not_read_from_and_loses_
 @pytest.mark.slow
 def test_a_result_is_kept_until_its_client_has_read_it(judge: JudgeHandle) -> None:
     names = [f"kept{number}" for number in range(8)]
-    with redis.Redis.from_url(judge.redis_url) as client, dial(judge) as stream, dial(judge) as other:
+    with redis.Redis.from_url(judge.redis_url) as client, dial(judge) as stream, dial(judge) as other_stream:
 
         def expires_s(names: list[str]) -> int:
             return max(int(client.ttl(queue.state_key(name))) for name in names)
 
-        def wait_reported(names: list[str]) -> None:
+        def wait_until_reported(names: list[str]) -> None:
             """Wait until Redis was told that these results were delivered."""
             wait_until(lambda: expires_s(names) <= queue.DELIVERED_TTL_S)
 
         ask(stream, **dict.fromkeys(names, LONG))
-        none_left(judge)
-        # Delivered results are reported every few seconds: one that was delivered after those were done.
-        ask(other, marker=quick("1"))
-        assert set(receive(other, 1)) == {"marker"}
-        wait_reported(["marker"])
+        wait_until_idle(judge)
+        # The judge reports delivered results to Redis every few seconds. The marker is delivered after the long results
+        # are finished. If those counted as delivered, they would be reported with the marker at the latest.
+        ask(other_stream, marker=quick("1"))
+        assert set(receive(other_stream, 1)) == {"marker"}
+        wait_until_reported(["marker"])
         assert expires_s(names) > queue.DELIVERED_TTL_S
         assert set(receive(stream, len(names))) == set(names)
-        wait_reported(names)
+        wait_until_reported(names)
 
 
 def test_another_program_under_an_id_in_use_on_the_connection_is_refused_by_name(
     judge: JudgeHandle, stream: ClientConnection
 ) -> None:
-    none_left(judge)
+    wait_until_idle(judge)
     orders = [
         {"id": "twice", "run": ENDLESS},
         {"id": "twice", "run": ENDLESS},
@@ -329,11 +330,11 @@ def test_another_program_under_an_id_in_use_on_the_connection_is_refused_by_name
     assert receive(stream, 1)["twice"]["result"]["outcome"] == "invalid"
     ask(stream, twice={"code": 5})
     assert receive(stream, 1)["twice"]["result"]["stderr"].startswith("code: ")
-    # The first one runs on.
+    # The first program still runs.
     assert unfinished(status(judge)) == 1
     stream.send(json.dumps([{"id": "twice", "cancel": True}]))
     assert receive(stream, 1) == {"twice": {"id": "twice", "cancelled": True}}
-    none_left(judge)
+    wait_until_idle(judge)
 
 
 def test_a_connection_whose_writer_fails_ends_and_does_not_leave_its_client_waiting(
@@ -347,9 +348,9 @@ def test_a_connection_whose_writer_fails_ends_and_does_not_leave_its_client_wait
     dispatcher: Any = None
     app.include_router(websocket_router(dispatcher))
     with (
-        pytest.raises(ExceptionGroup) as ended,
+        pytest.raises(ExceptionGroup) as errors,
         TestClient(app) as client,
         client.websocket_connect("/v1/runs/stream") as connection,
     ):
         connection.receive_text()
-    assert [str(error) for error in ended.value.exceptions] == ["the writer is broken"]
+    assert [str(error) for error in errors.value.exceptions] == ["the writer is broken"]

@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.judge.held_programs import HELD, release_until
 from support.judge.judge_faults import status, status_when, unfinished, wait_gone
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, release_until
 from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -70,14 +70,14 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 def test_a_second_judge_in_a_folder_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
     first = JudgeSupervisor(ServiceSettings(folder=str(tmp_path), workers=1, port=0))
     first.claim_folder()
-    kept = tmp_path / "redis" / "kept"
-    kept.parent.mkdir()
-    kept.touch()
+    redis_file = tmp_path / "redis" / "kept"
+    redis_file.parent.mkdir()
+    redis_file.touch()
     for api in (True, False):
         settings = ServiceSettings(folder=str(tmp_path), workers=1, port=0, api=api)
         with pytest.raises(UserError, match="another judge"):
             start_service(settings)
-    assert kept.exists()
+    assert redis_file.exists()
     first.close()
     JudgeSupervisor(ServiceSettings(folder=str(tmp_path), workers=1)).claim_folder()
 
@@ -105,10 +105,10 @@ def test_no_isolation_stays_on_loopback(tmp_path: Path) -> None:
 async def test_a_full_queue_is_an_answer_and_nothing_is_lost(limited_judge: JudgeHandle) -> None:
     judge = limited_judge
 
-    async def found_when(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async def wait_for_status(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         return await asyncio.to_thread(status_when, judge, condition)
 
-    before = Counter((await found_when(lambda found: not unfinished(found)))["outcomes"])
+    before = Counter((await wait_for_status(lambda state: not unfinished(state)))["outcomes"])
     headers = {"Authorization": f"Bearer {judge.token}"}
     async with JudgeClient(judge.url, judge.token) as client:
 
@@ -116,9 +116,9 @@ async def test_a_full_queue_is_an_answer_and_nothing_is_lost(limited_judge: Judg
             return asyncio.create_task(client.run(RunRequest(code=code, timeout_s=250)))
 
         endless = begin("while True: pass")
-        await found_when(lambda found: found["running"] == 1)
+        await wait_for_status(lambda state: state["running"] == 1)
         queued = [begin("1") for _ in range(2)]
-        await found_when(lambda found: unfinished(found) == 3)
+        await wait_for_status(lambda state: unfinished(state) == 3)
         async with httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, trust_env=False) as http:
             answer = await http.post(f"{judge.url}/v1/runs", json={"code": "1"})
         assert answer.status_code == 429
@@ -127,14 +127,14 @@ async def test_a_full_queue_is_an_answer_and_nothing_is_lost(limited_judge: Judg
         endless.cancel()
         assert [(await each).outcome for each in queued] == ["ok"] * 2
         assert (await late).stdout == "2\n"
-    ended = await found_when(lambda found: not unfinished(found))
-    assert Counter(ended["outcomes"]) - before == {"ok": 3}
+    last_status = await wait_for_status(lambda state: not unfinished(state))
+    assert Counter(last_status["outcomes"]) - before == {"ok": 3}
 
 
 @pytest.mark.slow
 def test_more_calls_than_the_queue_holds_are_all_answered(limited_judge: JudgeHandle) -> None:
     judge = limited_judge
-    before = Counter(status_when(judge, lambda found: not unfinished(found))["outcomes"])
+    before = Counter(status_when(judge, lambda state: not unfinished(state))["outcomes"])
     with SyncJudgeClient(judge.url, judge.token) as client:
         results = client.run_many([RunRequest(code=f"print({i})", timeout_s=TIMEOUT_S) for i in range(7)])
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(7)]
@@ -146,7 +146,7 @@ def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
     judge = limited_judge
     program = {"code": "1"}
     assert httpx.post(f"{judge.url}/v1/runs", json=program, timeout=TIMEOUT_S).status_code == 401
-    # A worker whose heartbeat is late does not count for a while.
+    # A worker whose heartbeat is late does not count until its next heartbeat.
     wait_until(lambda: httpx.get(f"{judge.url}/health", timeout=TIMEOUT_S).status_code == 200)
     with SyncJudgeClient(judge.url, judge.token) as client:
         assert client.run(RunRequest(code="7", timeout_s=TIMEOUT_S)).value == "7"
@@ -185,16 +185,16 @@ def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) 
     limits = ServerLimits(max_queued_bytes=budget)
     settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=limits, preload=False)
     process, judge = start_service(settings)
-    held_bytes: list[int] = []
+    queue_bytes: list[int] = []
     over = threading.Event()
 
     def watch() -> None:
         with redis.Redis.from_url(judge.redis_url) as client:
             while not over.wait(0.02):
-                held_bytes.append(client.memory_usage(queue.TASKS, samples=0) or 0)
+                queue_bytes.append(client.memory_usage(queue.TASKS, samples=0) or 0)
 
     def ask(code: str, wait_s: float) -> httpx.Response | None:
-        """None: it was queued, and is taken back."""
+        """Returns None if the program was queued. It is then cancelled."""
         try:
             return httpx.post(
                 f"{judge.url}/v1/runs", json={"code": code, "timeout_s": TIMEOUT_S}, timeout=wait_s
@@ -205,13 +205,13 @@ def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) 
     try:
         with SyncJudgeClient(judge.url, judge.token) as client, ThreadPoolExecutor(3) as pool:
             watching = pool.submit(watch)
-            # Nothing is done before the queue was full.
-            first = pool.submit(ask, HELD, 2 * TIMEOUT_S)
-            status_when(judge, lambda found: found["running"] == 1)
+            # The worker finishes nothing before the queue is full.
+            first = pool.submit(ask, WAIT_FOR_RELEASE, 2 * TIMEOUT_S)
+            status_when(judge, lambda state: state["running"] == 1)
             program = RunRequest(code="print(len(input()))", stdin="\0" * size, timeout_s=TIMEOUT_S)
             running = pool.submit(client.run_many, [program] * count)
             for wait_s in (1.0, 1.0, 1.0, 10.0, 100.0):
-                if (refused := ask("1", wait_s)) is not None:
+                if (refusal := ask("1", wait_s)) is not None:
                     break
             release_until(first.done, judge.pid)
             results = running.result(TIMEOUT_S)
@@ -221,20 +221,20 @@ def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) 
         over.set()
         stop_service(process)
     assert [result.stdout for result in results] == [f"{size}\n"] * count
-    assert refused is not None
-    assert refused.status_code == 429
-    assert float(refused.headers["Retry-After"]) >= 1
-    assert "MiB" in refused.json()["error"]
-    # Redis takes a little more for each program than the program itself.
-    assert max(held_bytes) < 1.5 * budget < count * 6 * size / 2
+    assert refusal is not None
+    assert refusal.status_code == 429
+    assert float(refusal.headers["Retry-After"]) >= 1
+    assert "MiB" in refusal.json()["error"]
+    # Redis needs a little more memory for each program than the program's own bytes.
+    assert max(queue_bytes) < 1.5 * budget < count * 6 * size / 2
 
 
 @pytest.mark.slow
 def test_a_port_in_use_is_the_callers_mistake(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(UserError, match=str(port)), running_judge(tmp_path, port=port):
             pass
 
@@ -242,31 +242,31 @@ def test_a_port_in_use_is_the_callers_mistake(tmp_path: Path) -> None:
 def test_an_absent_queue_is_the_callers_mistake(tmp_path: Path) -> None:
     url = "redis://:s3cret@127.0.0.1:1/0"
     with (
-        pytest.raises(UserError, match=r"no Redis server answers at redis://127\.0\.0\.1:1/0") as told,
+        pytest.raises(UserError, match=r"no Redis server answers at redis://127\.0\.0\.1:1/0") as error,
         running_judge(tmp_path, redis_url=url),
     ):
         pass
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize("token", [None, "", " \t"])
 def test_another_address_needs_a_token(tmp_path: Path, token: str | None) -> None:
     settings = ServiceSettings(folder=str(tmp_path), host="0.0.0.0", token=token)
-    with pytest.raises(UserError, match="token") as told:
+    with pytest.raises(UserError, match="token") as error:
         JudgeSupervisor(settings).start()
-    assert "--token" in told.value.hint
+    assert "--token" in error.value.hint
 
 
 @pytest.mark.parametrize(
-    ("url", "isolation", "said"),
+    ("url", "isolation", "reason"),
     [("redis://192.0.2.1:6379", None, "no password"), ("redis://:p@192.0.2.1:6379", "none", "loopback")],
 )
 @pytest.mark.parametrize("api", [True, False], ids=["judge", "worker"])
 def test_a_queue_elsewhere_needs_a_password_and_isolation(
-    tmp_path: Path, url: str, isolation: Isolation | None, said: str, api: bool
+    tmp_path: Path, url: str, isolation: Isolation | None, reason: str, api: bool
 ) -> None:
     settings = ServiceSettings(folder=str(tmp_path), redis_url=url, isolation=isolation, api=api)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=reason):
         JudgeSupervisor(settings).start()
 
 
@@ -284,7 +284,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         with pytest.raises(UserError, match=f"none is below the {judge.isolation}"):
             start_service(weak)
         assert [worker["isolation"] for worker in status(judge)["workers"]] == [judge.isolation]
-    # That judge has ended and requires nothing any more; the next one requires no more than it finds.
+    # The first judge has ended, so its requirement is gone. The next judge requires only the tier it finds.
     with (
         running_judge(
             tmp_path / "weak", workers=1, redis_url=server.url, isolation="none", preload=False
@@ -300,8 +300,8 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         assert client.run(RunRequest(code="1", timeout_s=TIMEOUT_S)).isolation == "none"
 
 
-ALWAYS = {"at": time.time() + 3600}
-"""Time of a heartbeat in the future, so that its worker is never ignored as silent."""
+FUTURE_BEAT = {"at": time.time() + 3600}
+"""Time of a heartbeat in the future, so that its worker never counts as silent."""
 
 
 def heartbeat(isolation: str) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def heartbeat(isolation: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
-        # As if its heartbeats came all the time.
+        # A heartbeat far in the future: the worker counts as alive during the whole test.
         state = heartbeat("none") | {"at": time.time() + 3600}
         client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
@@ -324,14 +324,14 @@ def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, serv
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         state = heartbeat("landlock")
-        refused = ["isolation", "judge judge", "strict"]
+        refusal = ["isolation", "judge judge", "strict"]
         assert client.execute_command(*requirements.require("judge", "strict")) == []
-        assert client.execute_command(*requirements.register("weak", state)) == refused
+        assert client.execute_command(*requirements.register("weak", state)) == refusal
         late = json.loads(client.hget(requirements.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
         client.hset(requirements.REQUIREMENTS, "judge", json.dumps(late))
         assert client.execute_command(*requirements.register("weak", state)) == []
-        refused = ["isolation", "worker weak", "landlock"]
-        assert client.execute_command(*requirements.require("judge", "strict")) == refused
+        refusal = ["isolation", "worker weak", "landlock"]
+        assert client.execute_command(*requirements.require("judge", "strict")) == refusal
         client.hset(queue.WORKERS, "weak", json.dumps(state | {"at": time.time() - 60}))
         assert client.execute_command(*requirements.require("judge", "strict")) == []
 
@@ -351,7 +351,7 @@ def test_a_running_judge_goes_on_requiring_its_tier_beside_a_worker_that_does_no
 
         def is_renewed() -> bool:
             # A worker of version 0.1.0 lives on the queue.
-            state = {"isolation": judge.isolation, "beat": time.monotonic_ns()} | ALWAYS
+            state = {"isolation": judge.isolation, "beat": time.monotonic_ns()} | FUTURE_BEAT
             client.hset(queue.WORKERS, "older", json.dumps(state))
             return "worker older speaks an older version" in log.read_text() and valid_till() > before
 
@@ -425,24 +425,26 @@ def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedi
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         client.execute_command(*requirements.require("judge", "landlock"))
 
-        def registered(**changes: str) -> str:
+        def refusal(**changes: str) -> str:
             reply = client.execute_command(*requirements.register("w", heartbeat("strict") | changes))
-            with pytest.raises(UserError) as refused:
+            with pytest.raises(UserError) as error:
                 requirements.check_registered(reply, "strict")
-            return str(refused.value)
+            return str(error.value)
 
-        # To the worker it is the judge that speaks another one.
+        # Change the judge's version, since the worker's version is fixed.
         required = json.loads(client.hget(requirements.REQUIREMENTS, "judge"))
-        for spoken, named, remedy in (
+        for judge_version, version_text, remedy in (
             (f"{PROTOCOL.major + 1}.2", f"version {PROTOCOL.major + 1}.2", "this machine"),
             ("0.9", "version 0.9", "the judge's machine"),
             ("", "an older version", "the judge's machine"),
         ):
-            client.hset(requirements.REQUIREMENTS, "judge", json.dumps(required | {"protocol": spoken}))
-            said = registered()
-            assert f"judge judge speaks {named}" in said
-            assert f"this worker version {PROTOCOL}" in said
-            assert f"Update rstar2 for {remedy}" in said
+            client.hset(
+                requirements.REQUIREMENTS, "judge", json.dumps(required | {"protocol": judge_version})
+            )
+            message = refusal()
+            assert f"judge judge speaks {version_text}" in message
+            assert f"this worker version {PROTOCOL}" in message
+            assert f"Update rstar2 for {remedy}" in message
         assert client.hgetall(queue.WORKERS) == {}
         client.hset(
             requirements.REQUIREMENTS, "judge", json.dumps(required | {"protocol": f"{PROTOCOL.major}.99"})
@@ -452,10 +454,10 @@ def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedi
         )
 
 
-@pytest.mark.parametrize("who", ["worker", "judge"])
-def test_a_judge_does_not_start_beside_what_speaks_another_version(server: EmbeddedRedis, who: str) -> None:
+@pytest.mark.parametrize("part", ["worker", "judge"])
+def test_a_judge_does_not_start_beside_what_speaks_another_version(server: EmbeddedRedis, part: str) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        if who == "worker":
+        if part == "worker":
             state = heartbeat("strict") | {"protocol": "9.0", "at": time.time()}
             client.hset(queue.WORKERS, "other", json.dumps(state))
         else:
@@ -463,5 +465,7 @@ def test_a_judge_does_not_start_beside_what_speaks_another_version(server: Embed
             client.hset(requirements.REQUIREMENTS, "other", json.dumps(state))
         reply = client.execute_command(*requirements.require("judge", "strict"))
         assert client.hget(requirements.REQUIREMENTS, "judge") is None
-    with pytest.raises(UserError, match=rf"{who} other speaks version 9\.0 .* this judge version {PROTOCOL}"):
+    with pytest.raises(
+        UserError, match=rf"{part} other speaks version 9\.0 .* this judge version {PROTOCOL}"
+    ):
         requirements.check_required(reply, "strict")

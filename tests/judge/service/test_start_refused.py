@@ -30,17 +30,17 @@ def queue(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 def _refusal(folder: Path, redis_url: str | None = None) -> RStarError:
-    with pytest.raises(RStarError) as refused:
+    with pytest.raises(RStarError) as error:
         start_service(ServiceSettings(folder=str(folder), workers=1, redis_url=redis_url, preload=False))
-    return refused.value
+    return error.value
 
 
 def test_on_a_full_disk_the_reason_is_named_whatever_part_meets_it_first(tmp_path: Path) -> None:
     """The less disk space is left, the earlier the start fails: at the lock, the logs, the queue or the worker."""
     messages = []
-    for left_kb in range(0, 40, 4):
-        with small_disk(tmp_path / f"disk{left_kb}", DISK) as disk:
-            (disk / "fill").write_bytes(bytes(DISK - (left_kb << 10)))
+    for free_kb in range(0, 40, 4):
+        with small_disk(tmp_path / f"disk{free_kb}", DISK) as disk:
+            (disk / "fill").write_bytes(bytes(DISK - (free_kb << 10)))
             settings = ServiceSettings(folder=str(disk / "judge"), workers=1, preload=False)
             try:
                 process, _ = start_service(settings)

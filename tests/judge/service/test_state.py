@@ -29,9 +29,9 @@ def test_a_judge_of_another_version_is_found_and_ended(
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path))
     assert module in SUPERVISORS
     assert read_state() is None
-    # What follows the program is in the command line, as the name of a module that Python runs.
+    # The arguments after the program make the command line look like `python -m MODULE`.
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "-m", module]) as process:
-        # As 0.1.0 wrote it, or with a field that is not known here.
+        # The file as version 0.1.0 wrote it, or with a field that this version does not know.
         (tmp_path / "judge.json").write_text(
             f'{{{added}"url": "http://127.0.0.1:8088", "token": null, "redis_url": "redis://", "isolation": "strict",'
             f' "pid": {process.pid}, "folder": "{tmp_path}"}}'

@@ -90,20 +90,20 @@ def logged_at_its_end(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "log_line"),
     [
         ("raises", "ValueError: the sandbox is broken"),
-        ("hangs", "the sandbox hangs in program a: this worker ends"),
+        ("hangs", "the sandbox hangs in program a, so this worker ends"),
     ],
 )
 def test_a_worker_that_fails_with_a_program_ends_and_loses_nothing(
-    server: EmbeddedRedis, fault: str, said: str
+    server: EmbeddedRedis, fault: str, log_line: str
 ) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
     client.execute_command(*queue.enqueue({"a": body}))
     with faulty_worker(server, fault) as process:
-        assert said in logged_at_its_end(process)
+        assert log_line in logged_at_its_end(process)
     assert client.execute_command(*queue.remove_worker("faulty")) == 1
     reply = SyncRedisConnection(client).execute({"claim": queue.claim_returned("next", [], 1)})["claim"]
     assert [(task.id, task.tries) for task in Task.from_reply(reply)] == [("a", 1)]
@@ -112,15 +112,15 @@ def test_a_worker_that_fails_with_a_program_ends_and_loses_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "log_line"),
     [
         ("raises between programs", "ValueError: profiling is broken"),
-        ("hangs between programs", "the sandbox hangs between two programs: this worker ends"),
+        ("hangs between programs", "the sandbox hangs between two programs, so this worker ends"),
     ],
 )
-def test_a_worker_that_fails_between_programs_ends(server: EmbeddedRedis, fault: str, said: str) -> None:
+def test_a_worker_that_fails_between_programs_ends(server: EmbeddedRedis, fault: str, log_line: str) -> None:
     with faulty_worker(server, fault) as process:
-        assert said in logged_at_its_end(process)
+        assert log_line in logged_at_its_end(process)
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_the_number_of_a_heartbeat_stays_while_the_worker_cannot_do_its_work(ser
     def beat() -> int:
         return int(json.loads(client.hget(queue.WORKERS, "w"))["beat"])
 
-    # A result that Redis refuses, though it takes everything else.
+    # Redis refuses this result and accepts everything else.
     client.set("no stream", "but a text")
     beats = []
     for _ in range(3):
@@ -181,12 +181,12 @@ def test_a_worker_whose_clock_is_wrong_counts(judge: JudgeHandle, monkeypatch: p
     sandbox, local, clock = Quick(), LocalQueue(), time.time
     sandbox.isolation = judge.isolation
     monkeypatch.setattr(time, "time", lambda: clock() - 60)
-    with redis.Redis.from_url(judge.redis_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-        working = threading.Thread(target=worker.work, args=("behind", own, sandbox, local, True))
+    with redis.Redis.from_url(judge.redis_url, decode_responses=True, socket_timeout=TIMEOUT_S) as connection:
+        working = threading.Thread(target=worker.work, args=("behind", connection, sandbox, local, True))
         working.start()
         try:
-            found = status_when(judge, lambda found: found["num_workers"] == 3)
-            [behind] = [worker for worker in found["workers"] if worker["name"] == "behind"]
+            status = status_when(judge, lambda status: status["num_workers"] == 3)
+            [behind] = [worker for worker in status["workers"] if worker["name"] == "behind"]
             assert abs(clock() - behind["at"]) < TIMEOUT_S
         finally:
             local.stop()
@@ -226,18 +226,20 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     sandbox, local = Quick(), LocalQueue()
     stored: list[bool] = []
-    """For each piece of other work after a run: whether the result was already stored."""
+    """One entry per piece of other work after a run: whether the result was already stored."""
 
-    def look(*_: object) -> None:
+    def note_whether_stored(*_: object) -> None:
         if sandbox.runs:
             stored.append(queue.is_result(client.execute_command(*queue.get_state("a"))))
 
-    monkeypatch.setattr(WorkerSessions, "end_overdue", look)
+    monkeypatch.setattr(WorkerSessions, "end_overdue", note_whether_stored)
     monkeypatch.setattr(worker, "PROFILE_EVERY", 1)
     body = RunRequest(code="print(1)").model_dump_json()
     client.execute_command(*queue.enqueue({"a": body}))
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-        working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, preload))
+    with redis.Redis.from_url(
+        server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S
+    ) as connection:
+        working = threading.Thread(target=worker.work, args=("w", connection, sandbox, local, preload))
         working.start()
         try:
             wait_until(lambda: len(stored) >= 2)
@@ -258,15 +260,20 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
     client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
     client.execute_command(*queue.enqueue(dict.fromkeys(names, body)))
     streams: Any = {queue.TASKS: ">"}
-    [[_, taken]] = client.xreadgroup(queue.GROUP, "returns", streams)
+    [[_, entries]] = client.xreadgroup(queue.GROUP, "returns", streams)
     client.execute_command(*queue.enqueue({"late": body}))
-    tasks = [queue.Task(queue.TASKS, entry, of["id"], of["body"], 0, float(of["at"])) for entry, of in taken]
+    tasks = [
+        queue.Task(queue.TASKS, entry, fields["id"], fields["body"], 0, float(fields["at"]))
+        for entry, fields in entries
+    ]
     for number in (4, 1, 5, 0):
         client.execute_command(*queue.return_task(tasks[number], "returns"))
     client.execute_command(*queue.remove_worker("returns"))
     sandbox, local = Quick(), LocalQueue()
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-        working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, True))
+    with redis.Redis.from_url(
+        server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S
+    ) as connection:
+        working = threading.Thread(target=worker.work, args=("w", connection, sandbox, local, True))
         working.start()
         try:
             wait_until(lambda: len(sandbox.runs) >= 7)
@@ -279,10 +286,12 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
 
 def test_a_worker_that_is_refused_loads_no_libraries(server: EmbeddedRedis) -> None:
     sandbox = Quick()
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-        own.execute_command(*requirements.require("judge", "strict"))
+    with redis.Redis.from_url(
+        server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S
+    ) as connection:
+        connection.execute_command(*requirements.require("judge", "strict"))
         with pytest.raises(UserError, match="none is below the strict"):
-            worker.work("w", own, sandbox, LocalQueue(), preload=True)
+            worker.work("w", connection, sandbox, LocalQueue(), preload=True)
     assert sandbox.loaded == 0
 
 
@@ -313,13 +322,13 @@ def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
 def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     client.xgroup_create(queue.TASKS, queue.GROUP, id="0", mkstream=True)
-    asked = LocalQueue().tasks_to_fetch()
+    fetch_count = LocalQueue().tasks_to_fetch()
 
     def wait(name: str) -> int:
-        with redis.Redis.from_url(server.url, decode_responses=True) as own:
+        with redis.Redis.from_url(server.url, decode_responses=True) as connection:
             streams: Any = {queue.TASKS: ">"}
-            found: Any = own.xreadgroup(queue.GROUP, name, streams, count=asked, block=300_000)
-            return len(found[0][1])
+            reply: Any = connection.xreadgroup(queue.GROUP, name, streams, count=fetch_count, block=300_000)
+            return len(reply[0][1])
 
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(wait, name) for name in "ab"]
@@ -334,28 +343,28 @@ def test_a_lost_queue_is_logged_once_and_then_now_and_then(
 ) -> None:
     client = redis.Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True)
     local = LocalQueue()
-    lost = consumer.Consumer("w", client, local, {"isolation": "none"}, lambda run_id: None)
+    disconnected = consumer.Consumer("w", client, local, {"isolation": "none"}, lambda run_id: None)
     tries: list[float] = []
     monkeypatch.setattr(consumer, "REMIND_S", 1e9)
     monkeypatch.setattr(consumer.time, "sleep", lambda wait_s: local.stop() if len(tries) > 20 else None)
-    register = lost._register
-    monkeypatch.setattr(lost, "_register", lambda: (tries.append(0.0), register()))
-    lost.run()
+    register = disconnected._register
+    monkeypatch.setattr(disconnected, "_register", lambda: (tries.append(0.0), register()))
+    disconnected.run()
     assert len(tries) > 20
     assert len(caplog.messages) == 1
     assert "127.0.0.1:1" in caplog.text
-    lost.next_warning = 0.0
-    lost._disconnected(redis.ConnectionError("still away"))
+    disconnected.next_warning = 0.0
+    disconnected._disconnected(redis.ConnectionError("still away"))
     assert "still away" in caplog.messages[-1]
-    # One that accepts the worker and refuses the next command is still lost.
+    # A queue that accepts the worker and refuses the next command still counts as disconnected.
     for _ in range(20):
         local.set_connected(True)
-        lost.connected_at = time.monotonic()
-        lost._disconnected(redis.OutOfMemoryError("full"))
+        disconnected.connected_at = time.monotonic()
+        disconnected._disconnected(redis.OutOfMemoryError("full"))
     assert "full" not in caplog.text
     local.set_connected(True)
-    lost.connected_at -= 2 * consumer.STABLE_S
-    lost._disconnected(redis.OutOfMemoryError("full"))
+    disconnected.connected_at -= 2 * consumer.STABLE_S
+    disconnected._disconnected(redis.OutOfMemoryError("full"))
     assert "full" in caplog.messages[-1]
 
 
@@ -369,7 +378,7 @@ def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> 
         local.update_share(unfinished, 1)
         return local.share
 
-    # The programs of recipes take 0.3 s. On a fast link nothing waits behind one of them.
+    # The programs of recipes take 0.3 s. On a fast link the worker fetches no second one while the first runs.
     assert [share(mean_s, 0.0005) for mean_s in (0.002, 0.02, 0.3)] == [16, 5, 1]
     assert [share(mean_s, 0.1) for mean_s in (0.002, 0.02, 0.3, 3.0)] == [116, 15, 2, 1]
     assert share(0.0001, 1.0) == local_queue.MAX_PREFETCH + local_queue.MAX_AHEAD
@@ -379,14 +388,14 @@ def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> 
     local.add_fetched([task, task], 2, 0.0)
     local.start_next()
     local.started_at = time.monotonic() - 2 * local_queue.LONG_S
-    # Returned, it would take longer to run elsewhere than it waits here.
+    # If the task were returned now, it would take longer to run elsewhere than it waits here.
     assert local.remove_returnable() == []
     local.started_at -= TIMEOUT_S
     assert local.remove_returnable() == [task]
 
 
 def test_few_exchanges_serve_many_programs_over_a_slow_link(server: EmbeddedRedis) -> None:
-    """Times that do not depend on the machine: an exchange takes 0.5 s, and a program no time."""
+    """An exchange with Redis takes 0.5 s and a program takes no time, so the machine's speed does not matter."""
     names = [f"p{number}" for number in range(800)]
     sandbox, local = Quick(), LocalQueue()
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
@@ -395,8 +404,8 @@ def test_few_exchanges_serve_many_programs_over_a_slow_link(server: EmbeddedRedi
     link = runpy.run_path(str(BENCHMARK))["slow_link"]
     with link(server.port, 0.25) as port:
         url = f"redis://:{server.password}@127.0.0.1:{port}/0"
-        with redis.Redis.from_url(url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-            working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, False))
+        with redis.Redis.from_url(url, decode_responses=True, socket_timeout=TIMEOUT_S) as connection:
+            working = threading.Thread(target=worker.work, args=("w", connection, sandbox, local, False))
             working.start()
             try:
                 wait_until(lambda: client.hget(queue.OUTCOMES, "ok") == "800")

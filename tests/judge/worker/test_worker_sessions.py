@@ -1,4 +1,4 @@
-"""Sessions of one worker: their cells run at the same time as other cells and programs of the worker."""
+"""The cells of one worker's sessions run at the same time as other cells and programs of the worker."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import HELD, release_until
 from support.judge.ordinary_user import start_sandbox
+from support.judge.waiting_programs import WAIT_FOR_RELEASE, release_until
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure
@@ -21,14 +21,14 @@ from rstar2.judge.worker.sessions import WorkerSessions
 
 
 class Worker:
-    """Does the work of a worker's main thread with tasks for sessions. Nothing else reads the local queue."""
+    """A stand-in for a worker's main thread that passes tasks to sessions. Nothing else reads the local queue."""
 
     def __init__(self, sessions: WorkerSessions) -> None:
         self.sessions, self.local = sessions, sessions.local
         self._count = 0
 
     def do(self, command: SessionCommand) -> str:
-        """Run a task as the main thread does. Returns its id."""
+        """Run a task as the main thread does. Returns the task's id."""
         self._count += 1
         name = f"task{self._count}"
         stream = queue.cells_stream("w")
@@ -68,7 +68,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
         sandbox = start_sandbox(tmp_path, request.param)
     except Failure as error:
         pytest.skip(f"this machine does not offer the tier: {error.message}")
-    # Smaller than the zygote that workers use, which takes seconds to load.
+    # A bare zygote: the one that workers use takes seconds to load.
     opens = sandbox.open_session
     sandbox.open_session = lambda memory_mb=256, kind="bare": opens(memory_mb, kind)  # type: ignore[method-assign]
     yield Worker(WorkerSessions(sandbox, LocalQueue()))
@@ -78,24 +78,24 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 def test_a_cell_and_a_new_session_do_not_wait_for_a_cell_that_sleeps(worker: Worker) -> None:
     worker.open("a")
     worker.open("b")
-    held = worker.cell("a", f"{HELD}\n1")
+    waiting_cell = worker.cell("a", f"{WAIT_FOR_RELEASE}\n1")
     assert worker.local.is_idle()
     assert worker.result(worker.cell("b", "6 * 7")).value == "42"
     worker.open("c")
     assert worker.result(worker.cell("c", "6 * 7")).value == "42"
-    assert held not in worker.results()
-    release_until(lambda: held in worker.results(), os.getpid())
-    assert worker.result(held).value == "1"
+    assert waiting_cell not in worker.results()
+    release_until(lambda: waiting_cell in worker.results(), os.getpid())
+    assert worker.result(waiting_cell).value == "1"
     assert not worker.local.cells
 
 
 def test_cells_of_one_session_run_in_the_order_of_their_requests(worker: Worker) -> None:
     worker.open("a")
-    held = worker.cell("a", f"{HELD}\nseen = ['first']")
+    waiting_cell = worker.cell("a", f"{WAIT_FOR_RELEASE}\nseen = ['first']")
     names = [worker.cell("a", "seen.append('second')"), worker.cell("a", "seen"), worker.close("a")]
     after = worker.cell("a", "1")
     assert worker.results().keys() == {"task1"}
-    release_until(lambda: held in worker.results(), os.getpid())
+    release_until(lambda: waiting_cell in worker.results(), os.getpid())
     assert worker.result(names[1]).value == "['first', 'second']"
     assert worker.result(names[2]).session_alive is False
     assert (worker.result(after).outcome, worker.result(after).session_end) == (
@@ -106,37 +106,40 @@ def test_cells_of_one_session_run_in_the_order_of_their_requests(worker: Worker)
 
 def test_a_session_is_neither_idle_nor_old_while_its_cell_runs(worker: Worker) -> None:
     worker.open("a", idle_s=1)
-    held = worker.cell("a", HELD)
+    waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
     time.sleep(1.1)
     worker.sessions.end_overdue(worker.local.session_activity)
     assert "a" in worker.sessions.open
-    release_until(lambda: held in worker.results(), os.getpid())
-    assert worker.result(held).session_alive
+    release_until(lambda: waiting_cell in worker.results(), os.getpid())
+    assert worker.result(waiting_cell).session_alive
 
 
 def test_a_sessions_time_ends_a_cell_that_runs_beside_others(worker: Worker) -> None:
     worker.open("a", total_s=1)
-    held = worker.cell("a", HELD)
-    result = worker.result(held)
+    waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
+    result = worker.result(waiting_cell)
     assert (result.outcome, result.session_alive) == ("timeout", False)
     assert "open for its 1 s" in result.session_end
 
 
 def test_a_worker_that_stops_finishes_the_cells_that_run_and_loses_the_others(worker: Worker) -> None:
     worker.open("a")
-    held = worker.cell("a", "import time\ntime.sleep(1)\n1")
-    waits = worker.cell("a", "2")
+    running_cell = worker.cell("a", "import time\ntime.sleep(1)\n1")
+    queued_cell = worker.cell("a", "2")
     worker.sessions.finish()
-    assert worker.result(held).value == "1"
-    assert (worker.result(waits).outcome, worker.result(waits).session_end) == ("lost", queue.WORKER_GONE)
+    assert worker.result(running_cell).value == "1"
+    assert (worker.result(queued_cell).outcome, worker.result(queued_cell).session_end) == (
+        "lost",
+        queue.WORKER_GONE,
+    )
 
 
 def test_a_cell_that_was_set_aside_is_not_taken_up_again(worker: Worker) -> None:
     worker.open("a")
-    held = worker.cell("a", HELD)
-    assert [task.id for task in worker.local.cells] == [held]
+    waiting_cell = worker.cell("a", WAIT_FOR_RELEASE)
+    assert [task.id for task in worker.local.cells] == [waiting_cell]
     assert worker.local.session_activity()[1] == {"a"}
-    release_until(lambda: held in worker.results(), os.getpid())
+    release_until(lambda: waiting_cell in worker.results(), os.getpid())
 
 
 def test_an_error_in_the_thread_of_a_session_ends_the_worker(
@@ -149,7 +152,7 @@ def test_an_error_in_the_thread_of_a_session_ends_the_worker(
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(worker.sessions.open["a"].session, "run_cell", fail)
-    lost = worker.cell("a", "1")
-    assert worker.result(lost).outcome == "lost"
+    lost_cell = worker.cell("a", "1")
+    assert worker.result(lost_cell).outcome == "lost"
     with pytest.raises(RuntimeError, match="a fault of ours"):
         worker.sessions.raise_errors()

@@ -1,4 +1,4 @@
-"""A format is read from one file, refuses what it does not know, and disagreements are named."""
+"""Tests of format files: each is one file, unknown keys are refused, and disagreements are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant: ' }}{% endif %}"""
 
 
-def written(path: Path, text: str) -> str:
+def format_file(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
 
@@ -35,12 +35,12 @@ def test_every_shipped_format_survives_its_file(name: str, tmp_path: Path, token
 def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "x.jinja").write_text(TEMPLATE)
     (tmp_path / "x.json").write_text(json.dumps(list(default_format().tools)))
-    fmt = read_format(written(tmp_path / "x.toml", 'template = "x.jinja"\ntools = "x.json"'))
+    fmt = read_format(format_file(tmp_path / "x.toml", 'template = "x.jinja"\ntools = "x.json"'))
     assert fmt == Format(template=TEMPLATE, tools=default_format().tools)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("trmplate = ''", "unknown key trmplate; did you mean template"),
         ("[limits]\nsecond = 3", "unknown key limits.second; did you mean limits.seconds"),
@@ -52,18 +52,18 @@ def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
         ("template = ", "x.toml is not TOML"),
     ],
 )
-def test_a_bad_format_file_is_one_message(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError) as refused:
-        read_format(written(tmp_path / "x.toml", text), TEMPLATE)
-    assert str(tmp_path) in refused.value.message
-    assert said in refused.value.message
-    assert refused.value.hint
+def test_a_bad_format_file_is_one_message(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
+        read_format(format_file(tmp_path / "x.toml", text), TEMPLATE)
+    assert str(tmp_path) in excinfo.value.message
+    assert message in excinfo.value.message
+    assert excinfo.value.hint
 
 
 def test_no_such_format_and_no_template_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no format qwen") as refused:
+    with pytest.raises(UserError, match="no format qwen") as excinfo:
         read_format("qwen")
-    assert "demo, listed-tools, no-tools, own, release, rstar2" in refused.value.hint
+    assert "demo, listed-tools, no-tools, own, release, rstar2" in excinfo.value.hint
     with pytest.raises(UserError, match="the format own has no template, and the model has no chat template"):
         read_format("own")
     with pytest.raises(UserError, match=r"cannot read .*absent.toml"):
@@ -77,7 +77,7 @@ DROPS_REPLIES = TEMPLATE.replace(
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("".join(DROPS_TOOLS[1:]), "the chat template drops the tool python_code_with_standard_io"),
         (DROPS_REPLIES, "the chat template drops the replies of tools"),
@@ -86,26 +86,26 @@ DROPS_REPLIES = TEMPLATE.replace(
         (TEMPLATE.replace("<|im_end|>", "</s>"), "ends a turn with </s>, which is not a special token"),
     ],
 )
-def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, template: str, said: str) -> None:
-    with pytest.raises(UserError) as refused:
+def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, template: str, message: str) -> None:
+    with pytest.raises(UserError) as excinfo:
         codec_for(tokenizer, read_format("own", template), "own")
-    assert said in refused.value.message
-    assert refused.value.hint
+    assert message in excinfo.value.message
+    assert excinfo.value.hint
 
 
 def test_tools_may_be_left_out_or_listed_in_the_system_text(tokenizer: Any) -> None:
     template = "".join(DROPS_TOOLS[1:])
-    quiet, listed = (
+    quiet, listing = (
         codec_for(tokenizer, read_format(name, template)) for name in ("no-tools", "listed-tools")
     )
-    told = [codec.decode(codec.prompt(codec.format.messages("2+2?"))) for codec in (quiet, listed)]
-    assert "tool" not in told[0]
-    assert json.dumps(default_format().tools[0], ensure_ascii=False) in told[1]
+    prompts = [codec.decode(codec.prompt(codec.format.messages("2+2?"))) for codec in (quiet, listing)]
+    assert "tool" not in prompts[0]
+    assert json.dumps(default_format().tools[0], ensure_ascii=False) in prompts[1]
 
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model's folder with a chat template of its own."""
+    """A model's folder with its own chat template."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -125,9 +125,9 @@ def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
     assert load_codec(model, FormatChoice("no-tools")).source == "no-tools"
     with pytest.raises(
         UserError, match=r"has its own format \(its own chat template\), which differs from rstar2"
-    ) as refused:
+    ) as excinfo:
         load_codec(model, FormatChoice("rstar2"))
-    assert "--force-format" in refused.value.hint
+    assert "--force-format" in excinfo.value.hint
     forced = load_codec(model, FormatChoice("rstar2", forced=True))
     assert (forced.source, forced.format) == ("rstar2, forced", default_format())
 
@@ -138,8 +138,8 @@ def test_forcing_no_format_is_a_mistake() -> None:
 
 
 def test_a_model_with_a_format_file_keeps_to_all_of_it(model: Path) -> None:
-    own = read_format("own", TEMPLATE)
-    save_format(own, model)
+    own_format = read_format("own", TEMPLATE)
+    save_format(own_format, model)
     assert load_codec(model).source == FORMAT_FILE
     assert load_codec(model, FormatChoice("own")).source == "own"
     with pytest.raises(UserError, match=r"differs from no-tools in: tools"):
@@ -150,18 +150,18 @@ def test_a_model_with_a_format_file_keeps_to_all_of_it(model: Path) -> None:
 def test_the_time_and_memory_of_a_call_may_differ_from_those_of_the_format_file(
     model: Path, tmp_path: Path
 ) -> None:
-    own = read_format("own", TEMPLATE)
-    save_format(own, model)
+    own_format = read_format("own", TEMPLATE)
+    save_format(own_format, model)
     copy = tmp_path / "slower.json"
 
     def with_limits(**limits: int) -> FormatChoice:
-        changed = own.limits.model_copy(update=limits)
-        copy.write_text(own.model_copy(update={"limits": changed}).model_dump_json())
+        changed = own_format.limits.model_copy(update=limits)
+        copy.write_text(own_format.model_copy(update={"limits": changed}).model_dump_json())
         return FormatChoice(str(copy))
 
     codec = load_codec(model, with_limits(seconds=60, memory_mb=4096))
     assert (codec.format.limits.seconds, codec.format.limits.memory_mb) == (60, 4096)
-    assert codec.format.digest != own.digest, "results of other limits are told apart"
+    assert codec.format.digest != own_format.digest, "the digest differs if limits differ"
     with pytest.raises(UserError, match=r"differs from .* in: limits\.characters"):
         load_codec(model, with_limits(characters=100))
 

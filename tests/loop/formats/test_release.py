@@ -66,8 +66,8 @@ share one user turn. Generation begins after `<reason>`.
 """
 
 
-def rendered(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
-    """What a server renders: Jinja with the settings that chat templates are written for."""
+def render(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
+    """Renders messages as a server does: with Jinja and the settings that chat templates are written for."""
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return jinja.from_string(template).render(
@@ -121,7 +121,7 @@ def test_prompts(release: Format, tokenizer: Any, problem: str, system: str | No
     codec = codec_for(tokenizer, fmt)
     messages = opening(problem, system)
     tools = list(release.tools) if with_tools else None
-    assert text_of(codec, codec.prompt(messages)) == rendered(release.template, messages, tools)
+    assert text_of(codec, codec.prompt(messages)) == render(release.template, messages, tools)
     assert codec.turn_start == "<reason>"
 
 
@@ -130,11 +130,11 @@ def test_replies_are_rendered_alone_with_the_system_text_cut_off(
     release: Format, tokenizer: Any, outputs: list[str]
 ) -> None:
     codec = codec_for(tokenizer, release.model_copy(update={"newline_before_reply": False}))
-    alone = rendered(release.template, [{"role": "tool", "content": output} for output in outputs])
+    alone = render(release.template, [{"role": "tool", "content": output} for output in outputs])
     _, end, after_system = alone.partition("<|im_end|>\n")
     assert end
     assert text_of(codec, codec.tool_turn(outputs)) == after_system
-    assert text_of(codec, user_turn(codec, "And π?")) == rendered(
+    assert text_of(codec, user_turn(codec, "And π?")) == render(
         release.template, [{"role": "user", "content": "And π?"}]
     ).removeprefix(alone[: alone.index("<|im_end|>\n")] + "<|im_end|>\n")
 
@@ -143,30 +143,30 @@ def conversation(turns: int, json_arguments: bool) -> list[Message]:
     """Messages as an OpenAI client sends them."""
     messages = []
     for thought, calls, outputs in TURNS[:turns]:
-        made = [
+        tool_calls = [
             {
                 "id": f"call-{place}",
                 "type": "function",
                 "function": {
                     "name": name,
-                    "arguments": json.dumps(given, ensure_ascii=False) if json_arguments else given,
+                    "arguments": json.dumps(arguments, ensure_ascii=False) if json_arguments else arguments,
                 },
             }
-            for place, (name, given) in enumerate(calls)
+            for place, (name, arguments) in enumerate(calls)
         ]
         content = f"<reason>{thought}</reason>"
-        messages.append({"role": "assistant", "content": content, "tool_calls": made})
+        messages.append({"role": "assistant", "content": content, "tool_calls": tool_calls})
         for place, output in enumerate(outputs):
             messages.append({"role": "tool", "tool_call_id": f"call-{place}", "content": output})
     return messages
 
 
 def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
-    """The same conversation as a rollout makes it, piece by piece."""
+    """Returns the same conversation as a rollout builds it, piece by piece."""
     pieces = [codec.prompt(messages)]
     for thought, calls, outputs in TURNS[:turns]:
-        said = "\n".join([f"{thought}</reason>", *(call_text(*call) for call in calls)])
-        pieces += [codec.turn(said), codec.tool_turn(outputs)]
+        text = "\n".join([f"{thought}</reason>", *(call_text(*call) for call in calls)])
+        pieces += [codec.turn(text), codec.tool_turn(outputs)]
     return text_of(codec, *pieces)
 
 
@@ -174,7 +174,7 @@ def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
 def test_whole_conversations_of_the_release(release: Format, tokenizer: Any, turns: int) -> None:
     codec, start = codec_for(tokenizer, release), opening(PROBLEMS[1], None)
     whole = [*start, *conversation(turns, json_arguments=False)]
-    assert joined(codec, start, turns) == rendered(release.template, whole, list(release.tools))
+    assert joined(codec, start, turns) == render(release.template, whole, list(release.tools))
 
 
 @pytest.mark.parametrize("turns", range(len(TURNS) + 1))
@@ -186,7 +186,7 @@ def test_our_template_on_a_server_renders_what_rollouts_see(
     fmt = read_format(name)
     codec, start = codec_for(tokenizer, fmt), fmt.messages(PROBLEMS[1])
     whole = [*start, *conversation(turns, json_arguments)]
-    assert joined(codec, start, turns) == rendered(fmt.template, whole, list(fmt.tools))
+    assert joined(codec, start, turns) == render(fmt.template, whole, list(fmt.tools))
 
 
 def test_the_shipped_format_of_the_published_model_is_that_of_the_page(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_template_of_the_published_model_adds_the_instruction_once(
 ) -> None:
     codec = codec_for(tokenizer, release)
     prompt = text_of(codec, codec.prompt(release.messages(PROBLEMS[0])))
-    assert prompt == rendered(TEMPLATE, opening(PROBLEMS[0], None), list(release.tools))
+    assert prompt == render(TEMPLATE, opening(PROBLEMS[0], None), list(release.tools))
     assert prompt.count(PROBLEMS[0]) == 1
 
 
@@ -216,12 +216,12 @@ def test_our_template_takes_what_clients_send_besides(tokenizer: Any) -> None:
         {"role": "user", "content": "?"},
         {"role": "user", "content": [{"type": "text", "text": "?"}]},
     )
-    assert rendered(template, [parts], tools) == rendered(template, [user], tools)
-    silent = rendered(template, [user, {"role": "assistant", "content": None, "tool_calls": calls}], tools)
+    assert render(template, [parts], tools) == render(template, [user], tools)
+    silent = render(template, [user, {"role": "assistant", "content": None, "tool_calls": calls}], tools)
     assert f"assistant\n{call_text(PYTHON, {'code': '1'})}<|im_end|>" in silent
-    # What a server returns begins after the generation prompt, and its client sends that back.
-    returned = {"role": "assistant", "content": "so</reason>\n", "tool_calls": calls}
-    assert "assistant\n<reason>so</reason>\n<tool_call>" in rendered(template, [user, returned], tools)
-    plain = rendered(template, [user, {"role": "assistant", "content": "Hi.", "tool_calls": []}], None)
+    # A server's reply begins after the generation prompt. Its client sends this text back.
+    message = {"role": "assistant", "content": "so</reason>\n", "tool_calls": calls}
+    assert "assistant\n<reason>so</reason>\n<tool_call>" in render(template, [user, message], tools)
+    plain = render(template, [user, {"role": "assistant", "content": "Hi.", "tool_calls": []}], None)
     assert plain.endswith("assistant\nHi.<|im_end|>\n<|im_start|>assistant\n<reason>")
     assert "<tools>" not in plain

@@ -1,4 +1,4 @@
-"""How a result is worded for the model, in both layouts."""
+"""Tests of the text of a result for the model, in both layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def result(outcome: Outcome = "ok", **more: object) -> RunResult:
 
 
 @pytest.mark.parametrize(
-    ("found", "plain", "labelled"),
+    ("run_result", "plain", "labelled"),
     [
         (
             result(stdout="42\n"),
@@ -58,9 +58,9 @@ def result(outcome: Outcome = "ok", **more: object) -> RunResult:
         ),
     ],
 )
-def test_results_are_worded(found: RunResult, plain: str, labelled: str) -> None:
-    assert result_text(found, "plain", LIMITS) == plain
-    assert result_text(found, "labelled", LIMITS) == labelled
+def test_results_are_worded(run_result: RunResult, plain: str, labelled: str) -> None:
+    assert result_text(run_result, "plain", LIMITS) == plain
+    assert result_text(run_result, "labelled", LIMITS) == labelled
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_results_are_worded(found: RunResult, plain: str, labelled: str) -> None
     [("plain", "\n... 80 characters left out ...\n"), ("labelled", "...(truncated)...")],
 )
 def test_the_middle_of_a_long_reply_is_left_out(layout: Layout, mark: str) -> None:
-    shown = result_text(result(stdout="a" * 100 + "b" * 100), layout, LIMITS)
-    begin, _, end = shown.partition(mark)
+    text = result_text(result(stdout="a" * 100 + "b" * 100), layout, LIMITS)
+    begin, _, end = text.partition(mark)
     assert (len(begin), len(end)) == (60, 60)
     assert begin.endswith("a")
-    assert shown != result_text(result(stdout="a" * 100), layout, LIMITS)
+    assert text != result_text(result(stdout="a" * 100), layout, LIMITS)
 
 
 def test_a_call_that_is_not_run_is_told_in_its_layout() -> None:
     assert refused_text("no JSON", "Expecting value", "plain", decoded=False) == "no JSON"
-    shown = refused_text("no JSON", "Expecting value", "labelled", decoded=False)
-    assert shown == "Failed to decode tool call: Expecting value"
+    text = refused_text("no JSON", "Expecting value", "labelled", decoded=False)
+    assert text == "Failed to decode tool call: Expecting value"
     assert refused_text("no tool", "'x'", "labelled") == "Error when executing tool: 'x'"

@@ -1,4 +1,4 @@
-"""The tools on a real judge: programs, notebooks, and that no notebook outlives its rollout."""
+"""Tests of the tools on a real judge: programs and notebooks. No notebook outlives its rollout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.call_parsing import parse_calls
 from support.tools import patient
 from support.waiting import TIMEOUT_S
-from support.written_calls import parse_calls
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.session import OPEN_S
@@ -24,31 +24,31 @@ from rstar2.loop.toolbox import MAX_SESSIONS, RolloutTools, Toolbox
 from rstar2.loop.tools.jupyter_code import Notebook
 from rstar2.loop.trace import ToolCall
 
-pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
+pytestmark = pytest.mark.slow  # A notebook has all libraries. A worker loads them for its first notebook.
 
 PROGRAM, NOTEBOOK = "python_code_with_standard_io", "jupyter_code"
 PAPERS_NAME = "execute_python_code_with_standard_io"
 
 
 @pytest.fixture(scope="module")
-def own_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge whose sessions are those of this module alone, and whose one worker loads the libraries once."""
+def private_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    """A judge for the sessions of this module alone. Its one worker loads the libraries once."""
     with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
         yield handle
 
 
 @pytest.fixture
-async def client(own_judge: JudgeHandle) -> AsyncIterator[JudgeClient]:
-    async with JudgeClient(own_judge.url, own_judge.token, wait_s=2 * TIMEOUT_S) as opened:
-        yield opened
+async def client(private_judge: JudgeHandle) -> AsyncIterator[JudgeClient]:
+    async with JudgeClient(private_judge.url, private_judge.token, wait_s=2 * TIMEOUT_S) as new_client:
+        yield new_client
 
 
 @pytest.fixture
 def fmt() -> Format:
-    """Both tools."""
-    found = patient(read_format("release"))
-    limits = found.limits.model_copy(update={"characters": 1000})
-    return found.model_copy(update={"layout": "plain", "limits": limits})
+    """A format with both tools."""
+    layout = patient(read_format("release"))
+    limits = layout.limits.model_copy(update={"characters": 1000})
+    return layout.model_copy(update={"layout": "plain", "limits": limits})
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def _closed_however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def all_closed(client: JudgeClient) -> None:
-    """Wait until no worker holds a session, by heartbeats that are sent after this was called."""
+    """Waits until no worker holds a session, according to heartbeats that are sent after this call."""
     now = time.time()
     deadline = time.monotonic() + TIMEOUT_S
     async with aiohttp.ClientSession() as http:
@@ -70,7 +70,7 @@ async def all_closed(client: JudgeClient) -> None:
             await asyncio.sleep(0.05)
 
 
-async def ran(box: Toolbox, *calls: tuple[str, dict[str, Any]]) -> list[ToolCall]:
+async def run_calls(box: Toolbox, *calls: tuple[str, dict[str, Any]]) -> list[ToolCall]:
     async with box.opened() as tools:
         return [await tools.run(*call) for call in calls]
 
@@ -79,13 +79,15 @@ async def test_input_may_be_left_out_and_the_papers_name_is_accepted(
     client: JudgeClient, fmt: Format
 ) -> None:
     echo = "import sys; print(repr(sys.stdin.read()))"
-    given: list[dict[str, Any]] = [
+    expected_arguments: list[dict[str, Any]] = [
         {"code": echo, "input": "π\n"},
         {"code": echo},
         {"code": echo, "input": None},
     ]
     for name in (PROGRAM, PAPERS_NAME):
-        calls = await ran(Toolbox(client, fmt), *((name, arguments) for arguments in given))
+        calls = await run_calls(
+            Toolbox(client, fmt), *((name, arguments) for arguments in expected_arguments)
+        )
         assert [call.output for call in calls] == ["'π\\n'", "''", "''"]
         assert {call.name for call in calls} == {name}
     body = json.dumps({"name": PAPERS_NAME, "arguments": {"code": "1"}})
@@ -98,10 +100,10 @@ async def test_limits_of_the_format_are_those_of_the_program(client: JudgeClient
 
     small = {"memory_mb": 200, "characters": 4, "traceback_lines": 1}
     for name in (PROGRAM, NOTEBOOK):
-        (endless,) = await ran(limited(seconds=0.2), (name, {"code": "while True: pass"}))
+        (endless,) = await run_calls(limited(seconds=0.2), (name, {"code": "while True: pass"}))
         assert endless.status == "timeout"
         programs = ["x = bytearray(10 ** 9)", "print('a' * 5 + 'b' * 5)"]
-        large, long = await ran(limited(**small), *((name, {"code": code}) for code in programs))
+        large, long = await run_calls(limited(**small), *((name, {"code": code}) for code in programs))
         assert large.status in ("memory", "error")
         assert long.output == "aa\n... 6 characters left out ...\nbb"
 
@@ -111,12 +113,12 @@ async def test_a_notebook_keeps_its_variables_over_one_rollout_alone(
 ) -> None:
     box = Toolbox(client, fmt)
     cells = ["x = 6", "print('set')\nx * 7", "1 / 0", "x", ""]
-    calls = await ran(box, *((NOTEBOOK, {"code": code}) for code in cells))
+    calls = await run_calls(box, *((NOTEBOOK, {"code": code}) for code in cells))
     assert [call.status for call in calls] == ["ok", "ok", "error", "ok", "ok"]
     assert [call.output for call in calls[:2]] == ["(no output)", "set\n42"]
     assert calls[2].output.endswith("ZeroDivisionError: division by zero")
     assert calls[3].output == "6"
-    (other,) = await ran(box, (NOTEBOOK, {"code": "x"}))
+    (other,) = await run_calls(box, (NOTEBOOK, {"code": "x"}))
     assert "NameError" in other.output
     await all_closed(client)
 
@@ -132,7 +134,7 @@ async def test_a_notebook_that_ends_says_so_and_the_next_call_gets_another(
     client: JudgeClient, fmt: Format
 ) -> None:
     cells = ["x = 1; import os; os._exit(3)", "x", "x = 2", "x"]
-    calls = await ran(Toolbox(client, fmt), *((NOTEBOOK, {"code": code}) for code in cells))
+    calls = await run_calls(Toolbox(client, fmt), *((NOTEBOOK, {"code": code}) for code in cells))
     assert calls[0].failed
     assert "The notebook is gone with its variables: the session ended with exit code 3" in calls[0].output
     assert "NameError" in calls[1].output
@@ -144,7 +146,7 @@ async def test_a_notebook_that_ends_says_so_and_the_next_call_gets_another(
 async def test_code_that_no_judge_takes_is_the_models_failure(
     client: JudgeClient, fmt: Format, code: str
 ) -> None:
-    calls = await ran(Toolbox(client, fmt), (NOTEBOOK, {"code": code}), (PROGRAM, {"code": code}))
+    calls = await run_calls(Toolbox(client, fmt), (NOTEBOOK, {"code": code}), (PROGRAM, {"code": code}))
     assert [call.status for call in calls] == ["invalid_arguments"] * 2
     assert all("code" in call.output for call in calls)
 
@@ -164,7 +166,7 @@ async def test_what_follows_a_lost_notebook_is_lost_and_not_the_models_failure(
 async def test_a_judge_that_is_away_when_a_notebook_is_opened_may_be_asked_again(fmt: Format) -> None:
     async with JudgeClient("http://127.0.0.1:9", wait_s=0.2 - OPEN_S) as nobody:
         box = Toolbox(nobody, fmt)
-        calls = await ran(box, *[(NOTEBOOK, {"code": "1"})] * 2)
+        calls = await run_calls(box, *[(NOTEBOOK, {"code": "1"})] * 2)
         assert [call.status for call in calls] == ["lost", "lost"]
         assert box._sessions._value == MAX_SESSIONS
 
@@ -180,7 +182,7 @@ async def test_a_call_that_finds_no_session_free_is_lost_and_not_the_models_fail
 async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
     client: JudgeClient, fmt: Format
 ) -> None:
-    box, opened = Toolbox(client, fmt), asyncio.Event()
+    box, is_open = Toolbox(client, fmt), asyncio.Event()
 
     async def fails() -> None:
         async with box.opened() as tools:
@@ -190,16 +192,16 @@ async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
     async def waits(code: str) -> None:
         async with box.opened() as tools:
             await tools.run(NOTEBOOK, {"code": "1"})
-            opened.set()
+            is_open.set()
             await tools.run(NOTEBOOK, {"code": code})
             await asyncio.sleep(3600)
 
     with pytest.raises(ValueError, match="the engine is gone"):
         await fails()
     for code in ("1", "import time; time.sleep(1.5)"):
-        opened.clear()
+        is_open.clear()
         rollout = asyncio.create_task(waits(code))
-        await opened.wait()
+        await is_open.wait()
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
@@ -216,7 +218,7 @@ async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
 async def test_of_256_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
     client: JudgeClient, fmt: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each works in a notebook of its own, an eighth of them is cancelled on the way."""
+    """Each rollout has its own notebook. One in eight rollouts is cancelled before it ends."""
     in_flight, most = 256, 64
     monkeypatch.setattr("rstar2.loop.toolbox.MAX_SESSIONS", most)
     box, all_started, open_now, peak = Toolbox(client, fmt), asyncio.Barrier(in_flight), 0, 0

@@ -1,4 +1,4 @@
-"""Families of models: each renders and reads turns in its own syntax, and all ways to the token ids agree."""
+"""Tests of model families. Each renders and reads turns in its own syntax, and all verbs get the same token ids."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ ANSWER = "It is \\boxed{42}."
 
 @dataclass(frozen=True)
 class Syntax:
-    """How a model of a family writes, after its generation prompt."""
+    """The text that a model of a family writes after its generation prompt."""
 
     think: str
-    """A thought, `{}`, with what ends it; empty if the family has none."""
+    """A thought with the text that ends it. `{}` is the thought. Empty if the family has no thoughts."""
     call: str
     """One call with the code `{}`."""
     cut: str
     """A call that was cut off."""
     broken: str
-    """A call that cannot be read; empty if the family takes such text for an answer."""
+    """A call that cannot be read. Empty if the family reads such text as an answer."""
     around: str = "{}"
-    """What stands around all calls of a turn."""
+    """The text around all calls of a turn."""
 
 
 def _json(code: str) -> str:
@@ -93,12 +93,12 @@ SYNTAX = {
 
 
 def _calls(family: str, *codes: str) -> str:
-    """The calls of a turn in a family's own syntax."""
+    """Returns the calls of a turn in a family's own syntax."""
     syntax = SYNTAX[family]
     if family == "llama-3":
         return json.dumps({"name": NAME, "parameters": {"code": codes[0]}}, ensure_ascii=False)
-    written = [syntax.call.replace("{}", _json(code) if family == "qwen3" else code) for code in codes]
-    return syntax.around.replace("{}", "\n".join(written))
+    call_texts = [syntax.call.replace("{}", _json(code) if family == "qwen3" else code) for code in codes]
+    return syntax.around.replace("{}", "\n".join(call_texts))
 
 
 def _turn(family: str, thought: str, rest: str) -> str:
@@ -119,53 +119,55 @@ def _encode(codec: ChatCodec, text: str, end: int | None = None) -> list[int]:
     return [*codec.tokenizer.encode(text, add_special_tokens=False), *([] if end is None else [end])]
 
 
-def _parsed(codec: ChatCodec, text: str) -> Any:
+def _parse(codec: ChatCodec, text: str) -> Any:
     return codec.parse(_encode(codec, text, codec.end_id), codec.prompt(codec.format.messages("?")))
 
 
 def test_parallel_calls_come_back_in_their_order(family: str, codec: ChatCodec) -> None:
     codes = [CODE] if FAMILIES[family].one_call else [CODE, "print(2)"]
-    read = _parsed(codec, _turn(family, "I ask.", _calls(family, *codes)))
-    assert [(call.name, call.arguments) for call in read.calls] == [(NAME, {"code": code}) for code in codes]
-    assert read.thought.strip() == ("I ask." if SYNTAX[family].think else "")
-    assert read.visible_text.strip() == ""
-    assert [part.kind for part in read.parts] == ["thought"] * bool(SYNTAX[family].think) + ["call"] * len(
+    turn = _parse(codec, _turn(family, "I ask.", _calls(family, *codes)))
+    assert [(call.name, call.arguments) for call in turn.calls] == [(NAME, {"code": code}) for code in codes]
+    assert turn.thought.strip() == ("I ask." if SYNTAX[family].think else "")
+    assert turn.visible_text.strip() == ""
+    assert [part.kind for part in turn.parts] == ["thought"] * bool(SYNTAX[family].think) + ["call"] * len(
         codes
     )
-    for part, code in zip((part for part in read.parts if part.kind == "call"), codes, strict=True):
-        shown = read.text[part.start : part.end]
-        assert (code if family not in ("qwen3", "llama-3") else json.dumps(code, ensure_ascii=False)) in shown
+    for part, code in zip((part for part in turn.parts if part.kind == "call"), codes, strict=True):
+        part_text = turn.text[part.start : part.end]
+        assert (
+            code if family not in ("qwen3", "llama-3") else json.dumps(code, ensure_ascii=False)
+        ) in part_text
 
 
 def test_broken_and_cut_calls_are_refused_and_never_run(family: str, codec: ChatCodec) -> None:
     syntax = SYNTAX[family]
-    for written in filter(None, (syntax.broken, syntax.cut)):
-        read = _parsed(codec, _turn(family, "I ask.", written))
+    for broken_call in filter(None, (syntax.broken, syntax.cut)):
+        turn = _parse(codec, _turn(family, "I ask.", broken_call))
         if family == "llama-3":
-            assert (read.calls, read.visible_text.strip()) == ((), written), (
-                "it takes what is no call for an answer"
+            assert (turn.calls, turn.visible_text.strip()) == ((), broken_call), (
+                "the family reads text that is no call as an answer"
             )
             continue
-        assert not [call for call in read.calls if not call.fault and call.name == NAME and call.arguments]
+        assert not [call for call in turn.calls if not call.fault and call.name == NAME and call.arguments]
 
 
 def test_a_call_inside_a_thought_is_not_run(family: str, codec: ChatCodec) -> None:
     if not SYNTAX[family].think:
         pytest.skip("the family has no thoughts")
-    read = _parsed(codec, _turn(family, f"I could write {_calls(family, 'print(1)')} here.", ANSWER))
+    parsed_turn = _parse(codec, _turn(family, f"I could write {_calls(family, 'print(1)')} here.", ANSWER))
     if family.startswith("glm"):
-        assert read.thought.strip() == "I could write"
-        assert [call.arguments for call in read.calls] == [{"code": "print(1)"}], (
+        assert parsed_turn.thought.strip() == "I could write"
+        assert [call.arguments for call in parsed_turn.calls] == [{"code": "print(1)"}], (
             "a call ends the thought, as in vLLM"
         )
         return
-    assert read.calls == ()
-    assert read.visible_text.strip() == ANSWER
-    assert "print(1)" in read.thought
+    assert parsed_turn.calls == ()
+    assert parsed_turn.visible_text.strip() == ANSWER
+    assert "print(1)" in parsed_turn.thought
 
 
 class Scripted:
-    """Says turns one after another."""
+    """Writes turns one after the other."""
 
     name = "scripted"
 
@@ -202,7 +204,7 @@ class Tools:
 
 
 def _calling_end(codec: ChatCodec) -> int:
-    """What a model writes at the end of a turn with calls."""
+    """Returns the token with which a model ends a turn with calls."""
     observation = codec.tokenizer.convert_tokens_to_ids("<|observation|>")
     return observation if observation in codec.stop_ids else codec.end_id
 
@@ -210,11 +212,11 @@ def _calling_end(codec: ChatCodec) -> int:
 def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> None:
     first = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
     last = _encode(codec, _turn(family, "I see.", ANSWER), codec.end_id)
-    asked: list[dict[str, Any]] = [*codec.format.messages("What is 6 times 7?")]
+    messages: list[dict[str, Any]] = [*codec.format.messages("What is 6 times 7?")]
     engine = Scripted([first, last])
     trace = asyncio.run(
         rollout(
-            codec.prompt(asked),
+            codec.prompt(messages),
             engine=engine,
             tools=Echo(),
             codec=codec,
@@ -223,7 +225,7 @@ def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> No
         )
     )
     assert (trace.finish, len(trace.calls), trace.failed_calls) == ("answer", 1, 0)
-    sample = codec.training_sample([*asked, *answer_messages(trace)], None)
+    sample = codec.training_sample([*messages, *answer_messages(trace)], None)
     assert sample.input_ids.tolist() == [*trace.prompt_ids, *trace.response_ids]
     assert sample.loss_mask.tolist() == [0] * len(trace.prompt_ids) + trace.response_mask
     assert engine.asked[1] == [*trace.prompt_ids, *first, *codec.bridge(trace.prompt_ids, first, [
@@ -258,7 +260,7 @@ def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
 
 
 def _final(codec: ChatCodec, text: str) -> Trace:
-    """A rollout of one turn, as it is read back from a file."""
+    """Returns a rollout of one turn, as it is read back from a file."""
     prompt = codec.prompt(codec.format.messages("?"))
     trace = asyncio.run(
         rollout(
@@ -275,7 +277,7 @@ def _final(codec: ChatCodec, text: str) -> Trace:
 
 def _harmony(*blocks: tuple[str, str]) -> str:
     return "<|start|>assistant".join(
-        f"<|channel|>{channel}<|message|>{said}<|end|>" for channel, said in blocks
+        f"<|channel|>{channel}<|message|>{text}<|end|>" for channel, text in blocks
     )
 
 
@@ -285,33 +287,33 @@ def _harmony(*blocks: tuple[str, str]) -> str:
     ids=["joined as it is", "joined by white space"],
 )
 def test_what_a_turn_says_in_two_places_is_read_from_both(content: str, thought: str) -> None:
-    """As the library reads two channels of gpt-oss."""
+    """The library reads two channels of gpt-oss like this."""
     codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
-    written = _harmony(
+    text = _harmony(
         ("analysis", "I see."),
         ("analysis", " I check."),
         ("commentary", "Plan."),
         ("final", "So it is \\boxed{42}"),
     )
-    read = SimpleNamespace(content=content, reasoning_content=thought, tool_calls=[])
-    turn = codec._parsed(_encode(codec, written), read)  # type: ignore[attr-defined]
+    message = SimpleNamespace(content=content, reasoning_content=thought, tool_calls=[])
+    turn = codec._parsed(_encode(codec, text), message)  # type: ignore[attr-defined]
     assert [(part.kind, turn.text[part.start : part.end].strip()) for part in turn.parts] == [
         ("thought", "I see."), ("thought", "I check."), ("text", "Plan."), ("text", "So it is \\boxed{42}")
     ]  # fmt: skip
-    own = Turn.read(replace(turn, tagged=False), 0, 1).own_text
-    assert own == "Plan.So it is \\boxed{42}"
+    own_text = Turn.read(replace(turn, tagged=False), 0, 1).own_text
+    assert own_text == "Plan.So it is \\boxed{42}"
 
 
 def test_what_a_turn_says_between_calls_is_not_looked_for_in_them() -> None:
     codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     call = _calls("qwen3", "So it is")
-    written = f"Plan.{call}So it is \\boxed{{42}}{call}So."
-    read = SimpleNamespace(
+    text = f"Plan.{call}So it is \\boxed{{42}}{call}So."
+    message = SimpleNamespace(
         content="Plan.So it is \\boxed{42}So.",
         reasoning_content=None,
         tool_calls=[SimpleNamespace(token_span=None, raw=call, status="ok", name=NAME, arguments={})] * 2,
     )
-    turn = codec._parsed(_encode(codec, written), read)  # type: ignore[attr-defined]
+    turn = codec._parsed(_encode(codec, text), message)  # type: ignore[attr-defined]
     assert [turn.text[part.start : part.end] for part in turn.parts] == [
         "Plan.", "So it is \\boxed{42}", "So.", call, call
     ]  # fmt: skip
@@ -319,11 +321,11 @@ def test_what_a_turn_says_between_calls_is_not_looked_for_in_them() -> None:
 
 def test_what_a_turn_says_is_graded_though_its_text_does_not_have_it() -> None:
     codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
-    read = SimpleNamespace(content="Σ \\boxed{42}", reasoning_content="Ω", tool_calls=[])
-    turn = codec._parsed(_encode(codec, "it is \\boxed{4 2}"), read)  # type: ignore[attr-defined]
-    kept = Turn.model_validate_json(Turn.read(replace(turn, tagged=False), 0, 1).model_dump_json())
-    assert (turn.visible_text, kept.own_text) == ("Σ \\boxed{42}", "Σ \\boxed{42}")
-    assert (turn.thought, kept.text_of("thought")) == ("Ω", "Ω")
+    message = SimpleNamespace(content="Σ \\boxed{42}", reasoning_content="Ω", tool_calls=[])
+    turn = codec._parsed(_encode(codec, "it is \\boxed{4 2}"), message)  # type: ignore[attr-defined]
+    turn_again = Turn.model_validate_json(Turn.read(replace(turn, tagged=False), 0, 1).model_dump_json())
+    assert (turn.visible_text, turn_again.own_text) == ("Σ \\boxed{42}", "Σ \\boxed{42}")
+    assert (turn.thought, turn_again.text_of("thought")) == ("Ω", "Ω")
 
 
 def test_a_format_that_cannot_lead_on_leaves_a_chat_that_can_be_opened_again(
@@ -343,13 +345,13 @@ def test_a_format_that_cannot_lead_on_leaves_a_chat_that_can_be_opened_again(
 
     async def run() -> None:
         before = chat(asks, last)
-        ended = await before.ask("What is 6 times 7?")
-        assert ended.finish == "format"
+        conversation_after = await before.ask("What is 6 times 7?")
+        assert conversation_after.finish == "format"
         await before.reset()
         edited = await before.ask("And 42?")
-        reopened = chat()
-        await reopened.resume([ended, edited])
-        assert reopened.answers == [edited]
+        conversation_again = chat()
+        await conversation_again.resume([conversation_after, edited])
+        assert conversation_again.answers == [edited]
 
     asyncio.run(run())
 
@@ -369,22 +371,22 @@ def test_after_a_format_that_cannot_lead_on_a_person_is_told_what_to_do(
 
 
 def test_prompts_of_gpt_oss_are_the_same_on_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its vocabulary cannot be downloaded in tests, so its renderer is not made."""
+    """Tests cannot download the vocabulary, so the family's renderer is not created."""
     from renderers import base
 
-    made: list[Any] = []
+    calls_made: list[Any] = []
     tokenizer = family_tokenizer("qwen3")
-    monkeypatch.setattr(base, "create_renderer", lambda tokenizer, config: made.append(config))
+    monkeypatch.setattr(base, "create_renderer", lambda tokenizer, config: calls_made.append(config))
     families._renderer(tokenizer, "gpt-oss", {})
     families._renderer(tokenizer, "gpt-oss", {"conversation_start_date": "2025-01-02"})
-    assert [config.conversation_start_date for config in made] == ["2024-07-26", "2025-01-02"]
+    assert [config.conversation_start_date for config in calls_made] == ["2024-07-26", "2025-01-02"]
 
 
 @pytest.mark.parametrize("date", ["strftime_now('%Y-%m-%d')", "date_string"])
 def test_a_template_that_writes_a_date_writes_that_of_the_family(date: str) -> None:
     tokenizer = family_tokenizer("qwen3")
-    shown = "2024-07-26" if date.startswith("strftime") else "26 Jul 2024"
-    ids = tokenizer.encode(f"Today: {shown}", add_special_tokens=False)
+    date_text = "2024-07-26" if date.startswith("strftime") else "26 Jul 2024"
+    ids = tokenizer.encode(f"Today: {date_text}", add_special_tokens=False)
     renderer = SimpleNamespace(render=lambda *messages, **options: SimpleNamespace(token_ids=ids))
     assert families._writes_as(renderer, tokenizer, f"Today: {{{{ {date} }}}}")
 
@@ -402,8 +404,8 @@ def test_a_call_in_a_thought_that_is_not_run_costs_no_reward(family: str, codec:
     assert (trace.finish, trace.calls, trace.turns[-1].calls_not_run) == ("answer", [], 0)
     assert [rule for rule in RULES if grade("42", part_to_grade(trace, rule)).correct] == list(RULES)
     assert benchmark_part(trace)[1] == "paper"
-    made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
-    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (1, 1, 0)
+    scored = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+    assert (trace.answer_blocks, scored.closed_blocks, scored.void_turns) == (1, 1, 0)
 
 
 def test_an_answer_in_a_thought_alone_is_graded_but_is_no_answer_block(family: str, codec: ChatCodec) -> None:
@@ -411,8 +413,8 @@ def test_an_answer_in_a_thought_alone_is_graded_but_is_no_answer_block(family: s
         pytest.skip("it has no thoughts")
     trace = _final(codec, _turn(family, f"<answer>{ANSWER}</answer>", ""))
     assert grade("42", part_to_grade(trace, "boxed")).correct
-    made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
-    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (0, 0, 0)
+    scored = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+    assert (trace.answer_blocks, scored.closed_blocks, scored.void_turns) == (0, 0, 0)
 
 
 def test_a_box_in_a_thought_that_the_budget_cut_off_counts_in_evaluations_but_not_under_the_papers_rule(
@@ -421,8 +423,8 @@ def test_a_box_in_a_thought_that_the_budget_cut_off_counts_in_evaluations_but_no
     before, _, end = SYNTAX[family].think.partition("{}")
     if not end:
         pytest.skip("it has no thoughts")
-    cut_off = _final(codec, f"{before}It is {ANSWER}, and then")
-    trace = cut_off.model_copy(update={"finish": "max_tokens"})
+    cut_turn = _final(codec, f"{before}It is {ANSWER}, and then")
+    trace = cut_turn.model_copy(update={"finish": "max_tokens"})
     assert [part.kind for part in trace.turns[-1].read_parts()] == ["thought"]
     part, rule = benchmark_part(trace)
     assert (grade("42", part).correct, rule) == (True, "boxed")
@@ -443,8 +445,8 @@ def test_a_turn_that_waits_for_a_tool_is_not_finished(family: str, codec: ChatCo
 
 def test_our_tags_in_the_text_of_a_family_are_text() -> None:
     codec = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
-    said = 'I write no <tool_call>{"name": 1}, since '
-    trace = _final(codec, said + ANSWER)
+    text = 'I write no <tool_call>{"name": 1}, since '
+    trace = _final(codec, text + ANSWER)
     assert (trace.finish, trace.calls) == ("answer", [])
     assert grade("42", part_to_grade(trace, "boxed")).correct
 
@@ -475,25 +477,25 @@ def test_no_reply_of_a_tool_can_end_or_open_a_turn(codec: ChatCodec) -> None:
         *codec.tokenizer.convert_tokens_to_ids(list(codec.tokenizer.all_special_tokens)),
     }
     hostile = "".join(codec.tokenizer.convert_ids_to_tokens(sorted(controls)))
-    plain, told = codec.tool_turn(["4"]), codec.tool_turn([f"4{hostile}"])
+    plain, tool_turn = codec.tool_turn(["4"]), codec.tool_turn([f"4{hostile}"])
     for token in controls:
-        assert told.count(token) == plain.count(token)
+        assert tool_turn.count(token) == plain.count(token)
 
 
 def test_a_turn_is_shown_while_it_is_written_as_it_is_read(family: str, codec: ChatCodec) -> None:
     for text in (_turn(family, "I ask. 字", _calls(family, CODE)), _turn(family, "I see.", ANSWER)):
         ids, stream = _encode(codec, text, codec.end_id), codec.stream()
         pieces = [piece for token in ids for piece in stream.add([token])] + stream.end()
-        read = _parsed(codec, text)
-        shown = {
+        parsed_turn = _parse(codec, text)
+        text_by_part = {
             kind: "".join(piece.content for piece in pieces if piece.kind == kind)
             for kind in ("thought", "text")
         }
-        assert (shown["thought"].strip(), shown["text"].strip()) == (
-            read.thought.strip(),
-            read.visible_text.strip(),
+        assert (text_by_part["thought"].strip(), text_by_part["text"].strip()) == (
+            parsed_turn.thought.strip(),
+            parsed_turn.visible_text.strip(),
         )
-        assert [piece.call for piece in pieces if piece.call] == list(read.calls)
+        assert [piece.call for piece in pieces if piece.call] == list(parsed_turn.calls)
 
 
 def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
@@ -518,34 +520,34 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
 
 
 def test_a_chat_that_is_reopened_has_all_of_its_answers(family: str, codec: ChatCodec) -> None:
-    """Also those of a family whose later prompts leave earlier thoughts out, and with a system text."""
+    """Covers families whose later prompts leave earlier thoughts out, and a system text."""
     call = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
-    said = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
-    engine = Scripted([call, *said])
+    texts = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
+    engine = Scripted([call, *texts])
 
     def chat() -> Conversation:
         return Conversation(engine, codec, Tools(), Limits(2, 4096), Sampling())
 
-    async def reopened() -> None:
+    async def reopen() -> None:
         first = chat()
         first.system = "Be brief."
-        one, two, taken_back = [await first.ask(question) for question in ("One?", "Two?", "Wrong?")]
+        one, two, withdrawn = [await first.ask(question) for question in ("One?", "Two?", "Wrong?")]
         first.take_back()
         three = await first.ask("Three?")
         first.take_back()
         again = await first.ask("Three?", instead_of=three)
-        stored = [
-            Trace.model_validate_json(each.model_dump_json()) for each in (one, two, taken_back, three, again)
+        stored_turns = [
+            Trace.model_validate_json(each.model_dump_json()) for each in (one, two, withdrawn, three, again)
         ]
         second = chat()
-        await second.resume(stored)
+        await second.resume(stored_turns)
         assert second.answers == [one, two, again]
         assert second._begin("Four?", None).prompt_ids == first._begin("Four?", None).prompt_ids
         assert "Be brief." in codec.tokenizer.decode(second._begin("Four?", None).prompt_ids)
-        await second.resume([*stored, await chat().ask("Another?")])
+        await second.resume([*stored_turns, await chat().ask("Another?")])
         assert [trace.problem for trace in second.answers] == ["Another?"]
 
-    asyncio.run(reopened())
+    asyncio.run(reopen())
 
 
 COUNT_TOOL = {
@@ -635,7 +637,7 @@ QWEN3 = r"""
 
 
 def _qwen3_template() -> str:
-    """A chat template that writes what Qwen3's does."""
+    """Returns a chat template that writes the same as Qwen3's."""
     tokenizer = family_tokenizer("qwen3")
     renderer = families._renderer(tokenizer, "qwen3", {})
     text = tokenizer.decode(
@@ -663,23 +665,23 @@ def test_a_model_whose_tokenizer_lacks_a_familys_tokens_is_not_of_it() -> None:
 def test_without_the_library_a_model_of_a_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, template = family_tokenizer("qwen3"), _qwen3_template()
     monkeypatch.setitem(sys.modules, "renderers.base", None)
-    with pytest.raises(UserError, match="need the package renderers") as refused:
+    with pytest.raises(UserError, match="need the package renderers") as excinfo:
         families.family_of(tokenizer, template, ["qwen3"])
-    assert refused.value.hint == f"Install it: {install_command('eval')}"
+    assert excinfo.value.hint == f"Install it: {install_command('eval')}"
     assert families.family_of(tokenizer, template, ["gpt2"]) is None
 
 
 def test_without_a_network_a_model_is_refused_whose_vocabulary_is_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would get another format otherwise, and with a network its own."""
+    """Otherwise the model would get another format than with a network."""
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "none"))
     monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
     with pytest.raises(
         UserError, match="format gpt-oss, whose vocabulary is downloaded at first use"
-    ) as refused:
+    ) as excinfo:
         families.family_of(family_tokenizer("qwen3"), _qwen3_template(), ["gpt_oss"])
-    assert "TIKTOKEN_ENCODINGS_BASE" in str(refused.value.hint)
+    assert "TIKTOKEN_ENCODINGS_BASE" in str(excinfo.value.hint)
 
 
 def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
@@ -691,28 +693,28 @@ def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
     assert codec_for(family_tokenizer("qwen3"), read_format("listed-tools", template), "listed-tools")
 
 
-def _loses_a_call(read: Any) -> None:
-    read.tool_calls = read.tool_calls[:1]
+def _loses_a_call(message: Any) -> None:
+    message.tool_calls = message.tool_calls[:1]
 
 
-def _loses_a_thought(read: Any) -> None:
-    read.reasoning_content = None
+def _loses_a_thought(message: Any) -> None:
+    message.reasoning_content = None
 
 
-def _shortens_a_thought(read: Any) -> None:
-    read.reasoning_content = read.reasoning_content.partition("<")[0]
+def _shortens_a_thought(message: Any) -> None:
+    message.reasoning_content = message.reasoning_content.partition("<")[0]
 
 
-def _takes_a_thought_for_an_answer(read: Any) -> None:
-    read.content, read.reasoning_content = f"{read.reasoning_content}{read.content}", None
+def _takes_a_thought_for_an_answer(message: Any) -> None:
+    message.content, message.reasoning_content = f"{message.reasoning_content}{message.content}", None
 
 
-def _loses_an_answer(read: Any) -> None:
-    read.content = ""
+def _loses_an_answer(message: Any) -> None:
+    message.content = ""
 
 
 @pytest.mark.parametrize(
-    ("loses", "told"),
+    ("loses", "message"),
     [
         (_loses_a_call, "tool calls cannot be read back"),
         (_loses_a_thought, "a turn cannot be read back"),
@@ -722,16 +724,16 @@ def _loses_an_answer(read: Any) -> None:
     ],
 )
 def test_a_renderer_that_loses_a_part_of_a_turn_is_refused(
-    loses: Callable[[Any], None], told: str, monkeypatch: pytest.MonkeyPatch
+    loses: Callable[[Any], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parse = families.FamilyCodec._parsed
 
-    def losing(self: Any, ids: list[int], read: Any) -> Any:
-        loses(read)
-        return parse(self, ids, read)
+    def losing(self: Any, ids: list[int], parsed_message: Any) -> Any:
+        loses(parsed_message)
+        return parse(self, ids, parsed_message)
 
     monkeypatch.setattr(families.FamilyCodec, "_parsed", losing)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
 
 

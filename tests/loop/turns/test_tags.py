@@ -1,4 +1,4 @@
-"""Finding tool calls in the text of a turn."""
+"""Tests of finding tool calls in the text of a turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rstar2.loop.turns.tags import after_leading_thought, after_reasoning, find_
 from rstar2.train.group import Rollout
 
 MANY = 400_000
-"""Tags in one text: a search that takes the square of its length would take far longer than a test may."""
+"""A number of tags for which a search with quadratic time would exceed the test's time limit."""
 
 
 @pytest.mark.parametrize("closed_only", [True, False])
@@ -34,8 +34,8 @@ def test_answer_blocks_that_are_never_closed_are_looked_through_once() -> None:
 
 def test_closed_calls_are_found_up_to_the_last_end() -> None:
     text = "<tool_call>1</tool_call> and <tool_call>2</tool_call> and <tool_call>3"
-    written = [call.text for call in read_turn(text, closed_only=True).calls]
-    assert written == ["<tool_call>1</tool_call>", "<tool_call>2</tool_call>"]
+    call_texts = [call.text for call in read_turn(text, closed_only=True).calls]
+    assert call_texts == ["<tool_call>1</tool_call>", "<tool_call>2</tool_call>"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ noted: list[Verdict] = []
 
 
 def note_defects() -> None:
-    """Start to append every such verdict to `noted`. A pool creates the verdicts of its processes in this process."""
+    """Start to append every verdict that shows an error in the grader's code to `noted`.
+
+    This includes verdicts of grading processes, because a pool creates their `Verdict` objects in this process.
+    """
     original = Verdict.__init__
 
     def init(self: Verdict, *args: Any, **kwargs: Any) -> None:
@@ -24,5 +27,5 @@ def note_defects() -> None:
 
 
 def refuse_defects() -> None:
-    """Raise an AssertionError if such a verdict was recorded."""
-    assert not noted, f"the grader met an exception that is no judgement: {noted[0]}"
+    """Raise AssertionError if a verdict shows an error in the grader's code."""
+    assert not noted, f"the grader's code raised an unexpected exception: {noted[0]}"

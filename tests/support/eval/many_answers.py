@@ -1,8 +1,7 @@
 r"""Generates texts that offer several answers at once, from a small grammar and a seed.
 
-A text consists of the answers that it offers, its members: `_leaf` writes one, `_joined` joins several by relations,
-separators, words or switches, `_part` adds brackets, commands and words around them, and `_output` turns the result
-into a model's output.
+The answers in a text are its members. `_leaf` writes one member. `_join` joins several by relations, separators, words
+or switches. `_part` adds brackets, commands and words around them. `_output` turns the result into a model's output.
 """
 
 from __future__ import annotations
@@ -58,46 +57,46 @@ NAMES = ["", "", "", "x = ", "x ", "f(x) = ", "y = "]
 
 
 class Texts:
-    """Generates texts of members. `written` returns a random form of a member."""
+    """Generates texts of members. `form` returns a random form of a member."""
 
-    def __init__(self, seed: int, members: Sequence[str], written: Callable[[str, Random], str]) -> None:
+    def __init__(self, seed: int, members: Sequence[str], form: Callable[[str, Random], str]) -> None:
         self._random = Random(seed)
         self._members = members
-        self._written = written
+        self._form = form
 
     def text(self) -> tuple[str, list[str]]:
         """Return a model's output of up to MAX_CHARS characters, and the members that it contains."""
         while True:
-            used: list[str] = []
-            outputs = [self._output(used) for _ in range(self._random.choice((1, 1, 1, 1, 2, 3)))]
+            members: list[str] = []
+            outputs = [self._output(members) for _ in range(self._random.choice((1, 1, 1, 1, 2, 3)))]
             text = self._random.choice(BETWEEN_OUTPUTS).join(outputs)
             if len(text) <= MAX_CHARS:
-                return text, list(dict.fromkeys(used))
+                return text, list(dict.fromkeys(members))
 
-    def _output(self, used: list[str]) -> str:
-        return self._filled(self._random.choice(OUTPUTS), 2, used)
+    def _output(self, members: list[str]) -> str:
+        return self._fill(self._random.choice(OUTPUTS), 2, members)
 
-    def _part(self, depth: int, used: list[str]) -> str:
+    def _part(self, depth: int, members: list[str]) -> str:
         kind = self._random.random()
         if depth == 0 or kind < 0.15:
-            return self._leaf(used)
+            return self._leaf(members)
         if kind < 0.4:
-            return self._filled(self._random.choice(WRAPPERS), depth - 1, used)
-        return self._joined(depth, used)
+            return self._fill(self._random.choice(WRAPPERS), depth - 1, members)
+        return self._join(depth, members)
 
-    def _filled(self, form: str, depth: int, used: list[str]) -> str:
-        first, *others = form.split("@")
-        return first + "".join(self._part(depth, used) + other for other in others)
+    def _fill(self, form: str, depth: int, members: list[str]) -> str:
+        first, *later_texts = form.split("@")
+        return first + "".join(self._part(depth, members) + later_text for later_text in later_texts)
 
-    def _leaf(self, used: list[str]) -> str:
-        used.append(self._random.choice(self._members))
-        return self._written(used[-1], self._random)
+    def _leaf(self, members: list[str]) -> str:
+        members.append(self._random.choice(self._members))
+        return self._form(members[-1], self._random)
 
-    def _joined(self, depth: int, used: list[str]) -> str:
-        """Several parts with relations, separators, words or a switch between them."""
+    def _join(self, depth: int, members: list[str]) -> str:
+        """Return several parts with relations, separators, words or a switch between them."""
         random = self._random
         count = random.choice((2, 2, 2, 3, 3, 5, 40)) if depth == 2 else 2
-        parts = [self._part(depth - 1 if count < 5 else 0, used) for _ in range(count)]
+        parts = [self._part(depth - 1 if count < 5 else 0, members) for _ in range(count)]
         kind = random.randrange(4)
         if kind == 0:
             return f"{parts[0]}+(({parts[1]})-({parts[0]})){random.choice(SWITCHES)}"

@@ -15,9 +15,10 @@ Case = tuple[str, str, frozenset[str]]
 
 
 def misjudged(cases: Iterable[Case], also_boxed: bool = True) -> list[tuple[str, str, Verdict]]:
-    """Return (gold, output, verdict) for each output that gets a verdict that is not allowed.
+    """Return (gold, output, verdict) for each output whose verdict is not allowed by its case.
 
-    An answer with a box is an output. An answer without one is an output as it is, and with `also_boxed` also in a box.
+    Args:
+        also_boxed: Also grade an answer without a box a second time, in a box.
     """
     failed = []
     for gold, answer, allowed in cases:

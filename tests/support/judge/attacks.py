@@ -103,25 +103,25 @@ def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) ->
     """Run one case. Returns descriptions of everything that is wrong with its outcome."""
     code = host.fill_in(case.code)
     before = descendants(os.getpid())
-    for longer in _LONGER:
+    for time_factor in _LONGER:
         began = time.monotonic()
-        # Not validated: the sandbox must withstand more than the service accepts.
+        # The request is not validated, because the sandbox must withstand more than the service accepts.
         request = RunRequest.model_construct(
-            code=code, stdin=case.stdin, timeout_s=longer * case.timeout_s, memory_mb=case.memory_mb
+            code=code, stdin=case.stdin, timeout_s=time_factor * case.timeout_s, memory_mb=case.memory_mb
         )
         result = sandbox.run(request, case.id)
         wall = time.monotonic() - began
-        if not _has_yet_to_print(case, result):
+        if not _ended_before_output(case, result):
             break
     faults = _compare(case, result, wall)
     for name in case.expect.get("checks", []):
-        if wrong := _check(name, sandbox, host, before):
-            faults.append(f"check {name}: {wrong}")
+        if problem := _check(name, sandbox, host, before):
+            faults.append(f"check {name}: {problem}")
     return [f"{case.id}: {fault} ({result!r:.600})" for fault in faults]
 
 
-def _has_yet_to_print(case: Case, result: RunResult) -> bool:
-    """Whether a program that may reach its time limit reached it before it printed its text."""
+def _ended_before_output(case: Case, result: RunResult) -> bool:
+    """Returns whether a program that may reach its time limit did so before it printed its expected text."""
     if result.outcome != "timeout" or "timeout" not in case.expect["status_any"]:
         return False
     expected = case.expect.get("stdout_eq") or case.expect.get("stdout_has") or ""
@@ -153,7 +153,7 @@ def _compare(case: Case, result: RunResult, wall: float) -> list[str]:
 
 
 def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, before: set[int]) -> str:
-    """One host-side check. Returns what is wrong, or nothing.
+    """Make one host-side check. Returns a description of what is wrong, or an empty string.
 
     Raises:
         ValueError: The check is unknown. A case that cannot be checked has not passed.
@@ -163,8 +163,12 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
             return "" if not any(host.outside.iterdir()) else "there are files"
         case "no_leftover":
             places = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
-            left = [str(place) for place in places if (place / LEFTOVER).exists()]
-            return f"left in {left}" if left else _unlike(_next(sandbox, _LOOK_FOR_LEFTOVERS), r"\[\] \[\]\n")
+            leftovers = [str(place) for place in places if (place / LEFTOVER).exists()]
+            return (
+                f"left in {leftovers}"
+                if leftovers
+                else _unlike(_next(sandbox, _LOOK_FOR_LEFTOVERS), r"\[\] \[\]\n")
+            )
         case "secret_intact":
             mode = host.secret.stat().st_mode & 0o777
             return "" if (host.secret.read_text(), mode) == (SECRET, SECRET_MODE) else "it was changed"
@@ -174,26 +178,26 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
         case "udp_untouched":
             return "" if _untouched(host.udp, lambda: host.udp.recv(16)) else "somebody sent"
         case "no_survivors":
-            return f"processes {left}" if (left := _survivors(before)) else ""
+            return f"processes {leftovers}" if (leftovers := _survivors(before)) else ""
         case "worker_ok":
             return _unlike(_next(sandbox, "print(6*7)"), r"42\n")
         case "next_clean":
-            seen = "[k for k in os.environ if '/tmp/evil' in os.environ[k]], len([1]), math.pi"
-            return _unlike(_next(sandbox, f"import os, math\nprint({seen})"), r"\[\] 1 3\.14159\d*\n")
+            traces = "[k for k in os.environ if '/tmp/evil' in os.environ[k]], len([1]), math.pi"
+            return _unlike(_next(sandbox, f"import os, math\nprint({traces})"), r"\[\] 1 3\.14159\d*\n")
         case "next_numpy_clean":
             code = "import numpy as np\nprint(np.array([1]).sum(), *np.random.randint(10**9, size=3))"
             first, second = _next(sandbox, code), _next(sandbox, code)
-            wrong = _unlike(first, r"1( \d+){3}\n") or _unlike(second, r"1( \d+){3}\n")
-            return wrong or ("two programs drew the same numbers" if first.stdout == second.stdout else "")
+            problem = _unlike(first, r"1( \d+){3}\n") or _unlike(second, r"1( \d+){3}\n")
+            return problem or ("two programs drew the same numbers" if first.stdout == second.stdout else "")
     raise ValueError(f"unknown check {name!r}")
 
 
 def _survivors(before: set[int]) -> set[int]:
     """Return the processes that did not exist before and do not end soon."""
     deadline = time.monotonic() + _SURVIVOR_S
-    while (left := descendants(os.getpid()) - before) and time.monotonic() < deadline:
+    while (survivors := descendants(os.getpid()) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return left
+    return survivors
 
 
 _LOOK_FOR_LEFTOVERS = f"""
@@ -206,16 +210,16 @@ print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in na
 
 
 def _next(sandbox: Sandbox | OrdinaryUser, code: str) -> RunResult:
-    """Run another program after that of the case."""
+    """Run another program after the program of the case."""
     return sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "next")
 
 
 def _unlike(result: RunResult, pattern: str) -> str:
-    """Return what is wrong if the program did not print a text of this pattern, else an empty string."""
+    """Return a description of the output if it does not match the pattern, or an empty string if it does."""
     return "" if re.fullmatch(pattern, result.stdout) else f"the next program ended so: {result!r:.600}"
 
 
 def not_in_landlock(case: Case) -> str:
     """Return the documented limit of the landlock tier that keeps a case from succeeding, or an empty string."""
-    has_to_succeed = case.expect["status_any"] == ["ok"]
-    return "Programs cannot start processes" if has_to_succeed and _STARTS_PROCESSES.search(case.code) else ""
+    must_succeed = case.expect["status_any"] == ["ok"]
+    return "Programs cannot start processes" if must_succeed and _STARTS_PROCESSES.search(case.code) else ""

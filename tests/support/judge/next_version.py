@@ -1,4 +1,4 @@
-"""Creates a next version of the judge: a copy of the package with one more field in each message."""
+"""Creates a simulated next version of the judge: a copy of the package with one more field in each message."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def next_version(folder: Path) -> Version:
     """Copy the package to a folder, and add a field to each message.
 
     Raises:
-        AssertionError: a message has no place for it any more.
+        AssertionError: An edit no longer matches the source of a message.
     """
     copy = folder / "rstar2"
     shutil.copytree(Path(rstar2.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -99,7 +99,7 @@ def next_version(folder: Path) -> Version:
         text = path.read_text()
         for pattern, replacement in edits:
             text, count = re.subn(pattern, replacement, text)
-            assert count, f"nothing like {pattern!r} in {path}"
+            assert count, f"{path} has no match for {pattern!r}"
         path.write_text(text)
     return Version("next", folder)
 
@@ -117,7 +117,10 @@ def next_major_version(folder: Path) -> Version:
 
 
 def _with_fields(source: str) -> str:
-    """Add a field to each model of a module, after its docstring if it has one. Models derived from it inherit it."""
+    """Add a field to each model of a module, after the model's docstring if there is one.
+
+    Models that are derived from another model of the module inherit the field.
+    """
     lines = source.splitlines()
     models = [
         node

@@ -1,4 +1,4 @@
-"""Sandboxes whose worker is this process, or one of an ordinary user of the machine, for tests of both."""
+"""Sandboxes whose worker is this process, or a process of an ordinary user of the machine."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class ThisUser:
 class OrdinaryUser:
     """Calls functions with a sandbox in a process of an ordinary user.
 
-    The functions must be defined at module level. Their arguments and results are pickled. Folders on the way to the
-    interpreter and to this repository may be closed to other users; for this process they are replaced by open ones.
+    The functions must be defined at module level. Their arguments and results are pickled. Parent folders of the
+    interpreter and of this repository may be closed to other users. In the user's process, open folders replace them.
 
     Args:
         start: Creates the sandbox in the user's process, from a folder of the user, the tier and the arguments.
@@ -78,7 +78,7 @@ class OrdinaryUser:
             raise
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` in the user's process, with the sandbox and the arguments. Raises what it raises."""
+        """Call `function` with the sandbox and the arguments in the user's process. Raises the function's exception."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((function.__code__.co_filename, function.__name__, arguments), self._process.stdin)
@@ -134,7 +134,7 @@ def _serve() -> None:
         result = error = None
         try:
             result = load(path)[name](*sandbox, *arguments)
-        except Exception as raised:  # noqa: BLE001 - it is the caller's
+        except Exception as raised:  # noqa: BLE001 - the caller gets the exception
             error = raised
         if not sandbox and error is None:
             sandbox, result = [result], None

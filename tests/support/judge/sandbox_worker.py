@@ -1,4 +1,4 @@
-"""A sandbox in a separate process, as root or as an ordinary user, for tests that need both."""
+"""A sandbox in a separate process of root or of an ordinary user, for tests that need both."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SandboxWorker:
         self._send(run={"code": code, **options})
 
     def has_ended(self) -> bool:
-        """Whether the program that `begin` started has ended."""
+        """Returns whether the program that `begin` started has ended."""
         return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def end(self) -> RunResult:
@@ -99,10 +99,10 @@ class SandboxWorker:
         return answer
 
 
-def _let_others_pass() -> None:
-    """Mount open folders over those that only root may enter, in this process only.
+def _make_passable() -> None:
+    """Mount open folders over the parents of the interpreter and the repository that only root may enter.
 
-    These are the folders on the way to the interpreter and the repository.
+    Only this process sees these mounts.
     """
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -143,7 +143,7 @@ def main(folder: str, tier: Isolation, as_root: str, group: str) -> None:
         Path(group).write_text(str(os.getpid()))
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if as_root == "0" and os.geteuid() == 0:
-        _let_others_pass()
+        _make_passable()
         os.setgroups([])
         os.setresgid(*[ORDINARY_USER] * 3)
         os.setresuid(*[ORDINARY_USER] * 3)

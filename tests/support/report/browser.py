@@ -159,13 +159,15 @@ class Browser:
 
     def errors(self) -> list[str]:
         """Return exceptions, console errors and failed requests since the page was opened."""
-        self.run("return new Promise((resolve) => setTimeout(resolve))")  # what is under way has been sent
+        self.run(
+            "return new Promise((resolve) => setTimeout(resolve))"
+        )  # the browser has sent all pending events
         messages = []
         for event in self._pipe.events:
             method, details = event["method"], event["params"]
             if method == "Runtime.exceptionThrown":
-                thrown = details["exceptionDetails"]
-                messages.append(thrown.get("exception", {}).get("description", thrown["text"]))
+                exception = details["exceptionDetails"]
+                messages.append(exception.get("exception", {}).get("description", exception["text"]))
             elif method == "Runtime.consoleAPICalled" and details["type"] == "error":
                 messages.append(" ".join(str(value.get("value", "")) for value in details["args"]))
             elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
@@ -217,7 +219,7 @@ def open_browser(width: int = 1500, height: int = 1000) -> Iterator[Browser]:
 def _first_page(pipe: _Pipe) -> Browser:
     pages: list[str] = []
 
-    def opened() -> list[str]:  # it replies to commands before it has a window
+    def opened() -> list[str]:  # Chromium replies to commands before it has a window
         targets = pipe.ask("Target.getTargets", {})["targetInfos"]
         pages[:] = [target["targetId"] for target in targets if target["type"] == "page"]
         return pages

@@ -36,9 +36,9 @@ _INSTALL_S = 300
 
 def find_chromium() -> str | None:
     """Return the browser's path: that in RSTAR2_CHROMIUM, else the first one on PATH."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return shutil.which(named)
+    command = os.environ.get(VARIABLE)
+    if command:
+        return shutil.which(command)
     return next((path for path in map(shutil.which, _NAMES) if path), None)
 
 
@@ -53,7 +53,7 @@ def _install_with_apt() -> str | None:
     ):
         command = f"apt-get {arguments[0]}"
         try:
-            ran = subprocess.run(
+            result = subprocess.run(
                 ["apt-get", *_APT_OPTIONS, *arguments],
                 env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
                 stdin=subprocess.DEVNULL,
@@ -64,8 +64,8 @@ def _install_with_apt() -> str | None:
             )
         except subprocess.TimeoutExpired:
             return f"{command} took more than {limit_s} s"
-        if ran.returncode:
-            last_line = (ran.stdout.strip().splitlines() or [f"exit status {ran.returncode}"])[-1]
+        if result.returncode:
+            last_line = (result.stdout.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
             return f"{command} failed: {last_line}"
     return None
 

@@ -14,21 +14,21 @@ Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 class ChatEndpoint:
-    """The replies of the endpoint, and the requests that it got. `vllm_standin.serving` serves it."""
+    """The endpoint's replies and received requests. `vllm_standin.serving` serves the endpoint."""
 
     def __init__(self, model: Model, key: str | None = None) -> None:
         self.model = model
         self.key = key
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.usage: dict[str, int] = {}
-        """The token counts that end each reply; empty for an endpoint that counts none."""
+        """The token counts at the end of each reply. Empty if the endpoint reports none."""
         self.refuses_tools = ""
-        """The error message for a request with `tools`; empty if they are taken."""
+        """The error message for a request with `tools`. Empty if the endpoint accepts tools."""
         self.name = "scripted"
-        """The name of its model."""
+        """The name of the model."""
         self.owned_by = "someone"
-        """The `owned_by` of its model; that of vLLM is `vllm`."""
+        """The `owned_by` of the model. vLLM's is `vllm`."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
@@ -41,7 +41,7 @@ class ChatEndpoint:
             error = {"message": "Incorrect API key provided", "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=401)
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         if self.refuses_tools and "tools" in body:
             error = {"message": self.refuses_tools, "type": "invalid_request_error"}
             return JSONResponse({"error": error}, status_code=400)

@@ -1,4 +1,4 @@
-"""A small HTTP server with OpenAI's chat completions, with a scripted model behind it; `serving` serves it."""
+"""A small HTTP server for OpenAI's chat completions with a scripted model. `serving` serves it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Script = Callable[[dict[str, Any]], str | dict[str, Any]]
 
 
 class ChatStandIn:
-    """The replies of the server, and the requests that it got."""
+    """The server's replies and received requests."""
 
     def __init__(self, script: Script, names: tuple[str, ...] = ("scripted",)) -> None:
         self.script = script
         self.names = names
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         """The `Authorization` header of every request."""
         self.owned_by = "someone"
-        """The `owned_by` of its models; that of vLLM is `vllm`."""
+        """The `owned_by` of the models. vLLM's is `vllm`."""
         self.busy_answers = 0
         """The number of following completions that are answered with 503."""
         self.refuses = ""
@@ -42,7 +42,7 @@ class ChatStandIn:
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         self.keys.append(request.headers.get("authorization"))
         if self.busy_answers > 0:
             self.busy_answers -= 1

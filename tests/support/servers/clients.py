@@ -1,7 +1,7 @@
 """Sends requests to an OpenAI-compatible server with a client library, and prints the replies as one line of JSON.
 
-It runs in an environment with the libraries: `python clients.py LIBRARY URL KEY MODEL FOLDER`. The library keeps its
-settings and logs in the folder.
+Run this script in an environment with the libraries: `python clients.py LIBRARY URL KEY MODEL FOLDER`. The library
+writes its settings and logs to the folder.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def litellm(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
         "messages": messages,
         "stop": STOP,
     }
-    whole = library.completion(**request).choices[0].message
+    message = library.completion(**request).choices[0].message
     parts = [chunk.choices[0].delta for chunk in library.completion(**request, stream=True)]
     return {
-        "whole": whole.content,
+        "whole": message.content,
         "streamed": "".join(part.content or "" for part in parts),
-        "reasoning": whole.reasoning_content,
+        "reasoning": message.reasoning_content,
     }
 
 
@@ -50,13 +50,13 @@ def langchain(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
 
     chat = ChatOpenAI(model=model, base_url=url, api_key=key, stop_sequences=STOP, max_retries=0)
     try:
-        refused = str(chat.with_structured_output(Number, method="json_schema").invoke(QUESTION))
+        structured = str(chat.with_structured_output(Number, method="json_schema").invoke(QUESTION))
     except openai.BadRequestError as error:
-        refused = str(error)
+        structured = str(error)
     return {
         "whole": chat.invoke(QUESTION).content,
         "streamed": "".join(str(chunk.content) for chunk in chat.stream(QUESTION)),
-        "structured": refused,
+        "structured": structured,
     }
 
 
@@ -65,17 +65,17 @@ def pydantic_ai(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    opened = OpenAIChatModel(model, provider=OpenAIProvider(base_url=url, api_key=key))
-    agent = Agent(opened, system_prompt="Be brief.")
+    chat_model = OpenAIChatModel(model, provider=OpenAIProvider(base_url=url, api_key=key))
+    agent = Agent(chat_model, system_prompt="Be brief.")
 
     async def streamed() -> str:
         async with agent.run_stream(QUESTION) as result:
             return str(await result.get_output())
 
-    whole = agent.run_sync(QUESTION)
-    parts = [part for message in whole.all_messages() for part in message.parts]
+    answer = agent.run_sync(QUESTION)
+    parts = [part for message in answer.all_messages() for part in message.parts]
     thought = "".join(part.content for part in parts if part.part_kind == "thinking")
-    return {"whole": whole.output, "streamed": asyncio.run(streamed()), "reasoning": thought}
+    return {"whole": answer.output, "streamed": asyncio.run(streamed()), "reasoning": thought}
 
 
 def llm(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def llm(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
 
     def ask(*more: str) -> str:
         words = [str(Path(sys.executable).with_name("llm")), "-m", "agent", *more, QUESTION]
-        ran = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout.strip()
+        process = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert process.returncode == 0, process.stderr
+        return process.stdout.strip()
 
     return {"whole": ask("--no-stream"), "streamed": ask()}
 

@@ -1,6 +1,6 @@
-"""A stand-in for public OpenAI-compatible endpoints: their rate limits, rejections, limits and odd answers, over HTTP.
+"""A stand-in for public OpenAI-compatible endpoints. It has their rate limits, rejections, limits and odd answers.
 
-`served` of `support.servers.serving` serves it. By default it answers `ANSWER`; its attributes change that.
+By default the stand-in answers every request with `ANSWER`. Its attributes change that.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support.servers.serving import served
+from support.servers.serving import serve_app
 
 ANSWER = "The answer is \\boxed{42}."
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Sent:
-    """One response: the whole body, or the lines of a stream."""
+class Reply:
+    """One response: a complete body, or the lines of a stream."""
 
     body: Any = None
     status: int = 200
@@ -48,7 +48,7 @@ def event(delta: Body, finish: str | None = None, **more: Any) -> str:
     return "data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice]}) + "\n"
 
 
-DONE = "data: [DONE]\n"
+END = "data: [DONE]\n"
 
 
 class Allows(Protocol):
@@ -58,46 +58,46 @@ class Allows(Protocol):
 
 
 class Rate:
-    """A number of requests in each window of real time. The first `too_early` requests are always rejected."""
+    """Allows a number of requests in each window of real time. Always rejects the first `too_early` requests."""
 
     def __init__(self, requests: int, window_s: float, too_early: int = 0) -> None:
         self.requests = requests
         self.window_s = window_s
         self._too_early = too_early
-        self._sent: deque[float] = deque()
+        self._sent_at: deque[float] = deque()
 
     def allows(self) -> bool:
         if self._too_early:
             self._too_early -= 1
             return False
         now = time.monotonic()
-        while self._sent and now - self._sent[0] >= self.window_s:
-            self._sent.popleft()
-        if len(self._sent) >= self.requests:
+        while self._sent_at and now - self._sent_at[0] >= self.window_s:
+            self._sent_at.popleft()
+        if len(self._sent_at) >= self.requests:
             return False
-        self._sent.append(now)
+        self._sent_at.append(now)
         return True
 
 
 class PublicEndpoint:
-    """The behaviour of the endpoint, and the requests that it got."""
+    """The endpoint's behaviour and received requests."""
 
     def __init__(self, base: str = "/v1") -> None:
         self.base = base
         self.url = ""
-        """Base URL while it is served."""
-        self.asked: list[Body] = []
-        self.refused = 0
+        """The base URL while the endpoint is served."""
+        self.requests: list[Body] = []
+        self.rejected_count = 0
         """The number of requests that were rejected for their rate."""
         self.models: list[Body] | None = [{"id": "m", "owned_by": "someone"}]
-        """The answer to /models; None if the endpoint has no such path."""
+        """The models in the answer to /models. None if the endpoint has no such path."""
         self.rate: Allows | None = None
-        self.limited: Callable[[], Sent] = lambda: Sent({"error": {"message": "slow down"}}, 429)
+        self.limited: Callable[[], Reply] = lambda: Reply({"error": {"message": "slow down"}}, 429)
         """The response to a request above the rate limit."""
-        self.script: list[Sent] = []
+        self.script: list[Reply] = []
         """Responses to the next requests, before any other response."""
-        self.checks: Callable[[Body], Sent | None] = lambda body: None
-        """Refuses requests."""
+        self.checks: Callable[[Body], Reply | None] = lambda body: None
+        """Returns the rejection of a request, or None to accept the request."""
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
         """Returns the text or the message of an answer."""
         self.headers: dict[str, str] = {}
@@ -114,7 +114,7 @@ class PublicEndpoint:
 
     @contextmanager
     def serving(self) -> Iterator[PublicEndpoint]:
-        with served(self.app) as url:
+        with serve_app(self.app) as url:
             self.url = url + self.base
             yield self
 
@@ -126,9 +126,9 @@ class PublicEndpoint:
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
         if self.rate is not None and not self.rate.allows():
-            self.refused += 1
+            self.rejected_count += 1
             return self.limited().response()
-        self.asked.append(body)
+        self.requests.append(body)
         if self.script:
             return self.script.pop(0).response()
         if (refusal := self.checks(body)) is not None:
@@ -150,23 +150,23 @@ class PublicEndpoint:
         yield event({}, self.finish) + "\n"
         if usage is not None:
             yield "data: " + json.dumps({"choices": [], "usage": usage}) + "\n\n"
-        yield DONE + "\n"
+        yield END + "\n"
 
 
-# What services say
+# Error messages of services
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The lengths of a request that does not fit."""
+    """The numbers of tokens in a request that does not fit. `output` is the requested maximum."""
 
     context: int
     prompt: int
-    asked: int
+    output: int
 
     @property
     def total(self) -> int:
-        return self.prompt + self.asked
+        return self.prompt + self.output
 
 
 def _openai(message: str, code: str = "context_length_exceeded") -> Body:
@@ -178,7 +178,7 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         400,
         _openai(
             f"This model's maximum context length is {t.context} tokens. However, you requested {t.total} tokens "
-            f"({t.prompt} in the messages, {t.asked} in the completion). Please reduce the length of the messages or "
+            f"({t.prompt} in the messages, {t.output} in the completion). Please reduce the length of the messages or "
             "completion."
         ),
     ),
@@ -199,9 +199,9 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         400,
         {
             "error": {
-                "message": f"'max_tokens' or 'max_completion_tokens' is too large: {t.asked}. This model's maximum "
+                "message": f"'max_tokens' or 'max_completion_tokens' is too large: {t.output}. This model's maximum "
                 f"context length is {t.context} tokens and your request has {t.prompt} input tokens "
-                f"({t.asked} > {t.context} - {t.prompt}).",
+                f"({t.output} > {t.context} - {t.prompt}).",
                 "type": "BadRequestError",
                 "param": None,
                 "code": 400,
@@ -213,7 +213,7 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         {
             "object": "error",
             "message": f"This model's maximum context length is {t.context} tokens. However, you requested {t.total} "
-            f"tokens ({t.prompt} in the messages, {t.asked} in the completion). Please reduce the length.",
+            f"tokens ({t.prompt} in the messages, {t.output} in the completion). Please reduce the length.",
             "type": "BadRequestError",
             "code": 400,
         },
@@ -221,11 +221,11 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
     "vLLM, max_model_len": lambda t: (
         400,
         _openai(
-            f"max_tokens={t.asked} cannot be greater than max_model_len=max_total_tokens={t.context}. Please request "
+            f"max_tokens={t.output} cannot be greater than max_model_len=max_total_tokens={t.context}. Please request "
             "fewer output tokens.",
             "BadRequestError",
         )
-        if t.asked > t.context
+        if t.output > t.context
         else _openai(f"This model's maximum context length is {t.context} tokens.", "BadRequestError"),
     ),
     "TabbyAPI": lambda t: (
@@ -271,7 +271,7 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
     "TensorRT-LLM": lambda t: (
         400,
         _openai(
-            f"The sum of prompt length ({t.prompt}) and query length ({t.asked}) should not exceed max_num_tokens "
+            f"The sum of prompt length ({t.prompt}) and query length ({t.output}) should not exceed max_num_tokens "
             f"({t.context})",
             "BadRequestError",
         ),
@@ -280,9 +280,9 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         400,
         {
             "error": {
-                "message": f"You passed {t.prompt} input tokens and requested {t.asked} output tokens. However, the "
+                "message": f"You passed {t.prompt} input tokens and requested {t.output} output tokens. However, the "
                 f"model's context length is only {t.context} tokens, resulting in a maximum input length of "
-                f"{t.context - t.asked} tokens. Please reduce the length of the input prompt.",
+                f"{t.context - t.output} tokens. Please reduce the length of the input prompt.",
                 "type": "BadRequestError",
                 "code": 400,
             }
@@ -316,7 +316,7 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         {
             "object": "error",
             "message": f"Requested token count exceeds the model's maximum context length of {t.context} tokens. You "
-            f"requested a total of {t.total} tokens: {t.prompt} tokens from the input messages and {t.asked} tokens "
+            f"requested a total of {t.total} tokens: {t.prompt} tokens from the input messages and {t.output} tokens "
             "for the completion. Please reduce the number of tokens in the input messages or the completion to fit "
             "within the limit.",
             "type": "BadRequestError",
@@ -336,7 +336,7 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         422,
         {
             "error": f"Input validation error: `inputs` tokens + `max_new_tokens` must be <= {t.context}. Given: "
-            f"{t.prompt} `inputs` tokens and {t.asked} `max_new_tokens`",
+            f"{t.prompt} `inputs` tokens and {t.output} `max_new_tokens`",
             "error_type": "validation",
         },
     ),
@@ -346,8 +346,8 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
             "type": "error",
             "error": {
                 "type": "invalid_request_error",
-                "message": f"input length and `max_tokens` exceed context limit: {t.prompt} + {t.asked} > {t.context}, "
-                "decrease input length or `max_tokens` and try again",
+                "message": f"input length and `max_tokens` exceed context limit: {t.prompt} + {t.output} > {t.context},"
+                " decrease input length or `max_tokens` and try again",
             },
         },
     ),
@@ -387,8 +387,8 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         {
             "error": {
                 "message": f"This endpoint's maximum context length is {t.context} tokens. However, you requested "
-                f"about {t.total} tokens ({t.prompt} of text input, {t.asked} in the output). Please reduce the length "
-                "of either one, or use the middle-out transform.",
+                f"about {t.total} tokens ({t.prompt} of text input, {t.output} in the output). Please reduce the length"
+                " of either one, or use the middle-out transform.",
                 "code": 400,
             }
         },
@@ -456,9 +456,9 @@ class Provider:
     wording: str
     """The provider's error text for a full context, a key of `CONTEXT_WORDINGS`."""
     models: list[Body] | None
-    limited: Sent
+    limited: Reply
     """The response to a request above the rate limit."""
-    checks: Callable[[Body], Sent | None] = lambda body: None
+    checks: Callable[[Body], Reply | None] = lambda body: None
     """Requests that it refuses."""
     message: Callable[[str], Body] = lambda text: {"content": text}
     """Returns a piece of a message with this text."""
@@ -467,17 +467,17 @@ class Provider:
     """Lines of a stream before the first event."""
 
 
-def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: Any) -> Sent:
-    return Sent({"error": {"message": "Rate limit reached", **error}}, status, headers or {})
+def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: Any) -> Reply:
+    return Reply({"error": {"message": "Rate limit reached", **error}}, status, headers or {})
 
 
-def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Sent | None]:
+def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Reply | None]:
     """Return a function that rejects requests with a field."""
     error = {"message": message, "type": "invalid_request_error", **more}
-    return lambda body: Sent({"error": error}, status) if field in body else None
+    return lambda body: Reply({"error": error}, status) if field in body else None
 
 
-def _first(*checks: Callable[[Body], Sent | None]) -> Callable[[Body], Sent | None]:
+def _first(*checks: Callable[[Body], Reply | None]) -> Callable[[Body], Reply | None]:
     return lambda body: next(filter(None, (check(body) for check in checks)), None)
 
 
@@ -495,20 +495,22 @@ NO_TEMPERATURE = refuses(
 )
 
 
-def no_seed_422(body: Body) -> Sent | None:
+def no_seed_422(body: Body) -> Reply | None:
     """Reject a seed, in FastAPI's words."""
     if "seed" not in body:
         return None
     detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
-    return Sent({"detail": detail}, 422)
+    return Reply({"detail": detail}, 422)
 
 
-def _cap(most: int, message: str) -> Callable[[Body], Sent | None]:
-    def check(body: Body) -> Sent | None:
-        asked = body.get("max_tokens", body.get("max_completion_tokens", 0))
-        text = message.format(asked=asked, most=most)
+def _cap(most: int, message: str) -> Callable[[Body], Reply | None]:
+    def check(body: Body) -> Reply | None:
+        requested = body.get("max_tokens", body.get("max_completion_tokens", 0))
+        text = message.format(most=most)
         return (
-            Sent({"error": {"message": text, "type": "invalid_request_error"}}, 400) if asked > most else None
+            Reply({"error": {"message": text, "type": "invalid_request_error"}}, 400)
+            if requested > most
+            else None
         )
 
     return check
@@ -517,12 +519,12 @@ def _cap(most: int, message: str) -> Callable[[Body], Sent | None]:
 _OPENAI = _first(
     NO_MAX_TOKENS, NO_TEMPERATURE, refuses("top_p", "Unsupported parameter: 'top_p'", param="top_p")
 )
-_ONE: list[Body] = [{"id": "m", "object": "model"}]
+_ONE_MODEL: list[Body] = [{"id": "m", "object": "model"}]
 PROVIDERS: dict[str, Provider] = {
     "OpenAI, reasoning models": Provider(
         "/v1",
         "OpenAI, no numbers",
-        _ONE,
+        _ONE_MODEL,
         _limited({"retry-after-ms": "20", "x-ratelimit-remaining-requests": "0"}, code="rate_limit_exceeded"),
         _OPENAI,
     ),
@@ -540,7 +542,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1beta/openai",
         "Google",
         [{"id": "models/m", "owned_by": "google"}],
-        Sent(
+        Reply(
             [
                 {
                     "error": {
@@ -574,11 +576,11 @@ PROVIDERS: dict[str, Provider] = {
     "Together": Provider(
         "/v1", "TGI", [{"id": "m", "context_length": 131072}], _limited(type="rate_limit"), finish="eos"
     ),
-    "Fireworks": Provider("/inference/v1", "Fireworks", _ONE, _limited()),
+    "Fireworks": Provider("/inference/v1", "Fireworks", _ONE_MODEL, _limited()),
     "DeepSeek": Provider(
         "/v1",
         "OpenAI, prompt and completion",
-        _ONE,
+        _ONE_MODEL,
         _limited(status=503),
         _cap(8192, "Invalid max_tokens value, the valid range of max_tokens is [1, {most}]"),
         lambda text: {"reasoning_content": "Hm.", "content": text},
@@ -587,7 +589,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1",
         "Mistral",
         [{"id": "m", "max_context_length": 131072}],
-        Sent({"object": "error", "message": "Requests rate limit exceeded", "type": "rate_limited"}, 429),
+        Reply({"object": "error", "message": "Requests rate limit exceeded", "type": "rate_limited"}, 429),
         no_seed_422,
         lambda text: {
             "content": [
@@ -597,10 +599,16 @@ PROVIDERS: dict[str, Provider] = {
         },
     ),
     "xAI": Provider(
-        "/v1", "xAI", _ONE, _limited(), message=lambda text: {"reasoning_content": "Hm.", "content": text}
+        "/v1",
+        "xAI",
+        _ONE_MODEL,
+        _limited(),
+        message=lambda text: {"reasoning_content": "Hm.", "content": text},
     ),
-    "Cerebras": Provider("/v1", "Cerebras", _ONE, _limited({"x-ratelimit-remaining-requests-day": "9"})),
-    "Moonshot": Provider("/v1", "Moonshot", _ONE, _limited(type="rate_limit_reached_error")),
+    "Cerebras": Provider(
+        "/v1", "Cerebras", _ONE_MODEL, _limited({"x-ratelimit-remaining-requests-day": "9"})
+    ),
+    "Moonshot": Provider("/v1", "Moonshot", _ONE_MODEL, _limited(type="rate_limit_reached_error")),
     "Alibaba DashScope": Provider(
         "/compatible-mode/v1",
         "DashScope",
@@ -617,7 +625,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1",
         "TGI",
         None,
-        Sent({"error": "Model is overloaded", "error_type": "overloaded"}, 429),
+        Reply({"error": "Model is overloaded", "error_type": "overloaded"}, 429),
         message=lambda text: {"role": "assistant", "content": text, "tool_calls": None},
         finish="eos_token",
     ),
@@ -626,7 +634,7 @@ PROVIDERS: dict[str, Provider] = {
         "/v1",
         "LM Studio, older",
         [{"id": "m", "object": "model", "owned_by": "organization_owner"}],
-        Sent({"error": "The model is loading"}, 503),
+        Reply({"error": "The model is loading"}, 503),
     ),
     "Ollama": Provider(
         "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)

@@ -1,4 +1,4 @@
-"""The agent's endpoint with a scripted engine, which writes one program for a real judge and then answers."""
+"""The agent's endpoint with a scripted engine. The engine writes one program for a real judge and then answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.servers.serving import served
+from support.servers.serving import serve_app
 from support.servers.vllm_standin import StandIn
 from support.tools import patient
 
@@ -39,7 +39,7 @@ def scripted(folder: Path, codec: ChatCodec, name: str = "scripted") -> StandIn:
 
 
 @contextmanager
-def served_agent(
+def serve_agent(
     engine_url: str | None, folder: Path, judge: JudgeHandle, key: str | None = KEY, **more: Any
 ) -> Iterator[str]:
     """Serve the agent. Yields its URL. Without an engine's URL, the agent runs the model in its process."""
@@ -47,5 +47,5 @@ def served_agent(
 
     about = {"host": "127.0.0.1", "port": 1, "max_tokens": 4096, **more}
     settings = AgentServerSettings(engine_url=engine_url, model=str(folder), api_key=key, **about)
-    with served(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
+    with serve_app(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
         yield url

@@ -17,10 +17,10 @@ from support.waiting import TIMEOUT_S, wait_until
 
 
 @contextlib.contextmanager
-def served(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
+def serve_app(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
     """Serve the application until the block ends. Yields its URL.
 
-    With a certificate, whose file also contains the key, it uses TLS.
+    Uses TLS if there is a certificate. The certificate's file must also contain the key.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     # On a slow machine, a client notices too late that its idle connection was closed.
@@ -45,7 +45,7 @@ def served(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-def answering(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+def wait_for_server(env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Wait until the only server answers. Returns its entry of `rstar2 serve status`."""
     servers: list[dict[str, Any]] = []
 

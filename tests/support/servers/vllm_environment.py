@@ -1,6 +1,6 @@
 """Installs vLLM for CPUs and VERL for `make test-vllm`, and prints the path of the interpreter.
 
-If they cannot be installed, it prints nothing to standard output, and the reason in one line to standard error.
+If they cannot be installed, it prints the reason in one line to standard error and nothing to standard output.
 
     python tests/support/servers/vllm_environment.py FOLDER
 """
@@ -49,15 +49,15 @@ def has_verl(python: Path) -> bool:
 
 def main(folder: Path) -> int:
     """Return the exit code, which is 0 even if the tests are skipped."""
-    named_python = os.environ.get("RSTAR2_VLLM_PYTHON")
-    python = Path(named_python) if named_python else folder / "bin" / "python"
+    env_python = os.environ.get("RSTAR2_VLLM_PYTHON")
+    python = Path(env_python) if env_python else folder / "bin" / "python"
     commands = () if python.exists() and find_vllm(str(python)) else build_commands(folder)
-    if named_python and commands:
-        print(f"skipped: RSTAR2_VLLM_PYTHON names {named_python}, which has no vLLM", file=sys.stderr)
+    if env_python and commands:
+        print(f"skipped: RSTAR2_VLLM_PYTHON names {env_python}, which has no vLLM", file=sys.stderr)
         return 0
-    if not named_python and (commands or not has_verl(python)):
-        if why := obstacle():
-            print(f"skipped: {why}", file=sys.stderr)
+    if not env_python and (commands or not has_verl(python)):
+        if reason := obstacle():
+            print(f"skipped: {reason}", file=sys.stderr)
             return 0
         for command in (*commands, *training_commands(folder)):
             print(command, file=sys.stderr)

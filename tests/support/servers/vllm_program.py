@@ -1,4 +1,4 @@
-"""An executable that is installed in place of vLLM. It takes vLLM's arguments, and answers on its port."""
+"""An executable that is installed in place of vLLM. It takes vLLM's arguments and answers on vLLM's port."""
 
 from __future__ import annotations
 

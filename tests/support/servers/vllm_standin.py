@@ -32,12 +32,12 @@ _CONFIG: dict[str, Any] = {
 
 
 class StandIn:
-    """The behaviour of the server, and the requests that it got.
+    """The server's behaviour and received requests.
 
     Args:
-        model: the scripted model.
-        names: the served models.
-        max_model_len: limit of prompt and answer together in tokens.
+        model: The scripted model.
+        names: The names of the served models.
+        max_model_len: Limit of prompt and answer together in tokens.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StandIn:
         """The folder of the models in the server's model list (`root`); empty leaves it out."""
         self.max_model_len = max_model_len
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.healthy = True
         self.busy_answers = 0
         """The number of following completions that are answered with 503."""
@@ -62,7 +62,7 @@ class StandIn:
         self.together = 1
         """The number of completions that must be in flight before any is answered."""
         self.cut_after: int | None = None
-        """Streams break off after this many pieces."""
+        """If set, a stream breaks off after this number of pieces."""
         self.max_new_tokens: int | None = None
         """Limit of tokens per request, as vLLM's --generation-config sets it."""
         self.key: str | None = None
@@ -73,7 +73,7 @@ class StandIn:
         self.prompt_logprobs = False
         """Whether the server returns log-probabilities of a prompt if a request asks for them."""
         self._in_flight = 0
-        self._all_there = asyncio.Event()
+        self._batch_is_complete = asyncio.Event()
         self.app = FastAPI()
         self.app.get("/health")(self._health)
         self.app.get("/v1/models")(self._models)
@@ -93,8 +93,8 @@ class StandIn:
         if not self._may_ask(request):
             return _error(401, "Unauthorized")
         body = await request.json()
-        self.asked.append(body)
-        number = len(self.asked)
+        self.requests.append(body)
+        number = len(self.requests)
         if self.busy_answers > 0:
             self.busy_answers -= 1
             return _error(503, "warming up")
@@ -109,8 +109,8 @@ class StandIn:
             return StreamingResponse(self._pieces(written, finish), media_type="text/event-stream")
         self._in_flight += 1
         if self._in_flight >= self.together:
-            self._all_there.set()
-        await self._all_there.wait()
+            self._batch_is_complete.set()
+        await self._batch_is_complete.wait()
         while self.complete_until is not None and number > self.complete_until:  # noqa: ASYNC110 - set by other threads
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(self.delay_s)
@@ -151,7 +151,7 @@ class StandIn:
         pieces = [written[start : start + 3] for start in range(0, len(written), 3)]
         for number, piece in enumerate(pieces):
             if number == self.cut_after:
-                raise ConnectionAbortedError("cut, as the test asked")
+                raise ConnectionAbortedError("the test cut this stream")
             while self.stream_until is not None and number >= self.stream_until:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(_POLL_S)
             await asyncio.sleep(self.delay_s)
@@ -190,10 +190,14 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
 def recite(
     folder: str, listener: socket.socket, text: str, stream_until: int | None, begin: Event | None = None
 ) -> None:
-    """Serve a model that writes one text, or the rest of it, in this process until it is killed.
+    """Serve a model that writes one text, in this process, until the process is killed.
 
-    `folder` contains the tokenizer of a format whose turns begin in a thought. With `begin`, the server loads, and
-    accepts connections only after a signal.
+    If the prompt already contains the beginning of the text, the model writes the rest.
+
+    Args:
+        folder: Contains the tokenizer of a format whose turns begin in a thought.
+        stream_until: See `StandIn.stream_until`.
+        begin: If set, the server loads at once but accepts connections only after this event.
     """
     from rstar2.loop.turns.choose import load_tokenizer
     from rstar2.loop.turns.template import END_OF_TURN

@@ -45,7 +45,7 @@ def compared(tied: bool) -> dict[str, Any]:
     places = torch.cat([torch.arange(length)[None] for length in LENGTHS], 1)
     labels, weights = torch.roll(ids, -1, 1)[0], torch.randn(sum(LENGTHS))
     row = {"input_ids": ids, "position_ids": places, "attention_mask": None, "use_cache": False}
-    # As in VERL's engine, the model and what is taken from its logits are in one autocast.
+    # As in VERL's engine, one autocast covers the model and the computation on its logits.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         log_probs = logprobs_from_logits(model.train()(**row).logits.squeeze(0), labels)
     (log_probs * weights).sum().backward()

@@ -22,8 +22,8 @@ _STARTED = "Ray runtime started"
 
 
 def _listens(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     # On a busy machine, nodes and workers take longer to start than Ray allows by default.
     env |= {"RAY_raylet_start_wait_time_s": "40", "RAY_worker_register_timeout_seconds": "600"}
-    # By default each node starts a process per CPU, and most of them are never used.
+    # By default each node starts one process per CPU, most of which tests never use.
     env |= {"RAY_prestart_worker_first_driver": "0"}
     with ExitStack() as stack:
         # Paths of sockets may have at most 107 characters, and pytest's folders are too long.

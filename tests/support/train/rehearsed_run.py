@@ -27,7 +27,7 @@ from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stopping import end_resumably
 
 STEPS = {1: 30, 2: 9, 3: 13}
-"""A tenth of the paper's."""
+"""The number of steps, a tenth of the paper's."""
 
 
 def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
@@ -42,7 +42,7 @@ def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
             "rollout.prompts=64",
             "rollout.rollouts=4",
             "groups.keep=2",
-            "drop_solved=0",  # The filter needs engines; it has tests of its own.
+            "drop_solved=0",  # The filter needs engines. It has its own tests.
             "traces_per_step=0",
             f"hardware.hung_after_s={durations['hung_after_s']}",
             f"checkpoint.every_minutes={durations['save_every_s'] / 60}",
@@ -56,13 +56,13 @@ def main(run: Path) -> None:
     rehearsal = Path(os.environ[REHEARSAL])
     end_resumably()
     pipeline.stage_command = _rehearsed  # type: ignore[attr-defined]
-    stages._export = _copied
+    stages._export = _copy_model
     plan = recipes(rehearsal)
     rows = read_rows(rehearsal / "problems.parquet")
     config = {"recipes": {str(number): recipe.model_dump(mode="json") for number, recipe in plan.items()}}
-    with open_run(run, "train", config) as opened:
+    with open_run(run, "train", config) as run_folder:
         rehearsed = pipeline.Pipeline(
-            opened, _Lines(), ("http://127.0.0.1:1", None), None, lambda _: {}, PhaseTimer(run)
+            run_folder, _Lines(), ("http://127.0.0.1:1", None), None, lambda _: {}, PhaseTimer(run)
         )
         for _ in rehearsed.train_stages(plan, rehearsal / "model", rows, run):
             pass
@@ -75,7 +75,7 @@ def _rehearsed(*args: Any) -> Command:
     return replace(command, argv=[sys.executable, "-m", "support.train.rehearsed_verl", *words])
 
 
-def _copied(start: stages.Start, checkpoint: Path, model: Path) -> None:
+def _copy_model(start: stages.Start, checkpoint: Path, model: Path) -> None:
     """A stand-in for VERL's merger, since a rehearsed checkpoint has no weights. It records the sources of a model."""
     if not model.is_dir():
         with (Path(os.environ[REHEARSAL]) / "exported").open("a") as file:

@@ -41,7 +41,7 @@ class Rehearsal:
     """One start of a stage's trainer."""
 
     def __init__(self, words: list[str]) -> None:
-        from support.train.verl_config import composed
+        from support.train.verl_config import compose_config
         from support.train.verl_queue import start_queue
 
         self._folder = Path(os.environ[STAGE_FOLDER])
@@ -49,16 +49,16 @@ class Rehearsal:
         self._show = ActivityWriter(self._folder).write
         self._show(Activity(LOADING_MODEL))
         self._durations = json.loads((self._rehearsal / "durations.json").read_text())
-        self._config = composed("ppo_trainer", words)
-        for of_the_cluster in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # a stand-in
-            os.environ.pop(of_the_cluster, None)
+        self._config = compose_config("ppo_trainer", words)
+        for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # a stand-in
+            os.environ.pop(variable, None)
         self._queue = start_queue()
-        self._sampler = self._made_sampler()
+        self._sampler = self._new_sampler()
         self._timing = SaveTiming.of_config(self._config.trainer)
         self._batches = 0
         self._failing = False
 
-    def _made_sampler(self) -> Any:
+    def _new_sampler(self) -> Any:
         from rstar2.train.verl.sampler import SelectingReplayBuffer
 
         return SelectingReplayBuffer(
@@ -73,8 +73,8 @@ class Rehearsal:
     def run(self) -> None:
         """Train from the last checkpoint to the stage's end, as VERL's trainer does."""
         trainer, checkpoints = self._config.trainer, self._folder / "checkpoints"
-        saved = last_checkpoint(checkpoints)
-        first = 1 + (int(saved.name.removeprefix("global_step_")) if saved else 0)
+        last = last_checkpoint(checkpoints)
+        first = 1 + (int(last.name.removeprefix("global_step_")) if last else 0)
         with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("a", buffering=1) as metrics_file:
             for step in range(first, trainer.total_training_steps + 1):
                 batch, metrics = self._step(step)
@@ -99,38 +99,38 @@ class Rehearsal:
             while read_decision(self._folder) is None:
                 time.sleep(0.05)
         if fault == "wrong token":
-            refused = access_refused("http://judge", 401)
-            assert refused is not None
-            write_final_error(self._folder, refused)
+            error = access_refused("http://judge", 401)
+            assert error is not None
+            write_final_error(self._folder, error)
             time.sleep(3600)  # VERL goes on with rollouts that fail
         self._roll_out()
         time.sleep(self._durations[self._folder.name]["rollouts_s"])
         batch, metrics = self._sampler.sample(step, "train", self._config.data.train_batch_size)
         self._update(fault)
         self._queue.kv_clear(keys=list(batch.keys), partition_id="train")
-        measured = (read_json(self._rehearsal / f"{self._folder.name}.json") or {}).get(str(step), {})
-        return list(batch.keys), {name: float(value) for name, value in {**metrics, **measured}.items()}
+        extra_metrics = (read_json(self._rehearsal / f"{self._folder.name}.json") or {}).get(str(step), {})
+        return list(batch.keys), {name: float(value) for name, value in {**metrics, **extra_metrics}.items()}
 
     def _fault(self, step: int) -> str | None:
         """Return the fault of this step in its first attempt."""
         name = f"{self._folder.name} {step}"
         fault: str | None = json.loads((self._rehearsal / "faults.json").read_text()).get(name)
-        struck = self._rehearsal / "struck" / name
-        if fault is None or struck.exists():
+        record = self._rehearsal / "struck" / name
+        if fault is None or record.exists():
             return None
-        struck.parent.mkdir(exist_ok=True)
-        struck.write_text(fault)
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(fault)
         return fault
 
     def _update(self, fault: str | None) -> None:
         whole_s = self._durations[self._folder.name]["update_s"]
         if fault == "long update":
             whole_s = LONG_UPDATE * self._durations["hung_after_s"]
-        for done in range(MICRO_BATCHES):
-            self._show(Activity("update", done, MICRO_BATCHES, "micro-batches"))
-            if fault == "kill in the update" and done == MICRO_BATCHES // 2:
+        for number in range(MICRO_BATCHES):
+            self._show(Activity("update", number, MICRO_BATCHES, "micro-batches"))
+            if fault == "kill in the update" and number == MICRO_BATCHES // 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "hung update" and done == MICRO_BATCHES // 2:
+            if fault == "hung update" and number == MICRO_BATCHES // 2:
                 time.sleep(3600)
             time.sleep(whole_s / MICRO_BATCHES)
 
@@ -143,17 +143,17 @@ class Rehearsal:
 
         self._batches += 1
         kwargs = self._config.trainer.v1.sampler.sampler_kwargs
-        lost = 0
+        long_count = 0
         for problem in range(int(share * kwargs.prompts)):
             group = f"{self._folder.name}b{self._batches}p{problem}"
             keys, fields = [], []
             for i, trace in enumerate(_traces(group, kwargs.rollouts)):
-                if self._failing and trace.tokens == LONG and lost % 10 < 9:
-                    lost += 1
+                if self._failing and trace.tokens == LONG and long_count % 10 < 9:
+                    long_count += 1
                     tag = failed_tag(FailedRollout("engine", "the engine died", trace.tokens))
                     self._queue.kv_put(key=f"{group}_{i}_0", partition_id="train", tag=tag)
                     continue
-                lost += trace.tokens == LONG
+                long_count += trace.tokens == LONG
                 keys.append(f"{group}_{i}_0")
                 fields.append({"extra_fields": to_extra_fields(trace, False)})
             tags = [{"status": "success"}] * len(keys)
@@ -184,13 +184,13 @@ class Rehearsal:
 
     def _note(self, step: int, batch: list[str], metrics: dict[str, float]) -> None:
         """Record the rollouts that a step was trained on, for the test."""
-        about = {"stage": self._folder.name, "step": step, "kept": len(batch), "metrics": metrics}
+        record = {"stage": self._folder.name, "step": step, "kept": len(batch), "metrics": metrics}
         with (self._rehearsal / "trained.jsonl").open("a") as file:
-            file.write(json.dumps(about) + "\n")
+            file.write(json.dumps(record) + "\n")
 
 
 def _traces(group: str, count: int) -> Iterator[Any]:
-    """Half long and wrong, half short and right."""
+    """Yields traces: half are long and wrong, half are short and right."""
     from rstar2.loop.trace import Trace, Turn
 
     for sample in range(count):

@@ -23,5 +23,5 @@ def trained(
     name: str, rollouts: Sequence[Rollout], keep: int, seed: int | np.random.Generator = 0, **settings: Any
 ) -> list[int]:
     """Return the indices of the rollouts that are trained on. There are none if the selected ones give no gradient."""
-    chosen = choose(name, rollouts, keep, seed, **settings)
-    return chosen if gives_gradient([rollouts[i] for i in chosen], drop_equal_rewards=True) else []
+    selected = choose(name, rollouts, keep, seed, **settings)
+    return selected if gives_gradient([rollouts[i] for i in selected], drop_equal_rewards=True) else []

@@ -19,7 +19,7 @@ class TensorMemory(TorchDispatchMode):
     def __init__(self, *before: torch.Tensor) -> None:
         super().__init__()
         self.live = 0
-        """Bytes."""
+        """The peak memory in bytes."""
         self.peak = 0
         self._known: set[int] = set()
         self._before = [tensor.untyped_storage() for tensor in before]

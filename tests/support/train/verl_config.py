@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def composed(config: str, argv: list[str]) -> Any:
+def compose_config(config: str, argv: list[str]) -> Any:
     """Return the config that VERL would get: its defaults, with the overrides of our command line.
 
     The overrides must set values, not groups of defaults. Hydra's own config is not part of it.
@@ -35,7 +35,7 @@ def _defaults(config: str) -> Any:
 
 @cache
 def _override(word: str) -> Any:
-    """One word of a command line; most of them are in many, and hydra takes milliseconds for each."""
+    """Parses one word of a command line. Hydra takes milliseconds per word, and command lines share most words."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_override(word)
@@ -46,7 +46,7 @@ def accepted(argv: list[str]) -> Any:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = composed("ppo_trainer", argv)
+    config = compose_config("ppo_trainer", argv)
     validate_config(config, need_reference_policy(config), need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     omega_conf_to_dataclass(config.algorithm)

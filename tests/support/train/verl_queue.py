@@ -15,7 +15,7 @@ def start_queue() -> Any:
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
-    for left in reversed(range(STARTS)):
+    for retries_left in reversed(range(STARTS)):
         try:
             ray.init(
                 num_cpus=4,
@@ -28,7 +28,7 @@ def start_queue() -> Any:
         except Exception:
             # A node gives up its agent after 15 seconds, which can be too short on a busy machine.
             ray.shutdown()
-            if not left:
+            if not retries_left:
                 raise
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     return tq

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import transfer_queue as tq
 from support.scripted_rollouts import ANSWER, FailedStep, Group, Labels, Trained, Update
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 from support.train.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
 from verl.plugin.platform import get_platform
@@ -168,7 +168,7 @@ class _Trainer(PPOTrainerSync):
         self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         self.distillation_config = None
         self.train_dataloader = SimpleNamespace(state_dict=dict)
-        self.checkpoint_callback = SimpleNamespace(on_save=lambda **about: None)
+        self.checkpoint_callback = SimpleNamespace(on_save=lambda **options: None)
         self.model, self.tokenizer = model, load_codec(model).tokenizer
         self.replay_buffer = self._build_replay_buffer()
         self.actor_rollout_wg = ActorRolloutRefWorker(self.config.actor_rollout_ref, role="actor")
@@ -219,37 +219,40 @@ class _Trainer(PPOTrainerSync):
             await worker._run_prompt(prompt, {"temperature": 1.0, "logprobs": True}, {"validate": False})
 
     def _note_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        named = self.engine.module.named_parameters()
+        named_parameters = self.engine.module.named_parameters()
         [lr] = {group["lr"] for group in optimizer.param_groups}
-        gradient = {name: each.grad.full_tensor().clone() for name, each in named}
+        gradient = {name: each.grad.full_tensor().clone() for name, each in named_parameters}
         self.updates.append(Update(lr, gradient, micro_batches=self._micro_batches))
         self._micro_batches = []
 
     def _note_micro_batches(self, step: Callable[..., Any]) -> None:
         """Record the micro-batches of updates. Passes for log-probabilities, which have no gradients, are left out."""
 
-        def noted(micro_batch: Any, **how: Any) -> Any:
+        def step_and_note(micro_batch: Any, **options: Any) -> Any:
             if torch.is_grad_enabled():
                 self._micro_batches.append(micro_batch["input_ids"].offsets().diff().tolist())
-            return step(micro_batch, **how)
+            return step(micro_batch, **options)
 
-        self.engine.forward_step = noted
+        self.engine.forward_step = step_and_note
 
     def _note_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         real = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         fields = ["advantages", "rm_scores", "response_mask"]
-        stored = tq.kv_batch_get(keys=real, partition_id=batch.partition_id, select_fields=fields)
+        batch_fields = tq.kv_batch_get(keys=real, partition_id=batch.partition_id, select_fields=fields)
         update = self.updates[-1]
         update.metrics = metrics
         for i, key in enumerate(real):
-            counts = stored["response_mask"][i].bool()
+            counts = batch_fields["response_mask"][i].bool()
             update.tokens += int(counts.sum())
-            update.advantages[key] = (float(stored["rm_scores"][i].sum()), stored["advantages"][i][counts])
+            update.advantages[key] = (
+                float(batch_fields["rm_scores"][i].sum()),
+                batch_fields["advantages"][i][counts],
+            )
 
     def _change_labels(self, prepare: Callable[[Any], tuple[Any, dict[str, Any]]], of_tools: bool) -> None:
         """Give the engine other labels than the tokens that were written. The input tokens stay the same."""
 
-        def prepared(micro_batch: Any) -> tuple[Any, dict[str, Any]]:
+        def with_changed_labels(micro_batch: Any) -> tuple[Any, dict[str, Any]]:
             inputs, arguments = prepare(micro_batch)
             labels = arguments["input_ids_rmpad_rolled"]
             ends = micro_batch["input_ids"].offsets().tolist()[1:]
@@ -260,7 +263,7 @@ class _Trainer(PPOTrainerSync):
                 self.relabelled += len(places)
             return inputs, arguments
 
-        self.engine.prepare_model_inputs = prepared
+        self.engine.prepare_model_inputs = with_changed_labels
 
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
@@ -268,6 +271,6 @@ def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
     row = {"prompt": [{"role": "user", "content": "?"}], "extra_info": {"id": "?"}}
     rows = [row] * recipe.rollout.prompts
     write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
-    config = composed("ppo_trainer", stage_command(recipe, folder, model).argv[3:])
+    config = compose_config("ppo_trainer", stage_command(recipe, folder, model).argv[3:])
     config.actor_rollout_ref.actor.optim.total_training_steps = recipe.steps
     return config

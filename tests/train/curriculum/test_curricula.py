@@ -1,4 +1,4 @@
-"""Curricula choose problems by their outcomes, and `posterior` chooses those that give a gradient."""
+"""Tests of curricula, which choose problems by their outcomes. `posterior` chooses problems that give a gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 100
 def problems(
     outcomes: Sequence[tuple[int, int, int, int]], count: int = 8, step: int = 11, rollouts: int = 8
 ) -> Problems:
-    """Problems with outcomes (problem, step, correct, rollouts)."""
+    """Returns problems with outcomes (problem, step, correct, rollouts)."""
     return Problems(tuple(f"p{i}" for i in range(count)), step, STEPS, rollouts, Outcomes.of(outcomes))
 
 
@@ -75,32 +75,32 @@ def test_the_probabilities_of_a_group_are_those_of_the_beta_binomial_distributio
 def test_a_group_without_a_wrong_or_a_correct_rollout_makes_a_problem_solved_or_hopeless(
     rollouts: int,
 ) -> None:
-    found = problems([(0, 10, rollouts, rollouts), (1, 10, 0, rollouts), (2, 10, rollouts // 2, rollouts)])
-    belief = found.belief()
+    outcomes = problems([(0, 10, rollouts, rollouts), (1, 10, 0, rollouts), (2, 10, rollouts // 2, rollouts)])
+    belief = outcomes.belief()
     assert belief.solved(rollouts)[:4].tolist() == [True, False, False, False]
     assert belief.hopeless(rollouts)[:4].tolist() == [False, True, False, False]
 
 
 def test_posterior_asks_problems_that_have_both_outcomes() -> None:
-    known = problems([(i, 10, 32 * (i in (0, 1)) + 16 * (i in (2, 3)), 32) for i in range(8)])
+    outcomes = problems([(i, 10, 32 * (i in (0, 1)) + 16 * (i in (2, 3)), 32) for i in range(8)])
     for seed in range(20):
-        chosen = posterior.choose(known, 2, np.random.default_rng(seed), explore=0)
-        assert set(chosen) == {2, 3}
+        drawn_problems = posterior.choose(outcomes, 2, np.random.default_rng(seed), explore=0)
+        assert set(drawn_problems) == {2, 3}
 
 
 def test_posterior_asks_unseen_problems_for_their_share_of_a_step() -> None:
-    known = problems([(i, 10, 4, 8) for i in range(8)], count=40)
+    outcomes = problems([(i, 10, 4, 8) for i in range(8)], count=40)
     for unseen, expected in ((1.0, 8), (0.5, 4), (0.25, 2), (0.0, 0)):
-        chosen = posterior.choose(known, 8, np.random.default_rng(1), unseen=unseen)
+        chosen = posterior.choose(outcomes, 8, np.random.default_rng(1), unseen=unseen)
         assert sum(i >= 8 for i in chosen) == expected
     few = problems([(i, 10, 4, 8) for i in range(8)], count=9)
     assert 8 in posterior.choose(few, 4, np.random.default_rng(1), unseen=1.0), "then the others follow"
 
 
 def test_posterior_keeps_exploring_what_it_believes_to_be_of_no_use() -> None:
-    known = problems([(i, 10, 16 if i < 4 else 32, 32) for i in range(8)])
-    asked = [posterior.choose(known, 4, np.random.default_rng(seed), explore=0.25) for seed in range(400)]
-    share = np.mean([sum(i >= 4 for i in chosen) for chosen in asked]) / 4
+    outcomes = problems([(i, 10, 16 if i < 4 else 32, 32) for i in range(8)])
+    draws = [posterior.choose(outcomes, 4, np.random.default_rng(seed), explore=0.25) for seed in range(400)]
+    share = np.mean([sum(i >= 4 for i in chosen) for chosen in draws]) / 4
     assert 0.15 < share < 0.3
 
 
@@ -119,13 +119,15 @@ def test_easy_to_hard_asks_easier_problems_first() -> None:
 
 def test_pools_let_solved_problems_rest_and_then_return() -> None:
     outcomes = [(0, 10, 8, 8), *((i, 10, 4, 8) for i in range(1, 8))]
-    for step, asked in ((11, False), (30, False), (31, True)):
+    for step, easiest_return in ((11, False), (30, False), (31, True)):
         chosen = pools.choose(problems(outcomes, step=step), 7, np.random.default_rng(1))
-        assert (0 in chosen) <= asked
+        assert (0 in chosen) <= easiest_return
         assert len(chosen) == 7
     returned = [pools.choose(problems(outcomes, step=31), 7, np.random.default_rng(i)) for i in range(20)]
     assert any(0 in chosen for chosen in returned)
-    assert 0 in pools.choose(problems(outcomes), 8, np.random.default_rng(1)), "if there are no others"
+    assert 0 in pools.choose(problems(outcomes), 8, np.random.default_rng(1)), (
+        "an easy problem is chosen if there are no others"
+    )
 
 
 def test_pools_count_groups_in_a_row() -> None:
@@ -164,15 +166,15 @@ def raises(problems: Problems, count: int, rng: np.random.Generator) -> list[int
 def test_a_curriculum_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     module = Path(__file__).stem
-    own = settings(f"{module}:backwards", skip=1)
-    assert Curriculum(own).choose(problems([]), 2, np.random.default_rng(1)) == [6, 5]
+    curriculum = settings(f"{module}:backwards", skip=1)
+    assert Curriculum(curriculum).choose(problems([]), 2, np.random.default_rng(1)) == [6, 5]
     for name, cause in (("too_few", "which"), ("raises", r"KeyError: 'difficulty'")):
         with pytest.raises(Failure, match=rf"the curriculum {module}:{name} .*{cause}"):
             Curriculum(settings(f"{module}:{name}")).choose(problems([]), 4, np.random.default_rng(1))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("curriculum=posteror", "did you mean posterior?"),
         ("curriculum.name=posterior", ""),
@@ -181,11 +183,11 @@ def test_a_curriculum_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ("curriculum=nowhere:choose", "there is no module nowhere"),
     ],
 )
-def test_a_recipe_names_its_curriculum(change: str, said: str) -> None:
-    if not said:
+def test_a_recipe_names_its_curriculum(change: str, message: str) -> None:
+    if not message:
         assert stage_recipe(1, None, [change]).curriculum.model_dump() == settings("posterior").model_dump()
         return
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         stage_recipe(1, None, [change])
 
 
@@ -212,10 +214,10 @@ def test_the_settings_of_another_curriculum_than_the_one_on_top_are_dropped() ->
 
 def test_a_run_that_began_before_there_were_curricula_goes_on() -> None:
     now = stage_recipe(1, None, []).model_dump(mode="json")
-    begun = {key: value for key, value in now.items() if key not in ("curriculum", "solved_by")}
-    assert compared(begun) == compared(now)
+    start_config = {key: value for key, value in now.items() if key not in ("curriculum", "solved_by")}
+    assert compared(start_config) == compared(now)
     changed = stage_recipe(1, None, ["curriculum=posterior"]).model_dump(mode="json")
-    assert compared(begun) != compared(changed)
+    assert compared(start_config) != compared(changed)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Limits that do not fit the durations of other parts of training: each yields one warning, whose advice works."""
+"""Tests of time limits that are too short for other parts of training.
+
+Each such limit gives one warning, and following its advice removes the warning.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ PROFILES = ("1xh200", "8xh100", "64xh100", "64xmi300x")
 CHANGE = re.compile(r"set ((?:hardware|judge)\.\w+=[\w.]+)", re.IGNORECASE)
 
 
-def warned(
-    profile: str, *changes: str, model: str = "Qwen3-14B", stages: tuple[int, ...] = (1,), **given: Any
+def warnings_of(
+    profile: str, *changes: str, model: str = "Qwen3-14B", stages: tuple[int, ...] = (1,), **options: Any
 ) -> list[str]:
     shape = shape_of({**PUBLISHED[model][0], "max_position_embeddings": 32_768}, model)
-    said = estimate_run(shape, stage_recipes(list(stages), profile, list(changes)), **given).warnings
+    warnings = estimate_run(shape, stage_recipes(list(stages), profile, list(changes)), **options).warnings
     about_hours = ("the training problems are sampled", "the run takes about")
-    return [warning for warning in said if not any(each in warning for each in about_hours)]
+    return [warning for warning in warnings if not any(each in warning for each in about_hours)]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_limits_of_every_profile_are_longer_than_what_they_bound(profile: str) -> None:
     model = "Qwen3-4B" if profile == "1xh200" else "Qwen3-14B"
-    assert warned(profile, model=model, stages=(1, 2, 3)) == []
+    assert warnings_of(profile, model=model, stages=(1, 2, 3)) == []
 
 
 def test_an_update_of_hours_is_no_silence() -> None:
@@ -50,7 +53,7 @@ def test_an_update_of_hours_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["hardware.hung_after_s=700", "hardware.nccl_timeout_s=600"], "with the judge away, may take 870 s"),
         (["hardware.worker_start_s=3600"], "starting the trainer may take 3,807 s without a sign of life"),
@@ -62,16 +65,16 @@ def test_an_update_of_hours_is_no_silence() -> None:
         (["hardware.router=verl"], "VERL's router remembers the engines of only the last 10,000"),
     ],
 )  # fmt: skip
-def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[str], said: str) -> None:
-    [warning] = warned("8xh100", *changes)
-    assert said in warning
+def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[str], message: str) -> None:
+    [warning] = warnings_of("8xh100", *changes)
+    assert message in warning
     advice = CHANGE.search(warning)
     assert advice is not None, warning
-    assert warned("8xh100", *changes, advice[1]) == []
+    assert warnings_of("8xh100", *changes, advice[1]) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "better"),
+    ("changes", "message", "better"),
     [
         (
             ["checkpoint.every_minutes=1", "rollout.prompts=4"],
@@ -82,52 +85,54 @@ def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[
         (["steps=10"], "optim.warmup_steps = 20 is more than steps = 10", ["optim.warmup_steps=2"]),
     ],
 )  # fmt: skip
-def test_a_count_that_does_not_fit_is_told(changes: list[str], said: str, better: list[str]) -> None:
+def test_a_count_that_does_not_fit_is_told(changes: list[str], message: str, better: list[str]) -> None:
     long = ["hardware.update_tokens=40000", "hardware.log_prob_tokens=40000"]
     # An update that large does not fit an H100.
-    first = [warning for warning in warned("64xmi300x", *long, *changes) if said in warning]
+    first = [warning for warning in warnings_of("64xmi300x", *long, *changes) if message in warning]
     assert len(first) == 1
-    assert [warning for warning in warned("64xmi300x", *long, *changes, *better) if said in warning] == []
+    assert [
+        warning for warning in warnings_of("64xmi300x", *long, *changes, *better) if message in warning
+    ] == []
 
 
 def test_a_judge_that_cannot_run_all_calls_in_time_is_told() -> None:
     """The mean number of calls keeps few workers busy, but all rollouts in flight may call at once."""
-    [warning] = warned("64xh100", "judge.wait_s=20", judge_workers=26)
+    [warning] = warnings_of("64xh100", "judge.wait_s=20", judge_workers=26)
     assert "4,096 rollouts are in flight" in warning
     assert "the last waits 47 s for one of 26 workers" in warning
     assert "at least 62 workers" in warning
-    assert warned("64xh100", "judge.wait_s=20", judge_workers=62) == []
+    assert warnings_of("64xh100", "judge.wait_s=20", judge_workers=62) == []
 
 
 def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
     shape = shape_of(PUBLISHED["Qwen3-14B"][0], "Qwen3-14B")
 
-    def planned(profile: str, *changes: str) -> Any:
+    def stage_estimate(profile: str, *changes: str) -> Any:
         return estimate_run(shape, stage_recipes([1], profile, list(changes))).stages[1]
 
-    slow, fast = planned("8xh100").checkpoint, planned("64xh100")
+    slow, fast = stage_estimate("8xh100").checkpoint, stage_estimate("64xh100")
     assert slow.save_s == pytest.approx(177, abs=1)
     assert slow.steps_between == 1, "a step takes more than three hours"
     assert slow.lost_s == slow.signal_before_s == pytest.approx(slow.step_s + slow.save_s)
     assert fast.checkpoint.steps_between == 2, "a step takes 25 minutes"
     assert fast.checkpoint.lost_s == pytest.approx(2 * fast.step.seconds + fast.checkpoint.save_s)
-    assert planned("64xh100", "checkpoint.every_minutes=1000").checkpoint.steps_between == 10
-    queued = planned("64xh100", "mode=colocate_async", "asynchronous.batches_ahead=2")
+    assert stage_estimate("64xh100", "checkpoint.every_minutes=1000").checkpoint.steps_between == 10
+    queued = stage_estimate("64xh100", "mode=colocate_async", "asynchronous.batches_ahead=2")
     assert queued.checkpoint.save_s == pytest.approx((queued.disk.checkpoint + queued.disk.queue) / 1e9)
 
 
 def test_what_a_kill_of_sft_costs() -> None:
     shape, recipe = shape_of(PUBLISHED["Qwen3-14B"][0], "Qwen3-14B"), sft_recipe("8xh100", [])
-    saved = sft_saving(shape, recipe, [1000, 3000])
-    # At a fifth of 989 TFLOP/s on each of 8 GPUs; a token attends to 1,000 others on average.
+    saving = sft_saving(shape, recipe, [1000, 3000])
+    # The speed is a fifth of 989 TFLOP/s on each of 8 GPUs. A token attends to 1,000 others on average.
     flop = update_flop(shape, 1000, checkpointing=True, log_probs=False)
-    assert saved.step_s == pytest.approx(128 * 2000 * flop / (0.2 * 989e12 * 8))
-    assert saved.steps_between == -(-1800 // saved.step_s)
-    assert saved.lost_s > 1800
+    assert saving.step_s == pytest.approx(128 * 2000 * flop / (0.2 * 989e12 * 8))
+    assert saving.steps_between == -(-1800 // saving.step_s)
+    assert saving.lost_s > 1800
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "better"),
+    ("changes", "message", "better"),
     [
         (
             ["hardware.sequences_in_flight=9000"],
@@ -142,11 +147,11 @@ def test_what_a_kill_of_sft_costs() -> None:
     ],
 )
 def test_what_vllm_or_verl_would_refuse_later_is_refused_at_once(
-    changes: list[str], said: str, better: str
+    changes: list[str], message: str, better: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=message) as excinfo:
         stage_recipe(1, "64xh100", changes)
-    assert better in refused.value.message
+    assert better in excinfo.value.message
     stage_recipe(1, "64xh100", [*changes, better])
 
 
@@ -159,10 +164,10 @@ def test_rollouts_that_run_ahead_take_room_in_the_queue() -> None:
 
 @needs("verl")
 def test_verls_own_sizes_are_those_that_recipes_are_compared_with() -> None:
-    from support.train.verl_config import composed
+    from support.train.verl_config import compose_config
     from verl.workers.rollout import router
 
-    config = composed("ppo_trainer", [])
+    config = compose_config("ppo_trainer", [])
     assert router.DEFAULT_ROUTING_CACHE_SIZE == STICKY_REQUESTS
     assert config.actor_rollout_ref.rollout.max_num_batched_tokens == BATCHED_TOKENS
     assert config.transfer_queue.backend.SimpleStorage.total_storage_size == QUEUED_SAMPLES
@@ -170,6 +175,6 @@ def test_verls_own_sizes_are_those_that_recipes_are_compared_with() -> None:
 
 def test_the_disks_speed_is_an_assumption_that_plan_names() -> None:
     slow = Assumptions(disk_bytes_per_s=50e6)
-    said = warned("8xh100", assumptions=slow)
-    assert any("hardware.nccl_timeout_s = 1,800" in warning for warning in said)
-    assert any("starting the trainer may take" in warning for warning in said)
+    warnings = warnings_of("8xh100", assumptions=slow)
+    assert any("hardware.nccl_timeout_s = 1,800" in warning for warning in warnings)
+    assert any("starting the trainer may take" in warning for warning in warnings)

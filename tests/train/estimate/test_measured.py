@@ -19,8 +19,8 @@ def test_the_last_stage_that_has_steps_counts(tmp_path: Path) -> None:
     write_steps(tmp_path / "stage1", 10.0)
     write_steps(tmp_path / "stage2", 40.0, 50.0)
     (tmp_path / "stage3").mkdir()
-    for given in (tmp_path, tmp_path / "stage2"):
-        assumed = measured_assumptions(given)
+    for folder in (tmp_path, tmp_path / "stage2"):
+        assumed = measured_assumptions(folder)
         assert (assumed.mean_tokens, assumed.mean_prompt_tokens, assumed.calls_per_rollout) == (
             45.0,
             31.0,
@@ -55,8 +55,8 @@ def test_failed_calls_per_rollout_and_the_length_of_recoveries_are_measured() ->
     ways = ("error", "timeout", "memory", "output_limit", "refused", "parse_error", "unknown_tool")
     step = {"rstar2/calls": 2.0, "rstar2/calls/invalid_arguments": 0.05, "rstar2/calls/lost": 0.5}
     step |= {f"rstar2/calls/{way}": 0.0 for way in ways} | {"rstar2/calls/error": 0.2}
-    made = {"rstar2/recover/rollouts": 9.0, "rstar2/recover/failed": 1.0, "rstar2/recover/tokens": 160.0}
-    assumed = assumptions_of([step, {**step, **made}])
+    metrics = {"rstar2/recover/rollouts": 9.0, "rstar2/recover/failed": 1.0, "rstar2/recover/tokens": 160.0}
+    assumed = assumptions_of([step, {**step, **metrics}])
     assert assumed.failed_calls_per_rollout == pytest.approx(0.5)
     assert assumed.recovery_tokens == 20.0
 
@@ -68,10 +68,10 @@ def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tm
     # 60 tokens in half of the groups are fewer than 50 tokens in two thirds.
     write_steps(tmp_path / "stage2", 60.0, 50.0)
     assert measured_assumptions(tmp_path).update(stage_recipe(1, "laptop", small)).mean_tokens == 31 + 50
-    kept = assumed.update(stage_recipe(1, "laptop", small))
-    assert (kept.rollouts, kept.mean_tokens) == (80, 31 + 50)
-    refilled = assumed.update(stage_recipe(1, "laptop", [*small, "groups.refill_batches=3"]))
-    assert refilled.rollouts == 120
+    with_keep = assumed.update(stage_recipe(1, "laptop", small))
+    assert (with_keep.rollouts, with_keep.mean_tokens) == (80, 31 + 50)
+    with_refill = assumed.update(stage_recipe(1, "laptop", [*small, "groups.refill_batches=3"]))
+    assert with_refill.rollouts == 120
 
 
 def test_a_folder_without_a_step_is_refused(tmp_path: Path) -> None:

@@ -30,36 +30,38 @@ def shape(name: str) -> ModelShape:
     return shape_of(PUBLISHED[name][0], name)
 
 
-def planned(model: ModelShape, recipe: StageRecipe) -> Memory:
+def planned_memory(model: ModelShape, recipe: StageRecipe) -> Memory:
     """Returns the memory if all rollouts have their full length."""
     return stage_memory(model, recipe, Assumptions(mean_tokens=1e9, mean_prompt_tokens=1e9).update(recipe))
 
 
 def test_the_trainers_state_is_sixteen_bytes_a_parameter_over_all_ranks() -> None:
-    memory = planned(shape("Qwen3-14B"), stage_recipe(1, "64xh100", []))
+    memory = planned_memory(shape("Qwen3-14B"), stage_recipe(1, "64xh100", []))
     state = memory.weights + memory.gradients + memory.optimizer
     assert state == pytest.approx(16 * 14_768_307_200 / 64, rel=1e-6)
 
 
 def test_offloading_leaves_the_gpu_to_the_engine_and_fills_the_host() -> None:
     model = shape("Qwen3-8B")
-    kept = {
-        name: planned(model, stage_recipe(1, "8xh100", [f"hardware.offload={name}"]))
+    memories = {
+        name: planned_memory(model, stage_recipe(1, "8xh100", [f"hardware.offload={name}"]))
         for name in ("none", "optimizer", "all")
     }
     parameters = model.parameters
-    assert kept["none"].kept_by_trainer == pytest.approx(12 * parameters / 8, rel=1e-6)
-    assert kept["optimizer"].kept_by_trainer == pytest.approx(4 * parameters / 8, rel=1e-6)
-    assert kept["all"].kept_by_trainer == 0
-    assert [kept[name].host_offload / parameters for name in kept] == pytest.approx([0, 8, 12], rel=1e-6)
+    assert memories["none"].kept_by_trainer == pytest.approx(12 * parameters / 8, rel=1e-6)
+    assert memories["optimizer"].kept_by_trainer == pytest.approx(4 * parameters / 8, rel=1e-6)
+    assert memories["all"].kept_by_trainer == 0
+    assert [memories[name].host_offload / parameters for name in memories] == pytest.approx(
+        [0, 8, 12], rel=1e-6
+    )
 
 
 def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> None:
-    """Half of an H100 for 14B, whose 14,336 tokens take 2.2 GiB: what the profiles are there to prevent."""
+    """Half of an H100 leaves a 14B model's engine too little KV cache. The profiles prevent that."""
     starved = ["hardware.engine_memory_share=0.5", "hardware.sequences_in_flight=256"]
     model = shape("Qwen3-14B")
-    assert planned(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
-    filled = planned(model, stage_recipe(3, "64xh100", []))
+    assert planned_memory(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
+    filled = planned_memory(model, stage_recipe(3, "64xh100", []))
     assert filled.full_length_rollouts >= 40
     assert filled.full_length_rollouts == int(filled.kv_cache / (14336 * 80 * 1024))
 
@@ -67,7 +69,7 @@ def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> No
 def test_sequence_parallelism_divides_the_activations() -> None:
     model = shape("Qwen3-14B")
     one, four = (
-        planned(
+        planned_memory(
             model,
             stage_recipe(3, None, ["hardware.attention=flash_attn", f"hardware.sequence_parallel={count}"]),
         ).activations
@@ -81,13 +83,15 @@ def test_a_small_step_takes_no_more_than_its_tokens_need() -> None:
     small = ["rollout.prompts=1", "rollout.rollouts=4", "groups.keep=2", "rollout.tokens=16"]
     recipe = stage_recipe(1, "laptop", [*small, "rollout.prompt_tokens=16"])
     model = shape("Qwen3-0.6B")
-    assert planned(model, recipe).activations < 64 * 1.1 * activation_bytes(model, 4, CPU_LOGITS, False)
+    assert planned_memory(model, recipe).activations < 64 * 1.1 * activation_bytes(
+        model, 4, CPU_LOGITS, False
+    )
 
 
 def test_on_a_cpu_the_process_itself_counts_too() -> None:
     model = shape("Qwen3-0.6B")
-    assert planned(model, stage_recipe(1, "8xh100", [])).process == 0
-    memory = planned(model, stage_recipe(1, "laptop", []))
+    assert planned_memory(model, stage_recipe(1, "8xh100", [])).process == 0
+    memory = planned_memory(model, stage_recipe(1, "laptop", []))
     tensors = memory.weights + memory.gradients + memory.optimizer + memory.activations
     assert memory.update_total == tensors + memory.process
     # SFT has no engine, so no weights are sent.
@@ -113,10 +117,10 @@ def test_on_a_cpu_blocks_that_the_backward_pass_frees_count_where_it_takes_most(
 
 def test_sft_counts_conversations_where_verl_does() -> None:
     model = shape("Qwen3-0.6B")
-    counted = ["max_tokens=320", "verl.data.use_dynamic_bsz=false"]
-    eight = sft_recipe("laptop", [*counted, "verl.data.micro_batch_size_per_gpu=8"])
+    changes = ["max_tokens=320", "verl.data.use_dynamic_bsz=false"]
+    eight = sft_recipe("laptop", [*changes, "verl.data.micro_batch_size_per_gpu=8"])
     tokens = sft_recipe("laptop", ["max_tokens=320"])
-    four = sft_recipe("laptop", counted)
+    four = sft_recipe("laptop", changes)
     of_a_token = activation_bytes(model, 4, CPU_LOGITS, False)
     for recipe, count in ((eight, 8 * 320), (four, 4 * 320), (tokens, 2 * 320)):
         assert sft_memory(model, recipe, []).activations == count * of_a_token
@@ -155,7 +159,7 @@ def test_expected_lengths_leave_what_is_taken_at_most() -> None:
     model = shape("Qwen3-0.6B")
     for profile in ("64xh100", "laptop"):
         recipe = stage_recipe(1, profile, ["rollout.prompts=32", "groups.keep=2"])
-        short, full = stage_memory(model, recipe, Update(64, 100.0)), planned(model, recipe)
+        short, full = stage_memory(model, recipe, Update(64, 100.0)), planned_memory(model, recipe)
         assert short.update_total == full.update_total > short.expected_update_total
         assert short.activations == full.activations
         fewer = stage_memory(model, recipe, Update(16, 100.0))
@@ -164,14 +168,14 @@ def test_expected_lengths_leave_what_is_taken_at_most() -> None:
 
 def test_sft_counts_the_conversations_that_there_are() -> None:
     model, of_a_token = shape("Qwen3-0.6B"), activation_bytes(shape("Qwen3-0.6B"), 4, CPU_LOGITS, False)
-    counted = ["verl.data.use_dynamic_bsz=false", "verl.data.micro_batch_size_per_gpu=8"]
-    recipe = sft_recipe("laptop", ["max_tokens=320", *counted])
-    full, memory = (sft_memory(model, recipe, given) for given in ([], [20, 100, 180]))
+    changes = ["verl.data.use_dynamic_bsz=false", "verl.data.micro_batch_size_per_gpu=8"]
+    recipe = sft_recipe("laptop", ["max_tokens=320", *changes])
+    full, memory = (sft_memory(model, recipe, lengths) for lengths in ([], [20, 100, 180]))
     assert memory.update_total == full.update_total == full.expected_update_total
     less = full.update_total - memory.expected_update_total
     assert less == 8 * (320 - 180) * of_a_token
     by_tokens = sft_recipe("laptop", ["max_tokens=320", "batch=4", "hardware.update_tokens=4096"])
-    full, memory = (sft_memory(model, by_tokens, given) for given in ([], [64, 64, 100, 100]))
+    full, memory = (sft_memory(model, by_tokens, lengths) for lengths in ([], [64, 64, 100, 100]))
     assert memory.update_total == full.update_total, "no more than four of full length"
     assert full.activations == 4 * 320 * of_a_token
     assert full.update_total - memory.expected_update_total == (4 * 320 - 4 * 100) * of_a_token
@@ -184,37 +188,37 @@ def test_sft_has_no_engine() -> None:
 
 
 ROWS = 16
-"""Rollouts of a micro-batch, of 256 tokens each: no CPU trains on much longer ones, with which attention masks grow."""
+"""Rollouts of a micro-batch, of 256 tokens each. A CPU trains on rollouts of about this length; masks grow with it."""
 
 
 @pytest.fixture
-def counted_attention() -> Iterator[str]:
+def attention_without_values() -> Iterator[str]:
     """An attention that stores the same tensors as flash attention, on any device. It computes no values."""
     torch = pytest.importorskip("torch")
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    class Counted(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    class AttentionWithoutValues(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
             batch, heads, tokens, size = query.shape
-            made = query.new_zeros(batch, tokens, heads, size)
+            output = query.new_zeros(batch, tokens, heads, size)
             sums = query.new_zeros(batch, heads, tokens, dtype=torch.float32)
-            ctx.save_for_backward(query, key, value, made, sums)
-            return made
+            ctx.save_for_backward(query, key, value, output, sums)
+            return output
 
         @staticmethod
         def backward(ctx: Any, _: Any) -> Any:
             return tuple(torch.zeros_like(each) for each in ctx.saved_tensors[:3])
 
-    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **how: Any) -> Any:
-        return Counted.apply(query, key, value), None
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        return AttentionWithoutValues.apply(query, key, value), None
 
     ALL_ATTENTION_FUNCTIONS.register("counted", attention)
     yield "counted"
     del ALL_ATTENTION_FUNCTIONS._global_mapping["counted"]
 
 
-def counted_bytes(
+def peak_bytes_of(
     config: dict[str, Any],
     layers: int,
     tokens: int,
@@ -238,7 +242,7 @@ def counted_bytes(
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    given = [*parameters, *(parameter.grad for parameter in parameters), *model.buffers(), ids]
+    live_tensors = [*parameters, *(parameter.grad for parameter in parameters), *model.buffers(), ids]
 
     def loss() -> Any:
         """As in VERL, only the graph has a reference to the logits when the backward pass begins."""
@@ -246,7 +250,7 @@ def counted_bytes(
         return torch.nn.functional.cross_entropy(logits, ids[0], reduction="none").sum()
 
     def verls_loss_on_a_cpu() -> Any:
-        """As VERL's FSDP engine computes it where padding is not removed before the model (`prepare_model_outputs`)."""
+        """Computes the loss as VERL's FSDP engine does if it keeps the padding (`prepare_model_outputs`)."""
         from verl.utils.torch_functional import logprobs_from_logits
 
         rows = ids.view(ROWS, -1)
@@ -259,7 +263,7 @@ def counted_bytes(
         logits = torch.cat(list(each.unbind()))
         return logprobs_from_logits(logits=logits, labels=ids[0, : len(logits)]).sum()
 
-    with TensorMemory(*given) as memory:
+    with TensorMemory(*live_tensors) as memory:
         (verls_loss_on_a_cpu if device == "cpu" else loss)().backward()
     return memory.peak
 
@@ -269,16 +273,16 @@ def counted_bytes(
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-14B", "Qwen3-32B", "Qwen2.5-7B"])
 def test_the_activations_of_full_size_layers_are_within_a_tenth(
-    name: str, checkpointing: bool, counted_attention: str
+    name: str, checkpointing: bool, attention_without_values: str
 ) -> None:
-    """On the meta device, in bf16. Few tokens of the vocabulary: flash-attn's loss, which needs a GPU, keeps less."""
+    """Runs on the meta device in bf16. A small vocabulary keeps the loss small, as flash-attn's loss on a GPU does."""
     config = {**PUBLISHED[name][0], "vocab_size": 512, "tie_word_embeddings": False}
-    tokens = 65_536  # so many that the gradients of single weights do not matter
-    counted = counted_bytes(config, 6, tokens, "bfloat16", checkpointing, "meta", counted_attention)
-    planned = tokens * activation_bytes(
+    tokens = 65_536  # At this length the gradients of single weights do not matter.
+    peak_bytes = peak_bytes_of(config, 6, tokens, "bfloat16", checkpointing, "meta", attention_without_values)
+    estimated_bytes = tokens * activation_bytes(
         shape_of({**config, "num_hidden_layers": 6}, name), 2, 1, checkpointing
     )
-    assert planned == pytest.approx(counted, rel=0.1)
+    assert estimated_bytes == pytest.approx(peak_bytes, rel=0.1)
 
 
 @pytest.mark.long
@@ -290,17 +294,17 @@ def test_the_activations_of_full_size_layers_are_within_a_tenth(
 def test_what_a_cpu_takes_for_a_small_model_is_within_a_tenth(
     vocab: int, heads: int, key_heads: int, checkpointing: bool
 ) -> None:
-    """Real tensors on the CPU, in fp32, with the attention and the loss as they are computed there."""
+    """Uses real tensors in fp32 on the CPU, with the attention and the loss that a CPU computes."""
     config = {
         "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": heads,
         "num_key_value_heads": key_heads, "head_dim": 32, "vocab_size": vocab, "tie_word_embeddings": True,
     }  # fmt: skip
     tokens = 4_096
-    counted = counted_bytes(config, 3, tokens, "float32", checkpointing, "cpu", "sdpa")
-    planned = tokens * activation_bytes(
+    peak_bytes = peak_bytes_of(config, 3, tokens, "float32", checkpointing, "cpu", "sdpa")
+    estimated_bytes = tokens * activation_bytes(
         shape_of({**config, "num_hidden_layers": 3}, ""), 4, CPU_LOGITS, checkpointing
     )
-    assert planned == pytest.approx(counted, rel=0.1)
+    assert estimated_bytes == pytest.approx(peak_bytes, rel=0.1)
 
 
 @pytest.mark.slow

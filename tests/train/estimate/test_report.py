@@ -1,4 +1,4 @@
-"""The estimate of a run: steps, judge, disk and hours by hand, and a warning for each thing that does not fit."""
+"""Tests of a run's estimate: steps, judge, disk and hours by hand, and a warning for each part that does not fit."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def shape(name: str) -> ModelShape:
 
 
 def estimated(
-    name: str, profile: str | None, *changes: str, stages: tuple[int, ...] = (1,), **given: Any
+    name: str, profile: str | None, *changes: str, stages: tuple[int, ...] = (1,), **options: Any
 ) -> RunEstimate:
-    return estimate_run(shape(name), stage_recipes(list(stages), profile, list(changes)), **given)
+    return estimate_run(shape(name), stage_recipes(list(stages), profile, list(changes)), **options)
 
 
-def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[str]:
+def warnings_of(name: str, profile: str | None, *changes: str, **options: Any) -> list[str]:
     """Returns the warnings without the one about a long run, which most of these runs get."""
-    estimate = estimated(name, profile, *changes, **given)
-    return [said for said in estimate.warnings if said not in estimate.run_warnings]
+    estimate = estimated(name, profile, *changes, **options)
+    return [warning for warning in estimate.warnings if warning not in estimate.run_warnings]
 
 
-def sft_warned(profile: str) -> list[str]:
+def sft_warnings_of(profile: str) -> list[str]:
     model, recipe = shape("Qwen3-14B"), sft_recipe(profile, [])
     return list(sft_warnings(recipe, model, sft_memory(model, recipe, []), sft_saving(model, recipe, [])))
 
@@ -89,7 +89,7 @@ def test_long_rollouts_are_trained_on_more_slowly_because_their_attention_grows(
 
 def test_the_context_of_a_token_is_half_its_rollout_and_long_rollouts_have_most_tokens() -> None:
     assert Update(1, 1000.0).mean_context(10_000) == 500
-    # Lengths spread evenly from 0 to 2,000: the mean square over twice the mean.
+    # The lengths are spread evenly from 0 to 2,000: the mean square divided by twice the mean.
     assert Update(1000, 1000.0).mean_context(10_000) == pytest.approx(2000**2 / 3 / 2000, rel=1e-3)
 
 
@@ -104,19 +104,19 @@ def test_a_run_of_less_than_two_weeks_is_not_remarked(name: str, profile: str) -
 @pytest.mark.parametrize("key", ["hardware.nodes", "rollout.prompts"])
 def test_a_run_of_weeks_is_told_with_changes_that_end_it(name: str, profile: str, key: str) -> None:
     estimate = estimated(name, profile, stages=(1, 2, 3))
-    [said] = estimate.run_warnings
-    assert estimate.warnings[0] == said
+    [warning] = estimate.run_warnings
+    assert estimate.warnings[0] == warning
     hours = estimate.hours["total"]
-    assert said.startswith(f"the run takes about {hours:,.0f} hours, {hours / 168:,.0f} weeks: ")
-    assert ("7b-8xh100" in said) == (profile == "8xh100")
-    [value] = re.findall(rf"{key}=(\d+)", said)
+    assert warning.startswith(f"the run takes about {hours:,.0f} hours, {hours / 168:,.0f} weeks: ")
+    assert ("7b-8xh100" in warning) == (profile == "8xh100")
+    [value] = re.findall(rf"{key}=(\d+)", warning)
     assert estimated(name, profile, f"{key}={value}", stages=(1, 2, 3)).run_warnings == []
 
 
 def test_on_a_cpu_a_run_of_weeks_is_sent_to_gpus() -> None:
-    [said] = estimated("Qwen3-0.6B", "laptop").run_warnings
-    assert "train on GPUs (--profile 8xh100)" in said
-    assert "hardware.nodes" not in said
+    [warning] = estimated("Qwen3-0.6B", "laptop").run_warnings
+    assert "train on GPUs (--profile 8xh100)" in warning
+    assert "hardware.nodes" not in warning
 
 
 def test_the_recipe_that_is_named_for_eight_gpus_takes_less_than_two_weeks() -> None:
@@ -153,7 +153,7 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
     (warning,) = estimate.warnings
     assert warning.startswith("the judge has 2 workers, but the 45,056 tool calls of a step need about")
     assert f"--judge-workers {judge.cores}" in warning
-    assert warned("Qwen3-14B", "64xmi300x", judge_workers=judge.cores) == []
+    assert warnings_of("Qwen3-14B", "64xmi300x", judge_workers=judge.cores) == []
 
 
 def test_a_small_run_is_not_told_of_a_larger_judge_than_it_has_rollouts() -> None:
@@ -161,28 +161,30 @@ def test_a_small_run_is_not_told_of_a_larger_judge_than_it_has_rollouts() -> Non
     estimate = estimated("Qwen3-0.6B", "laptop", *small, judge_workers=2, rates=Rates(generate=1e6))
     judge = estimate.stages[1].judge
     assert (judge.tool_calls, judge.cores) == (176, 64)
-    assert [said for said in estimate.warnings if "judge" in said] == []
-    larger = warned("Qwen3-0.6B", "laptop", "rollout.prompts=64", judge_workers=2, rates=Rates(generate=1e6))
-    assert any("need about 128" in said for said in larger), "as many as are in flight"
+    assert [warning for warning in estimate.warnings if "judge" in warning] == []
+    larger = warnings_of(
+        "Qwen3-0.6B", "laptop", "rollout.prompts=64", judge_workers=2, rates=Rates(generate=1e6)
+    )
+    assert any("need about 128" in warning for warning in larger), "one worker per rollout in flight"
 
 
 @pytest.mark.parametrize("profile", ["8xh100", "64xh100", "64xmi300x"])
 def test_the_papers_model_fits_where_the_profile_says_so(profile: str) -> None:
-    said = warned("Qwen3-14B", profile, stages=(1, 2, 3))
-    assert [warning for warning in said if "training problems are sampled" not in warning] == []
-    assert sft_warned(profile) == []
+    warnings = warnings_of("Qwen3-14B", profile, stages=(1, 2, 3))
+    assert [each for each in warnings if "training problems are sampled" not in each] == []
+    assert sft_warnings_of(profile) == []
 
 
 def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
-    assert warned("Qwen3-4B", "1xh200") == []
-    (warning,) = warned("Qwen3-14B", "1xh200")
+    assert warnings_of("Qwen3-4B", "1xh200") == []
+    (warning,) = warnings_of("Qwen3-14B", "1xh200")
     assert "the update needs" in warning
     assert "hardware.gpus_per_node" in warning
-    assert any("the update needs" in said for said in sft_warned("1xh200"))
+    assert any("the update needs" in each for each in sft_warnings_of("1xh200"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "key"),
+    ("changes", "message", "key"),
     [
         (["hardware.offload=none"], "engine and trainer need", "hardware.offload=optimizer"),
         (["hardware.engine_memory_share=0.3"], "too little for one rollout", "hardware.tensor_parallel=4"),
@@ -200,23 +202,25 @@ def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], said: str, key: str) -> None:
-    found = [warning for warning in warned("Qwen3-32B", "8xh100", *changes) if said in warning]
-    assert len(found) == 1
-    assert key in found[0]
+def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], message: str, key: str) -> None:
+    matching = [warning for warning in warnings_of("Qwen3-32B", "8xh100", *changes) if message in warning]
+    assert len(matching) == 1
+    assert key in matching[0]
 
 
 def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
     """DAPO replaces groups without a gradient, here half of them, up to three times a step's problems."""
     plain = estimated("Qwen3-14B", "64xh100").stages[1]
-    refilled = ("groups.refill_batches=3",)
-    half = estimated("Qwen3-14B", "64xh100", *refilled, assumptions=Assumptions(trained_groups=0.5)).stages[1]
+    refill = ("groups.refill_batches=3",)
+    half = estimated("Qwen3-14B", "64xh100", *refill, assumptions=Assumptions(trained_groups=0.5)).stages[1]
     assert (plain.step.rollouts, half.step.rollouts) == (16_384, 2 * 16_384)
     assert half.hours > 1.5 * plain.hours
     few = Assumptions(trained_groups=0.0)
-    assert estimated("Qwen3-14B", "64xh100", *refilled, assumptions=few).stages[1].step.rollouts == 4 * 16_384
-    (said,) = [warning for warning in warned("Qwen3-14B", "64xh100", *refilled) if "replaced" in warning]
-    assert "up to 4 times its problems, 65,536 rollouts" in said
+    assert estimated("Qwen3-14B", "64xh100", *refill, assumptions=few).stages[1].step.rollouts == 4 * 16_384
+    (replacement_warning,) = [
+        warning for warning in warnings_of("Qwen3-14B", "64xh100", *refill) if "replaced" in warning
+    ]
+    assert "up to 4 times its problems, 65,536 rollouts" in replacement_warning
     assert not any("replaced" in warning for warning in plain.warnings)
 
 
@@ -230,13 +234,13 @@ def test_groups_in_rounds_are_planned_at_most_or_with_the_share_that_a_run_made(
     assert [each.step.rollouts for each in (plain, most, half)] == [16_384, 16_384, 8_192]
     assert most.hours == plain.hours > 1.5 * half.hours
     assert estimated("Qwen3-14B", "8xh100", assumptions=some).stages[1].step.rollouts == 16_384
-    [said] = set(most.warnings) - set(plain.warnings)
-    assert "in rounds of 8, so a step makes 4,096 to 16,384 rollouts" in said
-    advised = set(warned("Qwen3-14B", "8xh100", "groups.round=8")) - set(most.warnings)
+    [round_warning] = set(most.warnings) - set(plain.warnings)
+    assert "in rounds of 8, so a step makes 4,096 to 16,384 rollouts" in round_warning
+    advised = set(warnings_of("Qwen3-14B", "8xh100", "groups.round=8")) - set(most.warnings)
     assert [warning.split(": ")[1] for warning in advised] == ["set algorithm.loss_weights=problems"]
     ahead = (*rounds, "mode=colocate_async", "algorithm.correction=token-tis")
-    [dropped] = set(warned("Qwen3-14B", "8xh100", *ahead)) - set(
-        warned("Qwen3-14B", "8xh100", *ahead, "asynchronous.too_old=wait")
+    [dropped] = set(warnings_of("Qwen3-14B", "8xh100", *ahead)) - set(
+        warnings_of("Qwen3-14B", "8xh100", *ahead, "asynchronous.too_old=wait")
     )
     assert dropped.endswith("max_steps = 8 steps are dropped: set asynchronous.too_old=wait")
 
@@ -251,9 +255,10 @@ def test_recoveries_are_planned_at_most_or_with_the_failed_calls_that_a_run_had(
             (recover, Assumptions(failed_calls_per_rollout=1 / 32, recovery_tokens=1000.0)),
         )
     )
-    # With one failed call per problem of 32 rollouts, 1/e of the problems have none, and as many have one.
-    drawn = 2 - (2 + 1) * math.exp(-1)
-    assert [each.step.recoveries for each in (plain, most, few)] == [0, 4096, round(4 * 512 * drawn)]
+    # With one failed call per problem of 32 rollouts, the share of problems without a failed call is 1/e. Equally many
+    # have one failed call.
+    largest_share = 2 - (2 + 1) * math.exp(-1)
+    assert [each.step.recoveries for each in (plain, most, few)] == [0, 4096, round(4 * 512 * largest_share)]
     assert {each.step.rollouts for each in (plain, most, few)} == {16_384}
     assert most.step.kept_rollouts == plain.step.kept_rollouts + 4096
     assert most.step.tokens == plain.step.tokens + 4096 * 4096 // 2
@@ -261,8 +266,8 @@ def test_recoveries_are_planned_at_most_or_with_the_failed_calls_that_a_run_had(
     assert most.step.tool_calls == plain.step.tool_calls * (16_384 + 2048) // 16_384
     assert most.hours > few.hours > plain.hours
     assert most.memory_per_gpu.expected_update_total >= plain.memory_per_gpu.expected_update_total
-    [said] = set(most.warnings) - set(plain.warnings)
-    assert "up to 2 failed calls of each problem get 4 extra rollouts, up to 4,096 in a step" in said
+    [warning] = set(most.warnings) - set(plain.warnings)
+    assert "up to 2 failed calls of each problem get 4 extra rollouts, up to 4,096 in a step" in warning
 
 
 def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_another() -> None:
@@ -277,34 +282,35 @@ def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_anot
 
 def test_what_a_warning_advises_ends_it() -> None:
     """If engine and trainer do not fit together, the warning names a share at which they fit."""
-    (warning,) = warned("Qwen3-14B", "8xh100", "hardware.offload=none")
+    (warning,) = warnings_of("Qwen3-14B", "8xh100", "hardware.offload=none")
     share = warning.split("hardware.engine_memory_share=")[1]
     assert (
-        warned("Qwen3-14B", "8xh100", "hardware.offload=none", f"hardware.engine_memory_share={share}") == []
+        warnings_of("Qwen3-14B", "8xh100", "hardware.offload=none", f"hardware.engine_memory_share={share}")
+        == []
     )
 
 
 def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
-    memory, time = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
+    memory, time = warnings_of("Qwen3-4B", "laptop", machine_memory=24 << 30)
     assert "this machine has 24.0 GiB" in memory
     assert time.startswith("one rollout of full length, with the judge away, may take")
-    assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "groups.keep=2"],
+    assert warnings_of("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "groups.keep=2"],
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
 
 
 def test_keys_of_a_kl_term_are_told_where_they_have_no_effect_or_take_memory() -> None:
     key = "verl.actor_rollout_ref.actor"
-    [idle] = warned("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001")
+    [idle] = warnings_of("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001")
     assert idle.startswith("kl_loss_coef has no effect without a KL term in the loss")
-    [used] = warned("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001", f"{key}.use_kl_loss=true")
+    [warning] = warnings_of("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001", f"{key}.use_kl_loss=true")
     # 14.77 G parameters of 4 bytes over 64 GPUs.
-    assert "VERL also holds a reference model, 0.9 GiB per GPU" in used
+    assert "VERL also holds a reference model, 0.9 GiB per GPU" in warning
 
 
 def test_a_warning_about_one_stage_names_it() -> None:
-    said = warned("Qwen3-14B", "8xh100", stages=(1, 2, 3))
-    assert [warning.split(":")[0] for warning in said] == ["stage 3"]
-    assert "--solved" in said[0]
+    warnings = warnings_of("Qwen3-14B", "8xh100", stages=(1, 2, 3))
+    assert [warning.split(":")[0] for warning in warnings] == ["stage 3"]
+    assert "--solved" in warnings[0]
 
 
 def test_the_filter_runs_on_all_engines_and_its_traces_take_disk() -> None:
@@ -330,6 +336,6 @@ def test_the_record_has_every_part_and_is_json() -> None:
     assert record["hours"]["total"] == pytest.approx(
         sum(hours for name, hours in record["hours"].items() if name != "total")
     )
-    assert record["stage"] == 3, "the largest step, of two equal ones the later"
+    assert record["stage"] == 3, "the table shows the largest step, and of two equal steps the later one"
     assert record["memory_per_gpu"] == record["stages"]["stage3"]["memory_per_gpu"]
     assert record["judge"]["workers"] == 4

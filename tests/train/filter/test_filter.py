@@ -1,4 +1,4 @@
-"""The filter before a stage: all engines sample, verdicts are saved, and finished samples are not repeated."""
+"""Tests of the filter before a stage. All engines sample, verdicts are saved, and finished samples are not repeated."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def answering(codec: ChatCodec, wrong: str = "p1", silent: str = "p2") -> Callab
         text = codec.decode(prompt_ids)
         (problem,) = [each for each in PROBLEMS if each.problem in text]
         answer = {wrong: "77", silent: ""}.get(problem.id, problem.answer)
-        said = f"</reason><answer>\\boxed{{{answer}}}</answer>" if answer else "</reason>I do not know."
-        return [*codec.tokenizer.encode(said), codec.end_id]
+        completion = f"</reason><answer>\\boxed{{{answer}}}</answer>" if answer else "</reason>I do not know."
+        return [*codec.tokenizer.encode(completion), codec.end_id]
 
     return model
 
@@ -97,13 +97,13 @@ async def filtered(
     pool, tools = EnginePool(engines, retries), RetryingTools(SharedTools(), retries)
     method = PolicyMethod(Agent(pool, tools, codec, grader), settings, "paper")
     part = filter_part(PROBLEMS, out, method, {"reward": "paper"}, keep_traces)
-    seen: list[Progress] = []
+    updates: list[Progress] = []
     try:
-        await run_parts({"": part}, settings.in_flight, Services(retries, (pool,), tools), seen.append)
+        await run_parts({"": part}, settings.in_flight, Services(retries, (pool,), tools), updates.append)
     finally:
         for engine in engines:
             await engine.aclose()
-    return Tally.of(out / VERDICTS.file), seen
+    return Tally.of(out / VERDICTS.file), updates
 
 
 async def test_all_engines_take_part_and_only_verdicts_are_kept(
@@ -111,14 +111,14 @@ async def test_all_engines_take_part_and_only_verdicts_are_kept(
 ) -> None:
     for each in servers:
         each.together = 3  # neither is left out
-    tally, seen = await filtered(servers, grader, tmp_path)
+    tally, updates = await filtered(servers, grader, tmp_path)
     assert dict(tally.counts) == {"correct": 16, "wrong": 4, "unparsed": 4}
-    assert sum(len(each.asked) for each in servers) == 24
+    assert sum(len(each.requests) for each in servers) == 24
     assert sorted(os.listdir(tmp_path)) == ["settings.json", VERDICTS.file]
     rows = [json.loads(line) for line in (tmp_path / VERDICTS.file).read_text().splitlines()]
     assert {(row["id"], row["sample"]) for row in rows} == {(p.id, n) for p in PROBLEMS for n in range(4)}
     assert all(set(row) == {"id", "sample", "verdict"} for row in rows)
-    assert (seen[-1].done, seen[-1].correct, seen[-1].resumed) == (24, 16, 0)
+    assert (updates[-1].done, updates[-1].correct, updates[-1].resumed) == (24, 16, 0)
 
 
 async def test_the_filter_before_stage_3_samples_8_times_as_that_stage_does(
@@ -128,8 +128,8 @@ async def test_the_filter_before_stage_3_samples_8_times_as_that_stage_does(
     assert settings.max_turns == 15
     with serving(StandIn(answering(byte_codec()), max_model_len=16_384)) as server:
         await filtered([server], grader, tmp_path, settings=settings)
-    assert len(server.asked) == 8 * len(PROBLEMS)
-    assert {(each["temperature"], each["max_tokens"]) for each in server.asked} == {(1.0, 12_288)}
+    assert len(server.requests) == 8 * len(PROBLEMS)
+    assert {(each["temperature"], each["max_tokens"]) for each in server.requests} == {(1.0, 12_288)}
 
 
 async def test_traces_are_kept_where_asked_for(
@@ -147,11 +147,11 @@ async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
     ]
     write_verdicts(tmp_path / VERDICTS.file, [*wrong, ("p5", 0, "error")])
     with (tmp_path / VERDICTS.file).open("a") as file:
-        file.write('{"id": "p5", "sam')  # torn by a kill
-    tally, seen = await filtered(servers, grader, tmp_path)
-    assert sum(len(each.asked) for each in servers) == 4
+        file.write('{"id": "p5", "sam')  # a kill truncated the line
+    tally, updates = await filtered(servers, grader, tmp_path)
+    assert sum(len(each.requests) for each in servers) == 4
     assert dict(+tally.counts) == {"wrong": 20, "correct": 4}
-    assert seen[-1].resumed == 20
+    assert updates[-1].resumed == 20
 
 
 async def test_the_rollouts_of_an_engine_that_dies_start_again_on_the_others(
@@ -193,10 +193,10 @@ async def test_a_file_that_cannot_grow_is_said_and_what_is_written_counts(
             await filtered(servers, grader, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    written = Tally.of(tmp_path / VERDICTS.file).counts.total()
-    assert 0 < written < 24
-    tally, seen = await filtered(servers, grader, tmp_path)
-    assert seen[-1].resumed == written
+    verdict_count = Tally.of(tmp_path / VERDICTS.file).counts.total()
+    assert 0 < verdict_count < 24
+    tally, updates = await filtered(servers, grader, tmp_path)
+    assert updates[-1].resumed == verdict_count
     assert tally.counts.total() == 24
 
 
@@ -253,8 +253,8 @@ def test_the_card_counts_what_came_in_and_what_was_kept(tmp_path: Path) -> None:
     assert card["problems_by_times_correct"] == {"0": 1, "1": 0, "2": 0, "3": 1, "4": 2}
     assert card["verdicts"] == {"correct": 11, "wrong": 0, "unparsed": 5, "error": 0}
     assert card["reward"] == "paper"
-    kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
-    assert kept[0] == {"id": "c", "correct": 3, "samples": 4}
+    kept_rows = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    assert kept_rows[0] == {"id": "c", "correct": 3, "samples": 4}
 
 
 def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
@@ -329,8 +329,8 @@ def test_a_filter_that_lost_many_samples_fails_and_samples_them_again(
 
     def run() -> list[str]:
         stage = StageFilter(model, rows, recipe, ("http://127.0.0.1:9", None), solved_in, tmp_path)
-        kept = unsolved(stage, lambda _: None)
-        return [row["extra_info"]["id"] for row in kept]
+        unsolved_rows = unsolved(stage, lambda _: None)
+        return [row["extra_info"]["id"] for row in unsolved_rows]
 
     monkeypatch.setattr("rstar2.train.filter.unsolved._sample", sample)
     with pytest.raises(Failure, match=r"1 of the 12 samples .* failed with an error"):
@@ -351,34 +351,34 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
     changes = ["hardware.gpus_per_node=2", "hardware.sequences_in_flight=4"]
     recipe = stage_recipe(3, "laptop", changes, over=over)
     stage = StageFilter(model, rows, recipe, ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path)
-    seen: list[Progress] = []
-    told: list[SamplesDone | None] = []
+    updates: list[Progress] = []
+    reports: list[SamplesDone | None] = []
 
     def on_progress(progress: Progress) -> None:
-        seen.append(progress)
-        told.append(samples_done(tmp_path / "solved"))
+        updates.append(progress)
+        reports.append(samples_done(tmp_path / "solved"))
 
     def run() -> list[str]:
-        # No judge: random weights write no calls.
-        kept = unsolved(stage, on_progress)
-        return [row["extra_info"]["id"] for row in kept]
+        # The test needs no judge, because a model with random weights writes no calls.
+        unsolved_rows = unsolved(stage, on_progress)
+        return [row["extra_info"]["id"] for row in unsolved_rows]
 
     assert run() == [problem.id for problem in PROBLEMS]
-    assert seen[-1].done == 12
-    assert (told[0], told[-1]) == (SamplesDone(0, 12), SamplesDone(12, 12))
+    assert updates[-1].done == 12
+    assert (reports[0], reports[-1]) == (SamplesDone(0, 12), SamplesDone(12, 12))
     assert samples_done(tmp_path / "solved") is None
     card = json.loads((tmp_path / "solved" / "card.json").read_text())
     assert (card["problems"], card["kept"], card["verdicts"]["correct"]) == (6, 6, 0)
     assert set(card) >= {"model", "data", "settings", "reward"}
 
-    def opened(*_: Any) -> None:
+    def open_endpoint(*_: Any) -> None:
         raise AssertionError("sampled again")
 
-    monkeypatch.setattr("rstar2.train.filter.unsolved.open_engines", opened)
+    monkeypatch.setattr("rstar2.train.filter.unsolved.open_engines", open_endpoint)
     assert run() == [problem.id for problem in PROBLEMS]
     file = solved_file(tmp_path / "solved", recipe)
     assert len(unsolved_by_file(file, rows, recipe)) == 6
     with pytest.raises(UserError, match=r"other settings: settings\.seed"):
         unsolved(
-            replace(stage, recipe=stage_recipe(3, "laptop", [*changes, "seed=9"], over=over)), seen.append
+            replace(stage, recipe=stage_recipe(3, "laptop", [*changes, "seed=9"], over=over)), updates.append
         )

@@ -1,4 +1,4 @@
-"""The benchmark of the alarms counts collapses by the pass rate alone, and the alarms before them."""
+"""Tests of the alarm benchmark, which counts collapses by the pass rate alone, and the alarms before each collapse."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def benchmark() -> Iterator[ModuleType]:
     [
         ([0.5 + 0.02 * i for i in range(20)], None),
         ([0.8] * 10 + [0.0] * 10, 12),  # two of five steps at 0: the mean is 0.48
-        ([0.8] * 10 + [0.0] * 3 + [0.8] * 7, None),  # it recovers
+        ([0.8] * 10 + [0.0] * 3 + [0.8] * 7, None),  # the pass rate recovers
         ([0.8] * 10 + [0.0] * 3 + [0.8] * 7 + [0.3] * 5, 22),  # the second fall stays
-        ([0.8] * 10 + [0.65] * 10, None),  # not far enough
+        ([0.8] * 10 + [0.65] * 10, None),  # the fall is too small
         ([0.8] * 3, None),
     ],
 )
@@ -70,7 +70,8 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
         write_run(folder, benchmark, "hackable-reward", falls, slow)
     # This alarm is too late to count.
     write_run(tmp_path / "seed2", benchmark, "lr-x10", falls, [1.0] * 15 + [0.6] * 5)
-    # A false alarm at every threshold that sees a collapse: on seed 2 the choice is one that never sees any.
+    # Every threshold that detects a collapse gives a false alarm. For seed 2 the choice is a threshold without any
+    # alarm.
     write_run(tmp_path / "seed2", benchmark, "half-lr", steady, slow)
     runs = benchmark.finished_runs(tmp_path, benchmark.ARMS)
     assert [(run.seed, run.arm, run.collapse) for run in runs] == [
@@ -80,10 +81,10 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
     rows = {
         line.split(" | ")[0].strip("| `"): line for line in benchmark.table_of_alarms(runs, 3).splitlines()
     }
-    # Of three steps, one at 0.6 lowers the mean to 0.87, which the threshold of the odd seeds already sees.
-    chosen = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
+    # In a window of three steps, one step at 0.6 lowers the mean to 0.87. The threshold of the odd seeds detects this.
+    table_line = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
     default = "| 0.2 | 2 of 3 | 1 of 3 | 6 (6 to 6) |"
-    assert rows["information_fall"] == chosen + default
+    assert rows["information_fall"] == table_line + default
     assert rows["length_change"].split(" | ")[2:4] == ["0 of 3", "0 of 3"]
     assert "| spoilt | lr-x10 | 80% | 0% | 16 |" in benchmark.table_of_runs(runs, 3)
 

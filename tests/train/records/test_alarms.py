@@ -41,7 +41,7 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "ends", "said"),
+    ("sign", "ends", "message"),
     [
         ("entropy", {"entropy": 0.01}, r"entropy fell from 0.\d+ to 0.\d+ \(alarms.entropy_fall\)"),
         ("entropy", {"entropy": 3.0}, r"entropy rose from .* \(alarms.entropy_rise\)"),
@@ -77,16 +77,16 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
     ],
 )
 def test_each_sign_of_collapse_is_told_once_with_its_values_and_its_key(
-    tmp_path: Path, sign: str, ends: dict[str, float], said: str
+    tmp_path: Path, sign: str, ends: dict[str, float], message: str
 ) -> None:
-    warned: list[str] = []
-    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
+    warnings: list[str] = []
+    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warnings.append)
     for number, step in enumerate(course(12, **ends), 1):
         recorder.on_step(number, step)
     [(step_of, [alarm])] = read_alarms(tmp_path).items()
     assert alarm.sign == sign
-    assert warned == [f"step {step_of}: {alarm.text}"]
-    assert re.search(said, alarm.text)
+    assert warnings == [f"step {step_of}: {alarm.text}"]
+    assert re.search(message, alarm.text)
 
 
 def test_a_measurement_that_is_not_a_number_is_told_at_once_and_the_other_steps_still_count(
@@ -95,18 +95,20 @@ def test_a_measurement_that_is_not_a_number_is_told_at_once_and_the_other_steps_
     steps = course(12, entropy=0.01)
     for number in (0, 4, 5):
         steps[number] |= {"actor/entropy": float("nan"), "actor/grad_norm": float("inf")}
-    warned: list[str] = []
-    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
+    warnings: list[str] = []
+    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warnings.append)
     for number, step in enumerate(steps, 1):
         recorder.on_step(number, step)
-    found = read_alarms(tmp_path)
+    alarms_by_step = read_alarms(tmp_path)
     assert (
-        [alarm.sign for alarm in found[1]]
-        == [alarm.sign for alarm in found[5]]
+        [alarm.sign for alarm in alarms_by_step[1]]
+        == [alarm.sign for alarm in alarms_by_step[5]]
         == ["nan_entropy", "nan_gradient"]
     )
-    assert warned[0] == "step 1: actor/entropy is not a number (NaN or infinite)"
-    assert [(step, alarm.sign) for step in list(found)[2:] for alarm in found[step]] == [(10, "entropy")]
+    assert warnings[0] == "step 1: actor/entropy is not a number (NaN or infinite)"
+    assert [(step, alarm.sign) for step in list(alarms_by_step)[2:] for alarm in alarms_by_step[step]] == [
+        (10, "entropy")
+    ]
 
 
 def test_dependence_and_unsolved_problems_are_compared_with_the_best_of_the_stage() -> None:
@@ -126,18 +128,18 @@ def test_a_stage_without_calls_or_of_an_earlier_version_has_no_alarm_of_what_it_
 
 
 def test_a_sign_that_passes_and_returns_is_told_twice(tmp_path: Path) -> None:
-    warned: list[str] = []
-    recorder = AlarmRecorder(tmp_path, AlarmSettings(window=1), {}, warned.append)
+    warnings: list[str] = []
+    recorder = AlarmRecorder(tmp_path, AlarmSettings(window=1), {}, warnings.append)
     for number, truncated in enumerate([0.0, 0.3, 0.4, 0.1, 0.3], 1):
         recorder.on_step(number, {"rstar2/truncated": truncated})
-    assert [text.partition(":")[0] for text in warned] == ["step 2", "step 5"]
+    assert [text.partition(":")[0] for text in warnings] == ["step 2", "step 5"]
 
 
 def test_after_a_kill_earlier_steps_count_and_steps_run_again_are_told_once(tmp_path: Path) -> None:
     steps = course(12, pass_rate=0.1)
-    for begun_at, before in ((0, {}), (8, dict(enumerate(steps[:9], 1)))):
+    for first, before in ((0, {}), (8, dict(enumerate(steps[:9], 1)))):
         recorder = AlarmRecorder(tmp_path, SETTINGS, before, lambda text: None)
-        for number in range(begun_at, 12):
+        for number in range(first, 12):
             recorder.on_step(number + 1, steps[number])
     with (tmp_path / "alarms.jsonl").open("a") as file:
         file.write('{"step": 9, "si')
@@ -146,8 +148,8 @@ def test_after_a_kill_earlier_steps_count_and_steps_run_again_are_told_once(tmp_
 
 
 def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path: Path) -> None:
-    warned: list[str] = []
-    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
+    warnings: list[str] = []
+    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warnings.append)
     healthy = {"rstar2/rollouts": 64.0, "rstar2/failed_rollouts": 0.0, "rstar2/tokens": 800.0}
     failing = healthy | {
         "rstar2/failed_rollouts": 3.0,
@@ -164,7 +166,7 @@ def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path:
         [healthy, failing, failing | {"val-core/aime/acc/mean@1": 0.5}, healthy], 1
     ):
         recorder.on_step(number, step)
-    assert warned == [
+    assert warnings == [
         "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1). On average they failed after 6000 "
         "tokens; the other rollouts have 800",
         "step 2: 1 of 64 rollouts lost a call to the judge and were left out",
@@ -181,19 +183,19 @@ def undecided(share: float, **reasons: float) -> dict[str, float]:
 
 
 def test_answers_that_the_grader_could_not_decide_are_told_from_the_first_step_on(tmp_path: Path) -> None:
-    warned: list[str] = []
-    recorder = AlarmRecorder(tmp_path, AlarmSettings(window=3), {}, warned.append)
+    warnings: list[str] = []
+    recorder = AlarmRecorder(tmp_path, AlarmSettings(window=3), {}, warnings.append)
     steps = [undecided(0.03, deadline=0.02, fault=0.01), undecided(0.03, work=0.03), *[undecided(0.0)] * 4]
     for number, step in enumerate(steps, 1):
         recorder.on_step(number, step)
-    assert warned == [
+    assert warnings == [
         "step 1: the grader could not decide 3.0 % of the answers (deadline 2.0 %, fault of the grader 1.0 %), which "
         "therefore earn no reward: read traces with these rules, and end the run if the model writes such answers on "
         "purpose (alarms.undecided)"
     ]
-    assert [(step, [alarm.sign for alarm in found]) for step, found in read_alarms(tmp_path).items()] == [
-        (1, ["undecided"])
-    ]
+    assert [
+        (step, [alarm.sign for alarm in step_alarms]) for step, step_alarms in read_alarms(tmp_path).items()
+    ] == [(1, ["undecided"])]
 
 
 def test_few_undecided_answers_raise_no_alarm_and_old_runs_have_no_such_metric() -> None:

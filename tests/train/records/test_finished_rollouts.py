@@ -1,4 +1,4 @@
-"""Finished rollouts on disk: which are reused after a kill, and which are not."""
+"""Tests of finished rollouts on disk: which rollouts are reused after a kill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rstar2.train.records.finished_rollouts import (
 KEYS: list[Key] = [("sum", 0, session) for session in range(6)]
 
 
-def saved(name: str = "a", tokens: int = 3) -> SavedRollout:
+def saved_rollout(name: str = "a", tokens: int = 3) -> SavedRollout:
     mask, logprobs = [1] * (tokens - 1) + [0], [-0.5] * tokens
     return SavedRollout([1, 151_935], list(range(tokens)), mask, logprobs, {"name": name, "é": None})
 
@@ -56,7 +56,7 @@ def save_checkpoint(stage: Path, step: int, weights: str = "weights") -> None:
 
 
 def begin_step(stage: Path, model: str, step: int = 5) -> RolloutStore:
-    """A worker's store, with the folder that one process has chosen for all workers."""
+    """Returns a worker's store, with the folder that one process has chosen for all workers."""
     store = RolloutStore()
     store.turn_to(step, folder_or_none(stage, step, model))
     return store
@@ -66,25 +66,25 @@ def finish(stage: Path, model: str, *keys: Key, step: int = 5, name: str = "a") 
     store = begin_step(stage, model, step)
     for key in keys:
         store.begun(step, key)
-        store.finished(step, key, saved(name))
+        store.finished(step, key, saved_rollout(name))
     return store
 
 
-def taken(stage: Path, model: str, step: int = 5) -> list[Key]:
+def taken_keys(stage: Path, model: str, step: int = 5) -> list[Key]:
     store = begin_step(stage, model, step)
     return [key for key in KEYS if store.take(step, key) is not None]
 
 
 @pytest.mark.parametrize("with_logprobs", [True, False])
 def test_a_rollout_comes_back_as_it_was_and_once(stage: Path, model: str, with_logprobs: bool) -> None:
-    rollout = saved() if with_logprobs else SavedRollout([1], [2, 3], [1, 0], None, {"x": [1.5, "y"]})
+    rollout = saved_rollout() if with_logprobs else SavedRollout([1], [2, 3], [1, 0], None, {"x": [1.5, "y"]})
     store = begin_step(stage, model)
     store.begun(5, KEYS[0])
     store.finished(5, KEYS[0], rollout)
-    assert store.take(5, KEYS[0]) is None, "what this start has finished is not used again by it"
+    assert store.take(5, KEYS[0]) is None, "a start does not reuse the rollouts that it finished itself"
     assert prepare(stage, model) == 1
     store = begin_step(stage, model)
-    assert store.take(5, ("sum", 1, 0)) is None, "handed out a second time in the step"
+    assert store.take(5, ("sum", 1, 0)) is None, "the problem was handed out a second time in this step"
     assert store.take(5, KEYS[0]) == rollout
     assert store.take(5, KEYS[0]) is None
 
@@ -99,9 +99,9 @@ def test_of_those_begun_after_an_unfinished_one_none_is_used_again(
     for store, key in ((one, KEYS[0]), (other, KEYS[1]), (one, KEYS[2]), (other, KEYS[3])):
         store.begun(5, key)
     for store, key in ((other, KEYS[3]), (one, KEYS[0]), (other, KEYS[1])):  # the third is long
-        store.finished(5, key, saved())
+        store.finished(5, key, saved_rollout())
     assert prepare(stage, model) == 2
-    assert taken(stage, model) == KEYS[:2]
+    assert taken_keys(stage, model) == KEYS[:2]
 
 
 def test_a_failed_rollout_does_not_keep_others_from_being_used_again(stage: Path, model: str) -> None:
@@ -110,7 +110,7 @@ def test_a_failed_rollout_does_not_keep_others_from_being_used_again(stage: Path
     store.failed(5, KEYS[0])
     finish(stage, model, *(("sum", 0, session) for session in range(1, 100)))
     assert prepare(stage, model) == 99
-    assert taken(stage, model) == KEYS[1:]
+    assert taken_keys(stage, model) == KEYS[1:]
 
 
 def test_nothing_is_used_again_of_a_step_in_which_many_failed(stage: Path, model: str) -> None:
@@ -118,7 +118,7 @@ def test_nothing_is_used_again_of_a_step_in_which_many_failed(stage: Path, model
     store.begun(5, KEYS[0])
     store.failed(5, KEYS[0])
     assert prepare(stage, model) == 0
-    assert taken(stage, model) == []
+    assert taken_keys(stage, model) == []
 
 
 def test_rollouts_of_two_killed_starts_are_used_by_the_third(stage: Path, model: str) -> None:
@@ -127,10 +127,10 @@ def test_rollouts_of_two_killed_starts_are_used_by_the_third(stage: Path, model:
     store = begin_step(stage, model)
     assert [store.take(5, key) is not None for key in KEYS[:3]] == [True, True, False]
     store.begun(5, KEYS[2])
-    store.finished(5, KEYS[2], saved("second"))
+    store.finished(5, KEYS[2], saved_rollout("second"))
     store.begun(5, KEYS[3])
     assert prepare(stage, model) == 3
-    assert taken(stage, model) == KEYS[:3]
+    assert taken_keys(stage, model) == KEYS[:3]
     assert prepare(stage, model) == 3, "a start that is killed before its first rollout loses none"
 
 
@@ -143,10 +143,10 @@ def test_a_torn_end_is_ignored_at_every_byte(stage: Path, model: str) -> None:
         file.write_bytes(whole[:end])
         # A record that the second rollout began, without a record of its end, means that it did not finish.
         assert prepare(stage, model) == 1
-        assert taken(stage, model) == KEYS[:1]
+        assert taken_keys(stage, model) == KEYS[:1]
         (file.parent / finished_rollouts.REUSABLE).unlink()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert prepare(stage, model) == 1, "of other bytes than were written"
+    assert prepare(stage, model) == 1, "a record with a changed byte is not used"
 
 
 def other_weights(stage: Path) -> None:
@@ -189,7 +189,7 @@ def test_nothing_is_used_again_by_other_weights_or_settings(
     assert prepare(stage, model) == 0
     assert list((stage / FOLDER).glob("step-*")) == []
     for step in (4, 5, 6):
-        assert taken(stage, model, step) == []
+        assert taken_keys(stage, model, step) == []
 
 
 def test_another_judge_uses_them_again(stage: Path, model: str) -> None:
@@ -202,7 +202,7 @@ def test_before_the_first_checkpoint_the_weights_are_the_models(stage: Path, mod
     (stage / "checkpoints" / "latest_checkpointed_iteration.txt").unlink()
     finish(stage, model, *KEYS, step=1)
     assert prepare(stage, model) == len(KEYS)
-    assert taken(stage, model, 1) == KEYS
+    assert taken_keys(stage, model, 1) == KEYS
     write_text(Path(model) / "model.safetensors", "another model")
     assert prepare(stage, model) == 0
 
@@ -221,7 +221,7 @@ def test_only_the_step_after_a_checkpoint_is_kept(stage: Path, model: str) -> No
     assert [path.name.split("-")[1] for path in (stage / FOLDER).glob("step-*")] == ["6"]
     forget(stage)
     assert not (stage / FOLDER).exists()
-    assert taken(stage, model, 6) == []
+    assert taken_keys(stage, model, 6) == []
 
 
 def test_a_full_disk_ends_only_the_keeping(
@@ -233,5 +233,5 @@ def test_a_full_disk_ends_only_the_keeping(
     folder.mkdir()
     (folder / f"host-{os.getpid()}.rollouts").symlink_to("/dev/full")
     finish(stage, model, *KEYS)
-    [told] = caplog.messages
-    assert "finished rollouts of step 5 are no longer saved" in told
+    [message] = caplog.messages
+    assert "finished rollouts of step 5 are no longer saved" in message

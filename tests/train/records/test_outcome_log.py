@@ -1,4 +1,4 @@
-"""A stage's outcomes on disk: what counts, what a step logs, and what remains after a restart."""
+"""Tests of a stage's outcomes on disk: what counts as an outcome, what a step logs, and what a restart reads."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def rollouts(problem: str, verdicts: str) -> list[Rollout]:
 
 
 def test_only_rollouts_with_a_verdict_are_outcomes() -> None:
-    found = counted([*rollouts("a", "11x0u0"), *rollouts("b", "xxu"), *rollouts("c", "00")])
-    assert found == {"a": (2, 4), "c": (0, 2)}
+    counts = counted([*rollouts("a", "11x0u0"), *rollouts("b", "xxu"), *rollouts("c", "00")])
+    assert counts == {"a": (2, 4), "c": (0, 2)}
 
 
 def test_a_step_logs_what_is_believed_of_the_problems_and_how_well_it_was_foreseen(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_a_step_logs_what_is_believed_of_the_problems_and_how_well_it_was_forese
         1, [*rollouts("a", "11111111"), *rollouts("b", "10101010"), *rollouts("c", "0" * 8)]
     )
     assert first == {f"rstar2/problems/{name}": 1.0 for name in ("solved", "useful", "hopeless", "unseen")}, (
-        "nothing was known before"
+        "no outcome was known before"
     )
     second = recorder.record(2, [*rollouts("a", "11111111"), *rollouts("c", "00000000")])
-    # Of 8 rollouts that are all correct, Jeffreys' prior makes a pass rate of 8.5 / 9.
+    # 8 of 8 correct rollouts give a pass rate of 8.5 / 9 with Jeffreys' prior.
     assert second["rstar2/problems/prediction_error"] == pytest.approx(0.5 / 9)
     assert second["rstar2/problems/prediction_correlation"] == pytest.approx(1.0)
     assert second.keys() == {f"rstar2/problems/{name}" for name in PROBLEMS}
@@ -87,12 +87,12 @@ def test_a_stage_begins_with_what_the_one_before_has_seen(tmp_path: Path) -> Non
     for step in (1, 2, 3):
         recorder.record(step, [*rollouts("a", "10"), *rollouts("b", "11")])
     begin(stage, ["b", "c"], "paper", before / "model")
-    found = outcomes_of(stage / "model")
-    assert found is not None
-    assert [(each.step, each.counts) for each in found.steps] == [
+    outcomes = outcomes_of(stage / "model")
+    assert outcomes is not None
+    assert [(each.step, each.counts) for each in outcomes.steps] == [
         (step, {"b": (2, 2)}) for step in (-2, -1, 0)
     ]
-    assert found.next_step == 1
+    assert outcomes.next_step == 1
     forget_after(stage, 0)
     metrics = OutcomeRecorder(stage, 8, discount=1.0).record(1, rollouts("c", "11"))
     assert metrics["rstar2/problems/unseen"] == 0.0
@@ -107,9 +107,9 @@ def test_outcomes_that_another_reward_decided_are_not_taken_over(tmp_path: Path)
     begin(before, ["a"], "paper", tmp_path / "sft" / "model")
     OutcomeRecorder(before, 8, discount=1.0).record(1, rollouts("a", "10"))
     begin(stage, ["a"], "boxed", before / "model")
-    found = OutcomeReader(stage)
-    assert not found.read()
-    assert found.header == {"reward": "boxed", "problems": 1}
+    reader = OutcomeReader(stage)
+    assert not reader.read()
+    assert reader.header == {"reward": "boxed", "problems": 1}
 
 
 def test_a_stage_of_an_earlier_version_begins_its_file_when_it_is_resumed(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_what_is_believed_of_the_problems_is_shown_by_step(tmp_path: Path) -> No
         [*rollouts("b", "11101010"), *rollouts("c", "00000000"), *rollouts("a", "11111110")],
     )
     with (stage / "metrics-1.jsonl").open("w") as file:
-        for step, made in enumerate(steps, 1):
-            data = {"rstar2/pass_rate": 0.5, **recorder.record(step, made)}
+        for step, rollouts_of_step in enumerate(steps, 1):
+            data = {"rstar2/pass_rate": 0.5, **recorder.record(step, rollouts_of_step)}
             file.write(json.dumps({"step": step, "data": data}) + "\n")
     curves = {panel.name: dict(panel.curves(run_steps(tmp_path))) for panel in PANELS}
     assert curves["problems"] == {
@@ -142,6 +142,4 @@ def test_what_is_believed_of_the_problems_is_shown_by_step(tmp_path: Path) -> No
         "unseen": [(1, 2.0), (2, 1.0)],
     }
     assert curves["prediction"].keys() == {"mean error", "correlation"}
-    assert [step for step, _ in curves["prediction"]["mean error"]] == [2], (
-        "in the first step nothing was expected"
-    )
+    assert [step for step, _ in curves["prediction"]["mean error"]] == [2], "the first step has no prediction"

@@ -1,4 +1,4 @@
-"""The table of steps: names of columns, a step's time by part, and rollouts by reason."""
+"""Tests of the table of steps: column names, a step's time by part, and rollouts by reason."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ROC = Selection(SelectSettings(name="roc"))
 def rollout(reward: float, calls: dict[str, int] | None = None, **more: Any) -> Rollout:
     outcomes = calls or {}
     failed = sum(count for status, count in outcomes.items() if status not in ("ok", "lost"))
-    given: dict[str, Any] = {"answer_blocks": 1, "turns": 2, "correct": reward > 0, "tokens": 10, **more}
-    return Rollout(reward, sum(outcomes.values()), failed, outcomes=outcomes, **given)
+    fields: dict[str, Any] = {"answer_blocks": 1, "turns": 2, "correct": reward > 0, "tokens": 10, **more}
+    return Rollout(reward, sum(outcomes.values()), failed, outcomes=outcomes, **fields)
 
 
 def test_every_rollout_that_is_not_trained_on_has_one_reason() -> None:
@@ -54,62 +54,70 @@ def test_every_rollout_that_is_not_trained_on_has_one_reason() -> None:
     solved = [rollout(1), rollout(1), rollout(1, lost_calls=1)]
     selection = Selection(SelectSettings(name="void_turn"))
     failed = [FailedRollout("engine", "it died", 9), FailedRollout("missing", "no record")]
-    made = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], selection, failed)
-    reasons = {name.rpartition("/")[2]: made[name] for name in made if "/dropped/" in name}
+    metrics = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], selection, failed)
+    reasons = {name.rpartition("/")[2]: metrics[name] for name in metrics if "/dropped/" in name}
     assert reasons == {"failed": 2, "lost": 2, "left_out": 1, "no_gradient": 2, "wrong": 1, "correct": 1}
-    assert sum(reasons.values()) + made["rstar2/kept"] == made["rstar2/rollouts"]
+    assert sum(reasons.values()) + metrics["rstar2/kept"] == metrics["rstar2/rollouts"]
 
 
 def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
     messy = rollout(1, {"ok": 1, "error": 3}, answer_blocks=3, calls_s=4.0, slowest_call_s=2.5)
     clean = rollout(1, {"ok": 4}, calls_s=2.0, slowest_call_s=0.5)
     wrong = rollout(0, {"timeout": 1, "parse_error": 1})
-    made = raw_metrics([messy, clean, wrong], [1, 2], [[0, 1, 2]], ROC)
-    assert (made["rstar2/p_err"], made["rstar2/kept_p_err"]) == (0.375, 0.0)
-    assert (made["rstar2/p_format"], made["rstar2/kept_p_format"]) == (0.5, 0.0)
-    assert made["rstar2/calls/error"] == 0.3
-    assert made["rstar2/calls/timeout"] == made["rstar2/calls/parse_error"] == 0.1
-    assert (made["rstar2/call_s"], made["rstar2/slowest_call_s"]) == (0.6, 2.5)
-    assert made["rstar2/reward"] == pytest.approx(2 / 3)
+    metrics = raw_metrics([messy, clean, wrong], [1, 2], [[0, 1, 2]], ROC)
+    assert (metrics["rstar2/p_err"], metrics["rstar2/kept_p_err"]) == (0.375, 0.0)
+    assert (metrics["rstar2/p_format"], metrics["rstar2/kept_p_format"]) == (0.5, 0.0)
+    assert metrics["rstar2/calls/error"] == 0.3
+    assert metrics["rstar2/calls/timeout"] == metrics["rstar2/calls/parse_error"] == 0.1
+    assert (metrics["rstar2/call_s"], metrics["rstar2/slowest_call_s"]) == (0.6, 2.5)
+    assert metrics["rstar2/reward"] == pytest.approx(2 / 3)
 
 
 def test_what_follows_a_failed_call_is_a_share_of_the_turns_with_one() -> None:
-    recovered = rollout(1, failed_turns=2, repaired_turns=2)
-    gave_up = rollout(0, failed_turns=2, repaired_turns=1)
-    lost = rollout(0, {"lost": 1}, lost_calls=1, failed_turns=4)
-    made = raw_metrics([recovered, gave_up, lost], [0, 1], [[0, 1, 2]], ROC)
-    assert (made["rstar2/repaired"], made["rstar2/answered_after_failure"]) == (3 / 4, 2 / 4)
+    repaired_rollout = rollout(1, failed_turns=2, repaired_turns=2)
+    unrepaired_rollout = rollout(0, failed_turns=2, repaired_turns=1)
+    lost_rollout = rollout(0, {"lost": 1}, lost_calls=1, failed_turns=4)
+    metrics = raw_metrics([repaired_rollout, unrepaired_rollout, lost_rollout], [0, 1], [[0, 1, 2]], ROC)
+    assert (metrics["rstar2/repaired"], metrics["rstar2/answered_after_failure"]) == (3 / 4, 2 / 4)
     clean = raw_metrics([rollout(1), rollout(0)], [0, 1], [[0, 1]], ROC)
-    assert "rstar2/repaired" not in clean, "no call failed, so nobody knows"
+    assert "rstar2/repaired" not in clean, "no call failed, so the share is unknown"
 
 
 def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
     finished = [rollout(1), rollout(0, tokens=30)]
-    lost = [rollout(0, {"lost": 1}, lost_calls=1, tokens=1000, truncated=True)] * 2
+    lost_rollouts = [rollout(0, {"lost": 1}, lost_calls=1, tokens=1000, truncated=True)] * 2
     finished[1] = replace(finished[1], format_end=True)
-    made = raw_metrics([*finished, *lost], [0, 1], [[0, 1, 2, 3]], ROC, [FailedRollout("engine", "", 5000)])
-    assert (made["rstar2/pass_rate"], made["rstar2/reward"], made["rstar2/truncated"]) == (0.5, 0.5, 0)
-    assert made["rstar2/format_ends"] == 0.5
-    assert (made["rstar2/tokens"], made["rstar2/tokens_max"]) == (20, 30)
-    assert (made["rstar2/lost_rollouts"], made["rstar2/failed_rollouts/engine"]) == (2, 1)
-    assert (made["rstar2/rollouts"], made["rstar2/failed_tokens"]) == (5, 5000)
-    assert made["rstar2/calls/lost"] == 1, "of all calls, those of lost rollouts included"
+    metrics = raw_metrics(
+        [*finished, *lost_rollouts], [0, 1], [[0, 1, 2, 3]], ROC, [FailedRollout("engine", "", 5000)]
+    )
+    assert (metrics["rstar2/pass_rate"], metrics["rstar2/reward"], metrics["rstar2/truncated"]) == (
+        0.5,
+        0.5,
+        0,
+    )
+    assert metrics["rstar2/format_ends"] == 0.5
+    assert (metrics["rstar2/tokens"], metrics["rstar2/tokens_max"]) == (20, 30)
+    assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/failed_rollouts/engine"]) == (2, 1)
+    assert (metrics["rstar2/rollouts"], metrics["rstar2/failed_tokens"]) == (5, 5000)
+    assert metrics["rstar2/calls/lost"] == 1, "the share counts all calls, including those of lost rollouts"
 
 
 def test_answers_that_earn_nothing_are_counted_by_their_reason(tmp_path: Path) -> None:
     reasons = ("wrong", "no_answer", "not_understood", "deadline", "deadline", "work", "fault")
-    judged = [rollout(1, missed="fault"), *(rollout(0, missed=reason) for reason in reasons)]
-    lost = rollout(0, {"lost": 1}, lost_calls=1, missed="deadline")
-    made = raw_metrics([*judged, lost], [0, 1], [[*range(9)]], ROC)
-    shares = {reason: made[f"rstar2/answers/{reason}"] for reason in MISSED}
+    judged_rollouts = [rollout(1, missed="fault"), *(rollout(0, missed=reason) for reason in reasons)]
+    lost_rollout = rollout(0, {"lost": 1}, lost_calls=1, missed="deadline")
+    metrics = raw_metrics([*judged_rollouts, lost_rollout], [0, 1], [[*range(9)]], ROC)
+    shares = {reason: metrics[f"rstar2/answers/{reason}"] for reason in MISSED}
     assert shares == {
         "wrong": 1 / 8, "no_answer": 1 / 8, "not_understood": 1 / 8, "deadline": 2 / 8, "work": 1 / 8, "fault": 1 / 8,
         "invalid": 0,
     }  # fmt: skip
-    assert made["rstar2/undecided"] == 4 / 8
-    assert made["rstar2/reward"] == made["rstar2/pass_rate"] == 1 / 8, "an undecided answer earns nothing"
+    assert metrics["rstar2/undecided"] == 4 / 8
+    assert metrics["rstar2/reward"] == metrics["rstar2/pass_rate"] == 1 / 8, (
+        "an undecided answer earns nothing"
+    )
     (tmp_path / "stage1").mkdir()
-    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **made))
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **metrics))
     [row] = csv.DictReader(io.StringIO(as_csv(run_steps(tmp_path))))
     assert (row["undecided"], row["answers_deadline"], row["answers_no_answer"]) == ("0.5", "0.25", "0.125")
     curves = {panel.name: dict(panel.curves(run_steps(tmp_path))) for panel in PANELS}
@@ -137,11 +145,11 @@ def test_held_out_rollouts_without_a_verdict_are_a_column_and_no_measurement_is_
 ) -> None:
     (tmp_path / "stage1").mkdir()
     counts = {"rstar2/held_out_rollouts": 30.0, "rstar2/held_out_lost": 2.0, "rstar2/held_out_failed": 7.0}
-    measured = {"val-core/aime24/acc/mean@1": 0.5, **counts}
-    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **counts) + line(2, **measured) + line(3))
+    measurement = {"val-core/aime24/acc/mean@1": 0.5, **counts}
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **counts) + line(2, **measurement) + line(3))
     rows = list(csv.DictReader(io.StringIO(as_csv(run_steps(tmp_path)))))
-    found = [(row["held_out"], row["held_out_left_out"]) for row in rows]
-    assert found == [("", "9"), ("0.5", "9"), ("", "")]
+    columns = [(row["held_out"], row["held_out_left_out"]) for row in rows]
+    assert columns == [("", "9"), ("0.5", "9"), ("", "")]
 
 
 def test_a_steps_time_is_split_into_parts_that_add_up(tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_a_steps_time_is_split_into_parts_that_add_up(tmp_path: Path) -> None:
     (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **data))
     [step] = run_steps(tmp_path)
     shares = {name: value for name, value in step.values.items() if name.startswith("share_")}
-    # 20 s of the rollouts' 60 were a judge that was away; of the other 40 a quarter were tools.
+    # The judge was away for 20 s of the rollouts' 60 s. Tools took a quarter of the other 40 s.
     assert shares == {
         "share_rollout": pytest.approx(0.3),
         "share_tools": pytest.approx(0.1),
@@ -180,7 +188,7 @@ def test_steps_are_counted_over_stages_and_starts(tmp_path: Path) -> None:
     ]
     assert [row["entropy"] for row in rows] == ["", "0.2", ""]
     assert rows[2]["held_out"] == "0.6"
-    assert rows[0]["judge_pause_s"] == "", "what an older run did not measure is empty"
+    assert rows[0]["judge_pause_s"] == "", "a value that an older run did not measure is empty"
     assert as_csv(run_steps(tmp_path / "nothing")).count("\n") == 1
 
 
@@ -193,8 +201,8 @@ def test_steps_keep_their_numbers_where_a_kill_left_one_without_its_line(tmp_pat
     # Step 4 was the last of stage 1, but its metrics do not show this.
     write_steps_before(tmp_path / "stage2", 4)
     assert [(step.number, step.stage_step) for step in run_steps(tmp_path)] == [(1, 1), (3, 3), (6, 2)]
-    drawn = curve(tmp_path)
-    assert (drawn.steps, drawn.starts) == ([1, 3, 6], [1, 6])
+    chart = curve(tmp_path)
+    assert (chart.steps, chart.starts) == ([1, 3, 6], [1, 6])
 
 
 def test_null_in_verls_file_is_a_measurement_that_is_not_a_number(tmp_path: Path) -> None:
@@ -218,8 +226,8 @@ def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None
     (tmp_path / "metrics-10.jsonl").write_text(one(4, 40.0))
     validation = json.dumps({"step": 9, "data": {"val/acc": 1.0}}) + "\n"
     (tmp_path / "metrics-11.jsonl").write_text(validation)
-    read = {step: data["rstar2/pass_rate"] for step, data in step_metrics(tmp_path).items()}
-    assert read == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}
+    pass_rates = {step: data["rstar2/pass_rate"] for step, data in step_metrics(tmp_path).items()}
+    assert pass_rates == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}
 
 
 def test_a_line_that_was_torn_ends_no_later_start_wherever_it_is(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(timing, "time", made)
-    return made
+    new_clock = Clock()
+    monkeypatch.setattr(timing, "time", new_clock)
+    return new_clock
 
 
 STEP = {
@@ -40,8 +40,8 @@ def test_steps_are_sorted_into_parts_and_what_came_before_is_start_up(tmp_path: 
         trainer.on_step(STEP)
         clock.now += 12  # 2 between the steps
         trainer.on_step(STEP)
-        read = read_timing(tmp_path)
-        assert read == Timing(
+        timing = read_timing(tmp_path)
+        assert timing == Timing(
             wall_s=52 * start,
             start_up_s=30 * start,
             rollout_s=12 * start,
@@ -49,7 +49,7 @@ def test_steps_are_sorted_into_parts_and_what_came_before_is_start_up(tmp_path: 
             update_s=6 * start,
             checkpoint_s=2 * start,
         )
-        assert read.other_s == 2 * start
+        assert timing.other_s == 2 * start
 
 
 def test_sft_has_no_times_per_step_so_the_clock_between_them_counts(tmp_path: Path, clock: Clock) -> None:
@@ -69,9 +69,9 @@ def test_a_run_sums_its_phases_under_its_own_wall_clock(tmp_path: Path, clock: C
         phase.save()
     clock.now += 1
     run.save()
-    summed = run_timing(tmp_path)
-    assert (summed.wall_s, summed.evaluation_s, summed.other_s) == (8.0, 7.0, 1.0)
-    assert summed.record()["other_s"] == 1.0
+    timing = run_timing(tmp_path)
+    assert (timing.wall_s, timing.evaluation_s, timing.other_s) == (8.0, 7.0, 1.0)
+    assert timing.record()["other_s"] == 1.0
 
 
 def test_a_killed_phase_and_its_run_have_counted_up_to_the_same_moment(tmp_path: Path, clock: Clock) -> None:

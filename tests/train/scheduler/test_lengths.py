@@ -1,4 +1,4 @@
-"""The model of rollouts' lengths."""
+"""Tests of the model of rollout lengths."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_nothing_is_known_until_those_that_started_first_have_ended() -> None:
     assert lengths.lasting(0.0) is None
     for number in numbers[:100]:
         lengths.ended(number, 0.9)
-    known = lengths.lasting(0.0)
-    assert known is not None
-    assert known[0] == 1.0
-    np.testing.assert_allclose(known[3], 0.05, atol=0.01)
-    assert known[-1] == 0.0
+    remaining = lengths.lasting(0.0)
+    assert remaining is not None
+    assert remaining[0] == 1.0
+    np.testing.assert_allclose(remaining[3], 0.05, atol=0.01)
+    assert remaining[-1] == 0.0
 
 
 def test_short_ones_that_end_first_do_not_mislead() -> None:
@@ -37,10 +37,10 @@ def test_short_ones_that_end_first_do_not_mislead() -> None:
             if ends_at == tick:
                 lengths.ended(number, share)
         running = [each for each in running if each[0] > tick]
-        known = lengths.lasting(0.0)
-        if known is not None:
-            assert 0.42 < known[8] < 0.6, tick
-    assert known is not None
+        remaining = lengths.lasting(0.0)
+        if remaining is not None:
+            assert 0.42 < remaining[8] < 0.6, tick
+    assert remaining is not None
 
 
 def test_who_has_lasted_long_is_expected_to_last() -> None:
@@ -70,8 +70,8 @@ def test_what_left_the_window_counts_no_longer() -> None:
         for _ in range(2000):
             lengths.ended(lengths.started(), share)
     lengths.ended(stuck, 1.0)
-    known = lengths.lasting(0.0)
-    assert known is not None
-    assert known[4] == 0.0
+    remaining = lengths.lasting(0.0)
+    assert remaining is not None
+    assert remaining[4] == 0.0
     assert len(lengths._ends) == 1000
     assert lengths._counts.sum() == lengths._counted

@@ -1,4 +1,4 @@
-"""The state of the KV cache is read from vLLM's metrics."""
+"""Tests that the state of the KV cache is read from vLLM's metrics."""
 
 from __future__ import annotations
 

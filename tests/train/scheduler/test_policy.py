@@ -1,4 +1,4 @@
-"""The rollout scheduler never overfills an engine, lets no session starve, and removes none too early."""
+"""Tests of the rollout scheduler: it never overfills an engine, lets no session starve, and removes none too early."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ FULL_LENGTH = SchedulerSettings(in_flight=8, quiet_s=100.0, window=0)
 class Log:
     """Records the scheduler's decisions in order."""
 
-    placed_: list[tuple[str, str]] = field(default_factory=list)
-    refused_: dict[str, str] = field(default_factory=dict)
+    placements: list[tuple[str, str]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     def placed(self, session: str, engine: str) -> None:
-        self.placed_.append((session, engine))
+        self.placements.append((session, engine))
 
     def refused(self, session: str, why: str) -> None:
-        self.refused_[session] = why
+        self.refusals[session] = why
 
 
-def made(
+def new_scheduler(
     capacities: dict[str, int | None], settings: SchedulerSettings = FULL_LENGTH
 ) -> tuple[Scheduler, Log]:
     log = Log()
@@ -43,49 +43,49 @@ def made(
 
 
 def test_a_session_waits_until_its_full_length_fits() -> None:
-    scheduler, log = made({"a": 320})
+    scheduler, log = new_scheduler({"a": 320})
     for name in ("one", "two", "three"):
         scheduler.request(name, name, 16, 144, 0.0)
-    assert log.placed_ == [("one", "a"), ("two", "a")]
+    assert log.placements == [("one", "a"), ("two", "a")]
     scheduler.turn_ended("one", 1.0)
-    assert len(log.placed_) == 2  # it comes again, its KV cache stays
+    assert len(log.placements) == 2  # the session will send its next turn, so its KV cache stays
     scheduler.end("one", 40, 2.0)
-    assert log.placed_[2:] == [("three", "a")]
+    assert log.placements[2:] == [("three", "a")]
 
 
 def test_each_goes_where_most_is_free_and_stays_there() -> None:
-    scheduler, log = made({"a": 640, "b": 320})
+    scheduler, log = new_scheduler({"a": 640, "b": 320})
     for name in ("one", "two", "three"):
         scheduler.request(name, name, 16, 144, 0.0)
-    assert log.placed_ == [("one", "a"), ("two", "a"), ("three", "b")]
+    assert log.placements == [("one", "a"), ("two", "a"), ("three", "b")]
     for name in ("one", "two", "three"):
         scheduler.turn_ended(name, 1.0)
         scheduler.request(name, name, 50, 110, 2.0)
-    assert log.placed_[3:] == [("one", "a"), ("two", "a"), ("three", "b")]
+    assert log.placements[3:] == [("one", "a"), ("two", "a"), ("three", "b")]
 
 
 def test_a_long_prompt_is_not_passed_by_short_ones() -> None:
-    scheduler, log = made({"a": 320})
+    scheduler, log = new_scheduler({"a": 320})
     scheduler.request("first", "first", 16, 144, 0.0)
     scheduler.request("long", "long", 200, 120, 1.0)
     for number in range(20):
         scheduler.request(f"short{number}", f"short{number}", 16, 16, 2.0)
-    assert log.placed_ == [("first", "a")]
+    assert log.placements == [("first", "a")]
     scheduler.end("first", 20, 3.0)
-    assert log.placed_[1] == ("long", "a")
+    assert log.placements[1] == ("long", "a")
 
 
 def test_the_rest_of_a_group_comes_before_later_groups() -> None:
-    scheduler, log = made({"a": 160})
+    scheduler, log = new_scheduler({"a": 160})
     scheduler.request("g/0", "g", 16, 144, 0.0)
     scheduler.request("h/0", "h", 16, 144, 1.0)
     scheduler.request("g/1", "g", 16, 144, 2.0)
     scheduler.end("g/0", 20, 3.0)
-    assert log.placed_ == [("g/0", "a"), ("g/1", "a")]
+    assert log.placements == [("g/0", "a"), ("g/1", "a")]
 
 
 def test_a_groups_next_round_comes_after_the_rounds_that_other_groups_began_before() -> None:
-    scheduler, log = made({"a": 160})
+    scheduler, log = new_scheduler({"a": 160})
     scheduler.request("g/0", "g", 16, 144, 0.0)
     scheduler.request("h/0", "h", 16, 144, 1.0)
     scheduler.end("g/0", 20, 2.0)
@@ -93,59 +93,60 @@ def test_a_groups_next_round_comes_after_the_rounds_that_other_groups_began_befo
     scheduler.request("h/1", "h", 16, 144, 4.0)
     scheduler.end("h/0", 20, 5.0)
     scheduler.end("h/1", 20, 6.0)
-    assert [session for session, _ in log.placed_] == ["g/0", "h/0", "h/1", "g/1"]
+    assert [session for session, _ in log.placements] == ["g/0", "h/0", "h/1", "g/1"]
 
 
 def test_one_larger_than_any_engine_is_refused_and_the_next_is_served() -> None:
-    scheduler, log = made({"a": 160, "b": 320})
+    scheduler, log = new_scheduler({"a": 160, "b": 320})
     scheduler.request("huge", "huge", 300, 100, 0.0)
     scheduler.request("small", "small", 16, 16, 0.0)
-    assert "400 tokens" in log.refused_["huge"]
-    assert "320" in log.refused_["huge"]
-    assert "hardware.tensor_parallel" in log.refused_["huge"]
-    assert [name for name, _ in log.placed_] == ["small"]
+    assert "400 tokens" in log.refusals["huge"]
+    assert "320" in log.refusals["huge"]
+    assert "hardware.tensor_parallel" in log.refusals["huge"]
+    assert [name for name, _ in log.placements] == ["small"]
     assert "huge" not in scheduler.sessions
 
 
 def test_sessions_of_a_dead_engine_continue_on_another_before_those_that_came_later() -> None:
-    scheduler, log = made({"a": 160, "b": 160})
+    scheduler, log = new_scheduler({"a": 160, "b": 160})
     for name in ("one", "two", "three"):
         scheduler.request(name, name, 16, 144, 0.0)
-    assert log.placed_ == [("one", "b"), ("two", "a")]
+    assert log.placements == [("one", "b"), ("two", "a")]
     scheduler.remove_engine("b", 1.0)
-    scheduler.request("one", "one", 60, 100, 2.0)  # its rollout noticed, and asks again
+    # the session's rollout notices the loss, and requests an engine again
+    scheduler.request("one", "one", 60, 100, 2.0)
     scheduler.end("two", 30, 3.0)
-    assert log.placed_[2:] == [("one", "a")]
+    assert log.placements[2:] == [("one", "a")]
 
 
 def test_a_new_engine_takes_those_that_wait() -> None:
-    scheduler, log = made({})
+    scheduler, log = new_scheduler({})
     scheduler.request("one", "one", 16, 16, 0.0)
-    assert log.placed_ == []
+    assert log.placements == []
     scheduler.add_engine("a", None, 1.0)
-    assert log.placed_ == [("one", "a")]
+    assert log.placements == [("one", "a")]
 
 
 def test_where_the_cache_is_not_known_sessions_are_counted() -> None:
-    scheduler, log = made({"a": None})
+    scheduler, log = new_scheduler({"a": None})
     for number in range(20):
         scheduler.request(f"{number}", f"{number}", 16, 1 << 20, 0.0)
-    assert len(log.placed_) == FULL_LENGTH.in_flight
+    assert len(log.placements) == FULL_LENGTH.in_flight
 
 
 def test_a_session_moves_from_a_full_engine_to_an_empty_one_only_when_nobody_waits() -> None:
     for waiting in (False, True):
-        scheduler, log = made({"a": 160 * 6})
+        scheduler, log = new_scheduler({"a": 160 * 6})
         for number in range(6 + waiting):
             scheduler.request(f"{number}", f"{number}", 16, 144, 0.0)
         scheduler.turn_ended("0", 1.0)
-        scheduler.engines["b"] = made({"b": 160 * 6})[0].engines["b"]
+        scheduler.engines["b"] = new_scheduler({"b": 160 * 6})[0].engines["b"]
         scheduler.request("0", "0", 32, 128, 2.0)
-        assert log.placed_[-1] == ("0", "a" if waiting else "b")
+        assert log.placements[-1] == ("0", "a" if waiting else "b")
 
 
 def test_who_is_between_two_turns_chooses_anew_after_the_caches_were_emptied() -> None:
-    scheduler, _ = made({"a": 320})
+    scheduler, _ = new_scheduler({"a": 320})
     scheduler.request("busy", "busy", 16, 144, 0.0)
     scheduler.request("idle", "idle", 16, 144, 0.0)
     scheduler.turn_ended("idle", 1.0)
@@ -154,35 +155,37 @@ def test_who_is_between_two_turns_chooses_anew_after_the_caches_were_emptied() -
 
 
 def test_a_session_without_news_is_given_up_and_its_room_is_used() -> None:
-    scheduler, log = made({"a": 160})
+    scheduler, log = new_scheduler({"a": 160})
     scheduler.request("gone", "gone", 16, 144, 0.0)
     scheduler.request("next", "next", 16, 144, 50.0)
     scheduler.tick(99.0)
-    assert [name for name, _ in log.placed_] == ["gone"]
+    assert [name for name, _ in log.placements] == ["gone"]
     scheduler.tick(101.0)
-    assert [name for name, _ in log.placed_] == ["gone", "next"]
+    assert [name for name, _ in log.placements] == ["gone", "next"]
     assert list(scheduler.sessions) == ["next"]
 
 
 def test_who_waits_while_nothing_moves_is_refused() -> None:
-    scheduler, log = made({})
+    scheduler, log = new_scheduler({})
     scheduler.request("one", "one", 16, 144, 0.0)
     scheduler.tick(101.0)
-    assert "100 seconds" in log.refused_["one"]
+    assert "100 seconds" in log.refusals["one"]
     assert scheduler.sessions == {}
 
 
 def test_it_remembers_any_number_of_conversations() -> None:
-    scheduler, log = made({f"{number}": 1 << 30 for number in range(4)}, SchedulerSettings(in_flight=1 << 30))
+    scheduler, log = new_scheduler(
+        {f"{number}": 1 << 30 for number in range(4)}, SchedulerSettings(in_flight=1 << 30)
+    )
     for number in range(20_000):
         scheduler.request(f"{number}", f"{number}", 16, 144, 0.0)
-    first = dict(log.placed_)
-    log.placed_.clear()
+    first = dict(log.placements)
+    log.placements.clear()
     for number in range(20_000):
         scheduler.turn_ended(f"{number}", 1.0)
     for number in range(20_000):
         scheduler.request(f"{number}", f"{number}", 32, 128, 2.0)
-    assert dict(log.placed_) == first
+    assert dict(log.placements) == first
 
 
 def reading(used_share: float, preemptions: int = 0, capacity: int | None = None) -> Reading:
@@ -192,36 +195,36 @@ def reading(used_share: float, preemptions: int = 0, capacity: int | None = None
 def test_more_are_admitted_once_it_is_known_that_rollouts_are_short() -> None:
     counts = []
     for share in (1.0, 0.25):
-        scheduler, log = made({"a": 16_000}, SchedulerSettings(in_flight=1000))
+        scheduler, log = new_scheduler({"a": 16_000}, SchedulerSettings(in_flight=1000))
         for _ in range(2000):
             scheduler.lengths.ended(scheduler.lengths.started(), share)
         for number in range(200):
             scheduler.request(f"{number}", f"{number}", 16, 784, 0.0)
-        counts.append(len(log.placed_))
+        counts.append(len(log.placements))
     assert counts[0] == 20
     assert 40 <= counts[1] <= 70
 
 
 def test_a_preemption_brings_back_full_lengths_and_a_full_cache_stops_admission() -> None:
-    for seen, expected in ((reading(0.1, 1), 20), (reading(0.95), 5), (reading(0.1), 40)):
-        scheduler, log = made({"a": 16_000}, SchedulerSettings(in_flight=1000))
+    for metrics, expected in ((reading(0.1, 1), 20), (reading(0.95), 5), (reading(0.1), 40)):
+        scheduler, log = new_scheduler({"a": 16_000}, SchedulerSettings(in_flight=1000))
         for _ in range(2000):
             scheduler.lengths.ended(scheduler.lengths.started(), 0.25)
         for number in range(5):
             scheduler.request(f"{number}", f"{number}", 16, 784, 0.0)
         scheduler.read("a", reading(0.0), 1.0)
-        scheduler.read("a", seen, 2.0)
+        scheduler.read("a", metrics, 2.0)
         for number in range(5, 200):
             scheduler.request(f"{number}", f"{number}", 16, 784, 3.0)
-        assert len(log.placed_) == expected or (expected == 40 and len(log.placed_) >= 40)
+        assert len(log.placements) == expected or (expected == 40 and len(log.placements) >= 40)
 
 
 def test_the_capacity_is_what_the_engine_reports() -> None:
-    scheduler, log = made({"a": 160})
+    scheduler, log = new_scheduler({"a": 160})
     scheduler.read("a", reading(0.0, capacity=480), 0.0)
     for number in range(5):
         scheduler.request(f"{number}", f"{number}", 16, 144, 1.0)
-    assert len(log.placed_) == 3
+    assert len(log.placements) == 3
 
 
 class World:
@@ -233,7 +236,7 @@ class World:
         self.idle: set[str] = set()
         self.waiting: set[str] = set()
         self.tokens: dict[str, tuple[int, int]] = {}
-        self.refused_: list[str] = []
+        self.refusals: list[str] = []
         self.sizes = capacities
         settings = SchedulerSettings(in_flight=4, window=window)
         self.scheduler = Scheduler(self, settings)
@@ -247,7 +250,7 @@ class World:
 
     def refused(self, session: str, why: str) -> None:
         self.waiting.remove(session)
-        self.refused_.append(session)
+        self.refusals.append(session)
         size = blocks(sum(self.tokens[session]))
         assert all(size > (books.capacity or 0) for books in self.scheduler.engines.values())
 
@@ -269,20 +272,20 @@ class World:
         self.scheduler.end(name, sum(self.tokens[name]) - self.tokens[name][1] // 2, self.now)
 
     def kill(self, engine: str) -> None:
-        lost = [name for name, where in self.busy.items() if where == engine]
-        for name in lost:
+        lost_sessions = [name for name, session_engine in self.busy.items() if session_engine == engine]
+        for name in lost_sessions:
             del self.busy[name]
             self.idle.add(name)
         self.scheduler.remove_engine(engine, self.now)
 
     def check(self) -> None:
-        held = 0
+        sessions_held = 0
         for books in self.scheduler.engines.values():
             assert books.capacity is not None
             assert sum(blocks(each.longest) for each in books.sessions.values()) <= books.capacity
             assert sum(each.busy for each in books.sessions.values()) == books._busy
-            held += len(books.sessions)
-        assert held + self.scheduler.waiting <= len(self.scheduler.sessions)
+            sessions_held += len(books.sessions)
+        assert sessions_held + self.scheduler.waiting <= len(self.scheduler.sessions)
         assert self.scheduler.waiting == len(self.waiting)
         assert set(self.scheduler.sessions) == self.busy.keys() | self.idle | self.waiting
 

@@ -1,4 +1,4 @@
-"""Selections by name: the same rollouts as in earlier versions, settings, users' functions, and replaced keys."""
+"""Tests of selections by name: rollouts equal those of earlier versions, settings, users' functions, replaced keys."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from rstar2.train.select import SELECTIONS, Selection, SelectSettings
 RIVALS = [name for name in SELECTIONS.shipped() if name not in ("roc", "release")]
 
 
-def made(reward: float, calls: int = 2, failed: int = 0, void: int = 0) -> Rollout:
+def rollout_of(reward: float, calls: int = 2, failed: int = 0, void: int = 0) -> Rollout:
     return Rollout(reward, calls, failed, 1, 2, void_turns=void)
 
 
-def made_group(seed: int, size: int) -> list[Rollout]:
+def random_group(seed: int, size: int) -> list[Rollout]:
     """Rollouts of every kind, some of which lost a call."""
     rng = np.random.default_rng(seed)
     group = []
@@ -68,7 +68,7 @@ def recipe_of(name: str) -> StageRecipe:
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [
-        # These were drawn by version 0.1.0, before selections had names.
+        # Version 0.1.0, which had no names of selections, drew these rollouts.
         (
             "stage1",
             [1, 2, 3, 5, 6, 8, 10, 12, 14, 19, 20, 21, 22, 23, 26, 30],
@@ -112,56 +112,73 @@ def test_each_recipe_selects_the_same_rollouts_as_before_selections_had_names(
     recipe = recipe_of(name)
     selection = Selection(recipe.select)
     for step, expected in ((1, first), (2, second)):
-        group = made_group(step, recipe.rollout.rollouts)
+        group = random_group(step, recipe.rollout.rollouts)
         # The same seed as in the sampler.
         seed = sample_seed(recipe.seed, f"roc {step} {group[0].problem_id}", 0)
         assert selection.choose(group, recipe.groups.keep, np.random.default_rng(seed)) == expected
 
 
 def test_rollouts_with_void_turns_are_left_out() -> None:
-    group = [made(1), made(1, void=1), made(0), made(0, void=2), made(0, failed=2), made(1)]
+    group = [
+        rollout_of(1),
+        rollout_of(1, void=1),
+        rollout_of(0),
+        rollout_of(0, void=2),
+        rollout_of(0, failed=2),
+        rollout_of(1),
+    ]
     assert trained("void_turn", group, 6) == [0, 2, 4, 5]
-    assert trained("void_turn", [made(1, void=1), made(0, void=1), made(1)], 4) == [], (
-        "nothing to compare with"
+    assert trained("void_turn", [rollout_of(1, void=1), rollout_of(0, void=1), rollout_of(1)], 4) == [], (
+        "there is nothing to compare with"
     )
 
 
 def test_rollouts_of_which_every_call_failed_are_left_out_but_not_those_without_a_call() -> None:
-    group = [made(1), made(1, failed=2), made(0, failed=1), made(0, calls=0), made(0, failed=2, void=1)]
+    group = [
+        rollout_of(1),
+        rollout_of(1, failed=2),
+        rollout_of(0, failed=1),
+        rollout_of(0, calls=0),
+        rollout_of(0, failed=2, void=1),
+    ]
     assert trained("all_failed", group, 5) == [0, 2, 3]
 
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_all_but_roc_draw_at_random_whatever_the_failed_calls(name: str) -> None:
     """Under RoC a correct rollout with failed calls is rarely chosen if there are clean ones."""
-    group = [made(1, calls=4, failed=3)] * 8 + [made(1, calls=4)] * 8 + [made(0)] * 16
-    drawn = [choose(name, group, 16, seed) for seed in range(40)]
-    flawed = sum(i < 8 for kept in drawn for i in kept) / sum(i < 16 for kept in drawn for i in kept)
+    group = [rollout_of(1, calls=4, failed=3)] * 8 + [rollout_of(1, calls=4)] * 8 + [rollout_of(0)] * 16
+    selections = [choose(name, group, 16, seed) for seed in range(40)]
+    flawed = sum(i < 8 for selection in selections for i in selection) / sum(
+        i < 16 for selection in selections for i in selection
+    )
     assert 0.35 < flawed < 0.65
     roc = [choose("roc", group, 16, seed) for seed in range(40)]
-    assert sum(i < 8 for kept in roc for i in kept) < 0.1 * sum(i < 16 for kept in roc for i in kept)
+    assert sum(i < 8 for selection in roc for i in selection) < 0.1 * sum(
+        i < 16 for selection in roc for i in selection
+    )
 
 
 @pytest.mark.parametrize("name", SELECTIONS.shipped())
 def test_no_selection_returns_more_than_g_or_a_rollout_that_lost_a_call(name: str) -> None:
     for seed in range(20):
         for size in (0, 1, 5, 8, 16):
-            group = made_group(seed, size)
-            chosen = choose(name, group, 8, seed)
-            assert chosen == sorted(set(chosen))
-            assert len(chosen) <= 8
-            assert not any(group[i].lost_calls for i in chosen)
+            group = random_group(seed, size)
+            selected = choose(name, group, 8, seed)
+            assert selected == sorted(set(selected))
+            assert len(selected) <= 8
+            assert not any(group[i].lost_calls for i in selected)
 
 
 def test_groups_of_equal_rewards_are_dropped_unless_the_baseline_is_the_batch_or_the_recipe_keeps_them() -> (
     None
 ):
-    kept = {
+    selections = {
         name
         for name in OBJECTIVES
         if not stage_recipe(1, None, [f"algorithm.objective={name}"]).drops_equal_rewards
     }
-    assert kept == {"reinforce++"}
+    assert selections == {"reinforce++"}
     explicit = ["algorithm.objective=reinforce++", "groups.drop_equal_rewards=true"]
     assert stage_recipe(1, None, explicit).drops_equal_rewards
     assert not stage_recipe(1, None, ["groups.drop_equal_rewards=false"]).drops_equal_rewards
@@ -225,16 +242,20 @@ def test_a_wrong_selection_is_refused_with_the_reason(change: str, message: str)
 )
 def test_a_key_of_an_earlier_version_is_refused_with_what_to_write_instead(change: str, instead: str) -> None:
     key = change.partition("=")[0]
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, None, [change])
-    assert f"--set {change}: keys of an earlier version: {key} (write {instead}" in refused.value.message
+    assert f"--set {change}: keys of an earlier version: {key} (write {instead}" in excinfo.value.message
 
 
 def test_a_run_that_an_earlier_version_began_is_not_resumed_and_the_reason_is_said(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, []).model_dump(mode="json")
-    begun = {**recipe, "roc": {"variant": "paper", "down_sample_to_n": 16}, "algorithm": {"name": "grpo-roc"}}
-    del begun["select"], begun["groups"]
-    with open_run(tmp_path / "run", "train", begun):
+    recipe_at_start = {
+        **recipe,
+        "roc": {"variant": "paper", "down_sample_to_n": 16},
+        "algorithm": {"name": "grpo-roc"},
+    }
+    del recipe_at_start["select"], recipe_at_start["groups"]
+    with open_run(tmp_path / "run", "train", recipe_at_start):
         pass
     with (
         pytest.raises(UserError, match=r"begun by an earlier version.*roc.variant.*algorithm.name"),
@@ -243,7 +264,7 @@ def test_a_run_that_an_earlier_version_began_is_not_resumed_and_the_reason_is_sa
         pass
 
 
-OWN = """
+USER_SELECTIONS = """
 import numpy as np
 from rstar2.train.group import Group
 
@@ -275,9 +296,9 @@ def broken(group, rng):
 
 
 @pytest.fixture
-def own(tmp_path: Path, users_modules: None) -> Path:
+def recipe_file(tmp_path: Path, users_modules: None) -> Path:
     """A recipe in a folder with a user's module. The current folder is another one."""
-    (tmp_path / "users_selections.py").write_text(OWN)
+    (tmp_path / "users_selections.py").write_text(USER_SELECTIONS)
     recipe = tmp_path / "own.toml"
     recipe.write_text('steps = 1\nselect = "users_selections:shortest"\n')
     return recipe
@@ -286,28 +307,28 @@ def own(tmp_path: Path, users_modules: None) -> Path:
 GROUP = [Rollout(1.0, 1, 0, 1, 2, tokens=tokens) for tokens in (50, 10, 120, 30)]
 
 
-def own_selection(name: str, **settings: Any) -> list[int]:
+def user_selection(name: str, **settings: Any) -> list[int]:
     return choose(f"users_selections:{name}", GROUP, 2, **settings)
 
 
-def test_a_users_selection_beside_the_recipe_is_applied_with_its_settings(own: Path) -> None:
-    recipe = stage_recipe(1, None, [], str(own))
+def test_a_users_selection_beside_the_recipe_is_applied_with_its_settings(recipe_file: Path) -> None:
+    recipe = stage_recipe(1, None, [], str(recipe_file))
     assert recipe.select.model_dump() == {"name": "users_selections:shortest", "most_tokens": 100}
     assert Selection(recipe.select).choose(GROUP, 2, np.random.default_rng(0)) == [1, 3]
-    changed = stage_recipe(1, None, ["select.most_tokens=20"], str(own))
-    # The stored recipe is one that a trainer reads again.
+    changed = stage_recipe(1, None, ["select.most_tokens=20"], str(recipe_file))
+    # A trainer reads the stored recipe again.
     again = SelectSettings.model_validate(json.loads(json.dumps(changed.select.model_dump())))
     assert Selection(again).choose(GROUP, 2, np.random.default_rng(0)) == [1]
     with pytest.raises(UserError, match=r"select\.most_tokens must be a whole number, not 'many'"):
-        stage_recipe(1, None, ["select.most_tokens=many"], str(own))
-    assert own_selection("as_array") == [0, 1]
+        stage_recipe(1, None, ["select.most_tokens=many"], str(recipe_file))
+    assert user_selection("as_array") == [0, 1]
 
 
-def test_workers_on_other_nodes_look_for_the_module_in_the_same_folder(own: Path) -> None:
-    recipe = stage_recipe(1, None, [], str(own))
-    argv = stage_command(recipe, own.parent / "stage1", "model").argv
+def test_workers_on_other_nodes_look_for_the_module_in_the_same_folder(recipe_file: Path) -> None:
+    recipe = stage_recipe(1, None, [], str(recipe_file))
+    argv = stage_command(recipe, recipe_file.parent / "stage1", "model").argv
     [folders] = [word for word in argv if "env_vars.RSTAR2_MODULE_FOLDERS=" in word]
-    assert str(own.parent) in folders
+    assert str(recipe_file.parent) in folders
 
 
 @pytest.mark.parametrize(
@@ -325,22 +346,22 @@ def test_workers_on_other_nodes_look_for_the_module_in_the_same_folder(own: Path
     ],
 )
 def test_a_users_selection_that_fails_ends_training_with_the_cause(
-    own: Path, name: str, message: str
+    recipe_file: Path, name: str, message: str
 ) -> None:
-    stage_recipe(1, None, [], str(own))
+    stage_recipe(1, None, [], str(recipe_file))
     with pytest.raises(Failure, match=message):
-        own_selection(name)
+        user_selection(name)
 
 
 def trace_of(*turns: tuple[str, list[str]]) -> Trace:
     """Returns a trace. Each turn is its text and the statuses of its calls."""
-    written = [
+    trace_turns = [
         Turn(text=text, start=i, end=i + 1, calls=[ToolCall(status=status, output="") for status in statuses])
         for i, (text, statuses) in enumerate(turns)
     ]
     return Trace(
         problem_id="p", prompt_ids=[1], response_ids=[1] * len(turns), response_mask=[1] * len(turns),
-        turns=written, finish="answer", reward=1.0,
+        turns=trace_turns, finish="answer", reward=1.0,
     )  # fmt: skip
 
 

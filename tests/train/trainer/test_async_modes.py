@@ -1,4 +1,4 @@
-"""The asynchronous modes: valid combinations, VERL's keys, and turns that an update interrupts."""
+"""Tests of the asynchronous modes: valid combinations, VERL's keys, and turns that an update interrupts."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ BOUND_S = 600.0
 
 
 def test_engines_of_their_own_are_refused_on_a_cpu() -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, "laptop", ["mode=separate_async"])
-    assert 'mode = "separate_async" needs GPUs' in refused.value.message
-    assert 'on a CPU, use mode = "colocate_async"' in refused.value.message
+    assert 'mode = "separate_async" needs GPUs' in excinfo.value.message
+    assert 'on a CPU, use mode = "colocate_async"' in excinfo.value.message
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "said"),
+    ("profile", "changes", "message"),
     [
         ("1xh200", ["hardware.router=verl"], 'needs hardware.router = "sessions"'),
         ("laptop", ["asynchronous.batches_ahead=1.5", "asynchronous.max_steps=2"], "max_steps of at least 3"),
     ],
 )
-def test_what_would_hang_or_waste_every_step_is_refused(profile: str, changes: list[str], said: str) -> None:
+def test_what_would_hang_or_waste_every_step_is_refused(
+    profile: str, changes: list[str], message: str
+) -> None:
     assert stage_recipe(1, profile, changes).mode == "sync"
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as excinfo:
         stage_recipe(1, profile, ["mode=colocate_async", *changes])
-    assert said in refused.value.message
+    assert message in excinfo.value.message
 
 
 def test_one_engine_is_sent_a_bounded_number_of_rollouts() -> None:
@@ -51,8 +53,8 @@ def test_one_engine_is_sent_a_bounded_number_of_rollouts() -> None:
 
 
 def test_a_plan_advises_the_correction_that_old_weights_need() -> None:
-    [said] = mode_warnings(stage_recipe(1, "laptop", ["mode=colocate_async"]))
-    assert "set algorithm.correction=token-tis" in said
+    [warning] = mode_warnings(stage_recipe(1, "laptop", ["mode=colocate_async"]))
+    assert "set algorithm.correction=token-tis" in warning
     assert not list(mode_warnings(stage_recipe(1, "laptop", [])))
     separate = list(mode_warnings(stage_recipe(1, "64xh100", ["mode=separate_async"])))
     assert "needs 8 more GPUs" in separate[1]
@@ -83,7 +85,7 @@ def test_verls_own_trainer_of_the_mode_takes_the_recipe(profile: str, mode: str,
     ]  # fmt: skip
     recipe = stage_recipe(1, profile, changes)
     config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
-    # The trainer checks its mode's keys when it is made; its `init` would start the workers.
+    # The trainer checks its mode's keys in its constructor. Its `init` would start the workers.
     trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
     buffer = trainer.replay_buffer
     assert isinstance(buffer, SelectingReplayBufferAsync)
@@ -145,17 +147,17 @@ async def test_a_turn_that_an_update_interrupts_is_continued_by_the_new_weights(
     await server.load_weights({}, 1)
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "rstar2_cpu"}}})
     client = FullyAsyncLLMServerClient(config, Handle(OneServer(Handle(server))))
-    reached, go, forwards = threading.Event(), threading.Event(), itertools.count()
+    forward_began, go, forwards = threading.Event(), threading.Event(), itertools.count()
 
     def hold(*_: Any) -> None:
         if next(forwards) == 20:
-            reached.set()
+            forward_began.set()
             assert go.wait(BOUND_S)
 
     hook = server._engine.model.register_forward_pre_hook(hold)
     params = {"temperature": 0.0, "max_tokens": 60}
     turn = asyncio.create_task(client.generate("a", prompt_ids=prompt, sampling_params=params))
-    assert await asyncio.to_thread(reached.wait, BOUND_S)
+    assert await asyncio.to_thread(forward_began.wait, BOUND_S)
     abort = asyncio.create_task(server.abort_all_requests(reject_request=False))
     await asyncio.sleep(0)
     go.set()
@@ -165,14 +167,19 @@ async def test_a_turn_that_an_update_interrupts_is_continued_by_the_new_weights(
     await server.load_weights({name: tensor.flip(0) for name, tensor in old.items()}, 2)
     assert not turn.done()
     await server.resume_generation()
-    said = await asyncio.wait_for(turn, BOUND_S)
-    assert (said.extra_fields["min_global_steps"], said.extra_fields["max_global_steps"]) == (1, 2)
-    assert (len(said.token_ids), len(said.log_probs)) == (60, 60)
+    continuation = await asyncio.wait_for(turn, BOUND_S)
+    assert (continuation.extra_fields["min_global_steps"], continuation.extra_fields["max_global_steps"]) == (
+        1,
+        2,
+    )
+    assert (len(continuation.token_ids), len(continuation.log_probs)) == (60, 60)
     # The engine's current step was finished, so the old weights wrote 21 tokens.
-    rest = await server._engine.generate([*prompt, *said.token_ids[:21]], Sampling(0.0, max_tokens=39))
-    assert rest.token_ids == said.token_ids[21:]
+    rest = await server._engine.generate(
+        [*prompt, *continuation.token_ids[:21]], Sampling(0.0, max_tokens=39)
+    )
+    assert rest.token_ids == continuation.token_ids[21:]
     await server.load_weights(old, 3)
     first = await server._engine.generate(prompt, Sampling(0.0, max_tokens=60))
-    assert first.token_ids[:21] == said.token_ids[:21]
-    assert first.token_ids[21:] != said.token_ids[21:], "the update must be seen to matter"
+    assert first.token_ids[:21] == continuation.token_ids[:21]
+    assert first.token_ids[21:] != continuation.token_ids[21:], "the test must notice the update"
     await server._engine.aclose()

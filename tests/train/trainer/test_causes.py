@@ -1,4 +1,4 @@
-"""The root cause of a failure is found in a log, together with a remedy."""
+"""Tests that the root cause of a failure is read from a log, with a remedy."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def test_a_root_cause_comes_before_the_errors_that_follow_from_it(
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
         "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 2\n"
     )
-    found = find_cause(log)
-    assert found.line == root
-    assert helps in found.remedy
+    cause = find_cause(log)
+    assert cause.line == root
+    assert helps in cause.remedy
 
 
 def test_memory_comes_before_the_timeouts_of_the_ranks_that_waited_for_it(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_an_engine_that_died_comes_before_verls_word_on_the_step_without_rollout
 
 def test_rollouts_that_fail_are_the_cause_though_each_left_its_own_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    said = "rstar2.errors.Failure: step 7: rollouts that failed: 9 (9 x engine: out of memory), more than"
+    message = "rstar2.errors.Failure: step 7: rollouts that failed: 9 (9 x engine: out of memory), more than"
     log.write_text(
         f"{RAY}rstar2.loop.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it\n"
         f"{RAY}ValueError: an engine's own\nray.exceptions.RayTaskError(Failure): ray::TaskRunnerV1.run() (pid=9)\n"
-        f"{said}\nthe last lines of all\n"
+        f"{message}\nthe last lines of all\n"
     )
-    assert find_cause(log).line == said
+    assert find_cause(log).line == message
     assert "same command then continues" in find_cause(log).remedy
 
 

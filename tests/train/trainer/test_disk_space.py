@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit on the disk is not begun, and the user is warned in time to free space."""
+"""Tests that a checkpoint that does not fit on the disk is not begun, and that the user is warned in time."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_a_checkpoint_needs_space_for_all_of_it_and_a_little_more(disk: Path) ->
     (disk / "other").unlink()
     fill(checkpoint / "model.pt", 30 << 20)
     assert check_disk_space(checkpoint, DISK - SMALL_FILES_BYTES, 20) is None, (
-        "what an earlier start left is replaced"
+        "the file of an earlier start is replaced"
     )
 
 
 def test_the_next_checkpoint_is_as_large_as_the_last(disk: Path) -> None:
     checkpoints = disk / "checkpoints"
-    assert disk_space_warning(checkpoints) is None, "there is none yet"
+    assert disk_space_warning(checkpoints) is None, "there is no checkpoint yet"
     fill(checkpoints / "global_step_10" / "actor" / "model.pt", 40 << 20)
     (checkpoints / POINTER).write_text("10")
     assert disk_space_warning(checkpoints) is None
@@ -78,7 +78,7 @@ def test_what_is_removed_or_unfinished_counts_as_space_for_the_next_checkpoint(d
     assert disk_space_warning(checkpoints, [checkpoints / "global_step_10" / "actor"]) is None
     shutil.rmtree(checkpoints / "global_step_10" / "actor")
     fill(checkpoints / "global_step_30" / "actor" / "model.pt", 35 << 20)
-    assert disk_space_warning(checkpoints) is None, "the next one is being written"
+    assert disk_space_warning(checkpoints) is None, "the next checkpoint is being written"
 
 
 def test_a_start_is_refused_if_the_next_checkpoint_does_not_fit(disk: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_start_is_refused_if_the_next_checkpoint_does_not_fit(disk: Path) -> N
     (checkpoints / POINTER).write_text("10")
     require_disk_space(checkpoints)
     fill(checkpoints / "global_step_20" / "actor" / "model.pt", 40 << 20)
-    require_disk_space(checkpoints)  # one that was cut short is written again
+    require_disk_space(checkpoints)  # a truncated checkpoint is written again
     (checkpoints / POINTER).write_text("20")
     with pytest.raises(UserError, match=r"needs 40 MiB, .* has 20 MiB for it\. Training was not started"):
         require_disk_space(checkpoints)
@@ -108,10 +108,10 @@ def test_what_torch_says_of_a_full_disk_is_recognised(disk: Path, tmp_path: Path
     import torch
 
     tensors = {str(number): torch.zeros(20 << 20, dtype=torch.uint8) for number in range(8)}
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError) as excinfo:
         torch.save(tensors, disk / "model_world_size_1_rank_0.pt")
     log = tmp_path / "log"
-    log.write_text(f"RuntimeError: {caught.value}\nray.exceptions.ActorDiedError: The actor died\n")
+    log.write_text(f"RuntimeError: {excinfo.value}\nray.exceptions.ActorDiedError: The actor died\n")
     assert "free disk space" in find_cause(log).remedy
 
 

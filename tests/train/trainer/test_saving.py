@@ -1,4 +1,4 @@
-"""Checkpoints that are saved in addition to the regular steps."""
+"""Tests of checkpoints that are saved in addition to the regular steps."""
 
 from __future__ import annotations
 

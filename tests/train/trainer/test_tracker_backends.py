@@ -80,11 +80,11 @@ def run(script: str, stage: Path, tracker: str, *words: str, **more: str) -> str
     env = environ | more
     env |= tracker_environment([tracker], stage, env, first_step=300)
     env["VERL_FILE_LOGGER_PATH"] = str(stage / "metrics-1.jsonl")
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script, tracker, *words], env=env, capture_output=True, text=True, timeout=600
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return ran.stdout
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 def mlflow_rows(stage: Path, query: str) -> list[tuple[Any, ...]]:
@@ -132,7 +132,7 @@ def test_trackio_has_one_run_over_two_starts(stage: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tracker", "offline", "left"),
+    ("tracker", "offline", "messages_left"),
     [
         ("swanlab", {"SWANLAB_MODE": "local"}, "swanlab/run-*"),
         ("tensorboard", {}, "tensorboard/night-stage2/events.*"),
@@ -140,11 +140,11 @@ def test_trackio_has_one_run_over_two_starts(stage: Path) -> None:
     ],
 )
 def test_others_write_into_the_runs_folder(
-    stage: Path, tracker: str, offline: dict[str, str], left: str
+    stage: Path, tracker: str, offline: dict[str, str], messages_left: str
 ) -> None:
     run(REPORT, stage, tracker, "1", "1", **offline)
     run(REPORT, stage, tracker, "2", "2", **offline)
-    folders = list(stage.parent.glob(left))
+    folders = list(stage.parent.glob(messages_left))
     assert folders
     if tracker != "tensorboard":
         identity = json.loads((stage / "tracker_runs.json").read_text())[tracker]
@@ -191,9 +191,9 @@ def test_trackio_gets_traces_as_messages(stage: Path, traces: Path) -> None:
     assert run(SEND, stage, "trackio", str(traces)).split()[-1] == "0"
     rows = trackio_rows(stage, "select run_name, step, messages, metadata from traces")
     assert [(name, step) for name, step, _, _ in rows] == [("night-stage2", 307)] * 2
-    messages, about = json.loads(rows[0][2]), json.loads(rows[0][3])
+    messages, metadata = json.loads(rows[0][2]), json.loads(rows[0][3])
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
-    assert (messages[2]["content"], about["reward"], about["kept"]) == ("42", 1.0, True)
+    assert (messages[2]["content"], metadata["reward"], metadata["kept"]) == ("42", 1.0, True)
 
 
 class _WeaveServer(BaseHTTPRequestHandler):
@@ -230,7 +230,7 @@ def test_weave_sends_calls(stage: Path, traces: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        not_sent = run(
+        missing = run(
             SEND,
             stage,
             "weave",
@@ -241,7 +241,7 @@ def test_weave_sends_calls(stage: Path, traces: Path) -> None:
             WANDB_API_KEY="a" * 40,
         )
         server.shutdown()
-    assert not_sent.split()[-1] == "0"
+    assert missing.split()[-1] == "0"
     batches = [json.loads(body)["batch"] for path, body in handler.received if path.endswith("/complete")]
     calls = [call for batch in batches for call in batch]
     names = sorted(call["op_name"].split("/")[-1].split(":")[0] for call in calls)

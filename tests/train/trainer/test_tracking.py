@@ -1,4 +1,4 @@
-"""Trackers: names of runs, folders, and checks before a run begins."""
+"""Tests of trackers: names of runs, folders, and checks before a run begins."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_a_run_is_named_by_run_and_phase(tmp_path: Path) -> None:
     assert run_name(tmp_path / "night") == "night", "`rstar2 sft` trains in the run's folder itself"
     assert run_name(tmp_path / "sft") == "sft"
     (tmp_path / "config.json").touch()
-    assert run_name(tmp_path / "sft") == f"{tmp_path.name}-sft", "a phase of the demo"
+    assert run_name(tmp_path / "sft") == f"{tmp_path.name}-sft", "the step belongs to a phase of the demo"
     keys = tracker_keys(["console", "wandb"], tmp_path / "night" / "stage2")
-    assert keys["trainer.logger"] == ["file", "console", "wandb"], "the file is what watch and report read"
+    assert keys["trainer.logger"] == ["file", "console", "wandb"], "watch and report read this file"
 
 
 def test_a_phase_continues_its_own_run_and_its_steps_come_after_those_of_the_stages_before(
@@ -68,9 +68,9 @@ def test_the_sampler_is_told_where_traces_go_and_under_which_name(tmp_path: Path
 
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     alone = {"NETRC": str(tmp_path / "netrc")}
-    with pytest.raises(UserError, match="no API key for Weights & Biases") as caught:
+    with pytest.raises(UserError, match="no API key for Weights & Biases") as excinfo:
         check_trackers(["wandb"], environ=alone)
-    assert "WANDB_MODE=offline" in caught.value.hint
+    assert "WANDB_MODE=offline" in excinfo.value.hint
     check_trackers(["wandb"], environ={**alone, "WANDB_MODE": "offline"})
     check_trackers(["wandb"], environ={**alone, "WANDB_API_KEY": "k"})
     check_trackers(["console"], environ=alone)
@@ -138,9 +138,9 @@ def test_a_trackers_key_reaches_workers_in_the_file_that_only_the_user_can_read(
 
 def test_a_tracker_that_is_not_installed_or_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rstar2.train.trainer.tracking.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="trackers has tensorboard, which is not installed") as caught:
+    with pytest.raises(UserError, match="trackers has tensorboard, which is not installed") as excinfo:
         check_trackers(["tensorboard"], environ={})
-    assert "pip install tensorboard" in caught.value.hint
+    assert "pip install tensorboard" in excinfo.value.hint
     with pytest.raises(UserError, match="trace_trackers has weave, which is not installed"):
         check_trackers([], ["weave"], environ={})
     with pytest.raises(UserError, match="module volcengine_ml_platform"):
@@ -231,7 +231,7 @@ def test_a_tracker_that_does_not_take_traces_is_counted_and_training_goes_its_wa
 ) -> None:
     from rstar2.train.verl.output import traces as module
 
-    sent: list[int] = []
+    sent_steps: list[int] = []
 
     starts, finished = [], []
 
@@ -243,7 +243,7 @@ def test_a_tracker_that_does_not_take_traces_is_counted_and_training_goes_its_wa
         def send(trace: Trace, step: int) -> None:
             if trace.sample:
                 raise ConnectionError("gone")
-            sent.append(step)
+            sent_steps.append(step)
 
         return module.Sink(send, lambda: finished.append(run))
 
@@ -254,10 +254,10 @@ def test_a_tracker_that_does_not_take_traces_is_counted_and_training_goes_its_wa
     sender = module.TraceSender(["mlflow", "trackio"], "r")
     assert sender.send(traces) == 2 + 1
     assert sender.send(traces[:1]) == 1
-    assert sent == [307, 307]
+    assert sent_steps == [307, 307]
     assert "mlflow did not start" in caplog.text
     assert "1 traces were not sent to trackio" in caplog.text
-    assert starts == ["r"], "a start may take minutes: it is not tried at every step"
+    assert starts == ["r"], "a failing start may take minutes, so it is not repeated at every step"
     [finish] = module.before_finish
     finish()
     assert finished == ["r"]
@@ -272,14 +272,14 @@ def test_trackers_count_from_the_stages_before_and_our_own_file_from_1(
 
     import rstar2.train.verl.output.trackers  # noqa: F401  (has its effect when it is imported)
 
-    logged: list[tuple[str, int]] = []
+    records: list[tuple[str, int]] = []
 
     class Tracker:
         def __init__(self, name: str) -> None:
             self.name = name
 
         def log(self, data: dict[str, float], step: int) -> None:
-            logged.append((self.name, step))
+            records.append((self.name, step))
 
     tracking = Tracking.__new__(Tracking)
     tracking.logger = {name: Tracker(name) for name in ("file", "wandb")}
@@ -287,4 +287,4 @@ def test_trackers_count_from_the_stages_before_and_our_own_file_from_1(
     monkeypatch.setenv("RSTAR2_FIRST_STEP", "300")
     tracking.log({"x": 1.0}, step=7)
     tracking.log({"x": 1.0}, step=8, backend=["wandb"])
-    assert logged == [("file", 7), ("wandb", 307), ("wandb", 308)]
+    assert records == [("file", 7), ("wandb", 307), ("wandb", 308)]

@@ -1,4 +1,4 @@
-"""The agent loop in VERL: failures of its engine, the judge and the grader, and the fields of its output."""
+"""Tests of the agent loop in VERL: failures of its engine, the judge and the grader, and the fields of its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.optional import needs
 from support.tools import SharedTools
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient
@@ -39,13 +39,18 @@ def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
     """An agent loop without VERL's set-up, which would need a running trainer."""
     from rstar2.train.verl.agent_loop import RStarAgentLoop
 
-    made: RStarAgentLoop = RStarAgentLoop.__new__(RStarAgentLoop)
-    made.server_manager = BrokenServer()
-    made.rollout_config = SimpleNamespace(name="vllm")
-    made._codec, made._limits, made._tools = codec, Limits(), SharedTools()
-    made._traces, made._trace_share, made._seed, made._may_end_unfinished = traces, trace_share, 1, False
-    made._recover = False
-    return made
+    rstar_loop: RStarAgentLoop = RStarAgentLoop.__new__(RStarAgentLoop)
+    rstar_loop.server_manager = BrokenServer()
+    rstar_loop.rollout_config = SimpleNamespace(name="vllm")
+    rstar_loop._codec, rstar_loop._limits, rstar_loop._tools = codec, Limits(), SharedTools()
+    rstar_loop._traces, rstar_loop._trace_share, rstar_loop._seed, rstar_loop._may_end_unfinished = (
+        traces,
+        trace_share,
+        1,
+        False,
+    )
+    rstar_loop._recover = False
+    return rstar_loop
 
 
 ROW = {
@@ -58,15 +63,15 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.01, 1), (0.0, 0)])
+@pytest.mark.parametrize(("share", "kept_per_step"), [(0.01, 1), (0.0, 0)])
 async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
-    codec: ChatCodec, tmp_path: Path, share: float, kept: int
+    codec: ChatCodec, tmp_path: Path, share: float, kept_per_step: int
 ) -> None:
     with pytest.raises(RolloutError, match="the actor died"):
         await loop(codec, tmp_path / "traces", share).run({"temperature": 1.0}, **ROW)
     traces = list(training_traces(tmp_path))
-    found = [(trace.problem_id, trace.sample, trace.step, trace.gold, trace.finish) for trace in traces]
-    assert found == [("sum", 3, 12, "4", "error")] * kept
+    rows = [(trace.problem_id, trace.sample, trace.step, trace.gold, trace.finish) for trace in traces]
+    assert rows == [("sum", 3, 12, "4", "error")] * kept_per_step
 
 
 async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_verdict(
@@ -82,11 +87,11 @@ async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_ver
                 return Verdict("unparsed", None, rule)
 
         monkeypatch.setattr(agent_loop, "_grader", Grader)
-        made: Any = loop(codec, tmp_path / "traces", 0.01)
-        made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
-        with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
-            await made.run({"temperature": 1.0}, **ROW)
-        assert caught.value.trace.tokens > 0
+        rstar_loop: Any = loop(codec, tmp_path / "traces", 0.01)
+        rstar_loop.server_manager, rstar_loop._reward = DyingServer(codec, dead=True), Reward("paper")
+        with pytest.raises(agent_loop.GraderFault, match=rule) as excinfo:
+            await rstar_loop.run({"temperature": 1.0}, **ROW)
+        assert excinfo.value.trace.tokens > 0
     assert len(list(training_traces(tmp_path))) == len(PREVENTED)
 
 
@@ -110,10 +115,10 @@ async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_c
                 return verdict
 
         monkeypatch.setattr(agent_loop, "_grader", Grader)
-        # At this share no trace is drawn. These traces are saved because of their status.
-        made: Any = loop(codec, tmp_path / "traces", 1e-12)
-        made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
-        output = await made.run({"temperature": 1.0}, **ROW)
+        # This share draws no trace. These traces are saved because of their status.
+        rstar_loop: Any = loop(codec, tmp_path / "traces", 1e-12)
+        rstar_loop.server_manager, rstar_loop._reward = DyingServer(codec, dead=True), Reward("paper")
+        output = await rstar_loop.run({"temperature": 1.0}, **ROW)
         rollout, trace = rollout_of(output.extra_fields), trace_of(output.extra_fields)
         assert (output.reward_score, rollout.correct, rollout.missed) == (0.0, False, why.strip())
         assert rollout.undecided
@@ -130,16 +135,16 @@ async def test_of_a_servers_own_error_the_cause_is_told_and_not_the_way_to_it(
     class FailingServer:
         async def generate(self, **request: Any) -> None:
             cause = ValueError("no KV block is free")
-            where = (
+            message = (
                 "ray::vLLMHttpServer.generate() (pid=7)\n  File a, line 1\nValueError: no KV block is free"
             )
-            raise RayTaskError("generate", where, cause).as_instanceof_cause()
+            raise RayTaskError("generate", message, cause).as_instanceof_cause()
 
-    made: Any = loop(codec, tmp_path / "traces", 0.0)
-    made.server_manager = FailingServer()
-    with pytest.raises(RolloutError) as caught:
-        await made.run({"temperature": 1.0}, **ROW)
-    assert caught.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
+    rstar_loop: Any = loop(codec, tmp_path / "traces", 0.0)
+    rstar_loop.server_manager = FailingServer()
+    with pytest.raises(RolloutError) as excinfo:
+        await rstar_loop.run({"temperature": 1.0}, **ROW)
+    assert excinfo.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
 
 
 async def test_what_fails_because_training_ends_is_kept_nowhere(
@@ -147,10 +152,10 @@ async def test_what_fails_because_training_ends_is_kept_nowhere(
 ) -> None:
     from rstar2.train.verl import agent_loop
 
-    async def ended(seconds: float) -> None:
+    async def ends_after(seconds: float) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(agent_loop, "asyncio", SimpleNamespace(sleep=ended))
+    monkeypatch.setattr(agent_loop, "asyncio", SimpleNamespace(sleep=ends_after))
     unfinished = loop(codec, tmp_path / "traces", 1.0)
     unfinished._may_end_unfinished = True
     with pytest.raises(asyncio.CancelledError):
@@ -193,15 +198,15 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
     from rstar2.train.verl import agent_loop_manager
     from rstar2.train.verl.rollout_fields import to_extra_fields
 
-    made = []
+    loops = []
 
     class Loop:
         async def run(self, sampling_params: dict[str, Any], **row: Any) -> SimpleNamespace:
             text = f"{row['problem']} at {sampling_params['temperature']}"
             return SimpleNamespace(text=text, extra_fields=to_extra_fields(FINISHED, with_trace=False))
 
-    def instantiate(config: dict[str, str], **given: Any) -> Loop:
-        made.append(config["_target_"])
+    def instantiate(config: dict[str, str], **options: Any) -> Loop:
+        loops.append(config["_target_"])
         return Loop()
 
     monkeypatch.setattr(agent_loop_manager, "instantiate", instantiate)
@@ -219,7 +224,7 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
     for problem in ("sum", "product"):
         row = {"agent_name": "ours", "trace": False, "problem": problem}
         await worker._run_agent_loop({"temperature": 1.0}, {"validate": True}, **row)
-    assert made == ["a.Loop"]
+    assert loops == ["a.Loop"]
     assert outputs == [
         ("sum at 1.0", True, {"problem": "sum"}),
         ("product at 1.0", True, {"problem": "product"}),
@@ -230,13 +235,13 @@ class Router:
     """Records the calls of our router. A second engine takes over."""
 
     def __init__(self, dead: bool) -> None:
-        self.told: list[tuple[Any, ...]] = []
-        self.end_session = SimpleNamespace(remote=lambda *told: self.told.append(("end", *told)))
+        self.calls: list[tuple[Any, ...]] = []
+        self.end_session = SimpleNamespace(remote=lambda *args: self.calls.append(("end", *args)))
         self.engine_failed = SimpleNamespace(remote=self._failed)
         self._dead = dead
 
     async def _failed(self, request_id: str) -> bool:
-        self.told.append(("failed", request_id))
+        self.calls.append(("failed", request_id))
         return self._dead
 
 
@@ -254,32 +259,32 @@ class DyingServer:
         self.asked.append(request_id)
         if len(self.asked) == 1:
             raise ActorDiedError
-        said = self._codec.tokenizer.encode("</reason><answer>\\boxed{4}</answer>")
-        return SimpleNamespace(token_ids=[*said, self._codec.end_id], log_probs=None, extra_fields={})
+        completion = self._codec.tokenizer.encode("</reason><answer>\\boxed{4}</answer>")
+        return SimpleNamespace(token_ids=[*completion, self._codec.end_id], log_probs=None, extra_fields={})
 
 
 async def test_a_turn_whose_engine_died_is_asked_of_another_and_the_router_is_told_of_the_end(
     codec: ChatCodec, tmp_path: Path
 ) -> None:
-    made: Any = loop(codec, tmp_path / "traces", 0.0)
-    made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
-    output = await made.run({"temperature": 1.0}, **ROW)
-    (request,) = set(made.server_manager.asked)
+    rstar_loop: Any = loop(codec, tmp_path / "traces", 0.0)
+    rstar_loop.server_manager, rstar_loop._reward = DyingServer(codec, dead=True), Reward("paper")
+    output = await rstar_loop.run({"temperature": 1.0}, **ROW)
+    (request,) = set(rstar_loop.server_manager.asked)
     assert request.startswith("u1/")
-    assert len(made.server_manager.asked) == 2
+    assert len(rstar_loop.server_manager.asked) == 2
     tokens = len(output.prompt_ids) + len(output.response_ids)
-    assert made.server_manager._load_balancer.told == [("failed", request), ("end", request, tokens)]
+    assert rstar_loop.server_manager._load_balancer.calls == [("failed", request), ("end", request, tokens)]
 
 
 async def test_a_turn_fails_where_the_engine_still_lives_and_the_session_ends_all_the_same(
     codec: ChatCodec, tmp_path: Path
 ) -> None:
-    made: Any = loop(codec, tmp_path / "traces", 0.0)
-    made.server_manager = DyingServer(codec, dead=False)
+    rstar_loop: Any = loop(codec, tmp_path / "traces", 0.0)
+    rstar_loop.server_manager = DyingServer(codec, dead=False)
     with pytest.raises(RolloutError):
-        await made.run({"temperature": 1.0}, **ROW)
-    (request,) = made.server_manager.asked
-    assert made.server_manager._load_balancer.told == [("failed", request), ("end", request, None)]
+        await rstar_loop.run({"temperature": 1.0}, **ROW)
+    (request,) = rstar_loop.server_manager.asked
+    assert rstar_loop.server_manager._load_balancer.calls == [("failed", request), ("end", request, None)]
 
 
 class CallingServer:
@@ -311,7 +316,7 @@ async def test_a_judge_that_refuses_the_token_ends_training_and_loses_no_call(
 
 
 class ScriptedServer:
-    """An engine that writes these turns one after another."""
+    """An engine that writes these turns one after the other."""
 
     def __init__(self, codec: ChatCodec, *turns: str) -> None:
         self._turns = [[*codec.tokenizer.encode(turn), codec.end_id] for turn in turns]
@@ -319,9 +324,9 @@ class ScriptedServer:
 
     async def generate(self, prompt_ids: list[int], **request: Any) -> SimpleNamespace:
         self.asked.append(prompt_ids)
-        said = self._turns[len(self.asked) - 1]
+        completion = self._turns[len(self.asked) - 1]
         return SimpleNamespace(
-            token_ids=said, log_probs=[-1.0] * len(said), extra_fields={"min_global_steps": 11}
+            token_ids=completion, log_probs=[-1.0] * len(completion), extra_fields={"min_global_steps": 11}
         )
 
 
@@ -357,33 +362,33 @@ async def test_a_recovery_goes_to_verl_as_a_rollout_of_the_problem_that_only_wro
     )
 
     answer = "So</reason><answer>\\boxed{4}</answer>"
-    made: Any = loop(codec, tmp_path / "traces", 1.0)
-    made._recover, made._reward, made._tools = True, Reward("paper"), FailingOnce(state)
-    made.server_manager = ScriptedServer(codec, call_of("x"), answer)
+    rstar_loop: Any = loop(codec, tmp_path / "traces", 1.0)
+    rstar_loop._recover, rstar_loop._reward, rstar_loop._tools = True, Reward("paper"), FailingOnce(state)
+    rstar_loop.server_manager = ScriptedServer(codec, call_of("x"), answer)
     sampling = {"temperature": 1.0, "logprobs": True}
-    first = await made.run(sampling, **ROW)
+    first = await rstar_loop.run(sampling, **ROW)
     trace, replay = take_recoverable(first.extra_fields) or (None, None)
     assert trace is not None
     assert replay is state
     [beginning] = draw_beginnings([trace], 1, seed=1)
 
-    made.server_manager = server = ScriptedServer(codec, call_of("y"), answer)
+    rstar_loop.server_manager = server = ScriptedServer(codec, call_of("y"), answer)
     row = {**ROW, "uid": "u1_after0", "session_id": 1}
-    output = await made.recover(sampling, beginning, replay, **row)
-    assert made._tools.ran == ["x", *(["x"] if state else []), "y"]
-    begun_with = trace.turns[1].start
+    output = await rstar_loop.recover(sampling, beginning, replay, **row)
+    assert rstar_loop._tools.ran == ["x", *(["x"] if state else []), "y"]
+    start_of_own = trace.turns[1].start
     assert output.prompt_ids == first.prompt_ids == server.asked[0][: len(first.prompt_ids)]
-    assert server.asked[0] == first.prompt_ids + first.response_ids[:begun_with]
-    assert output.response_ids[:begun_with] == first.response_ids[:begun_with]
-    assert output.response_mask[:begun_with] == [0] * begun_with
-    assert output.response_logprobs[:begun_with] == [0.0] * begun_with
-    own = [i for i, mask in enumerate(output.response_mask) if mask]
-    assert min(own) == begun_with
-    assert {output.response_logprobs[i] for i in own} == {-1.0}
+    assert server.asked[0] == first.prompt_ids + first.response_ids[:start_of_own]
+    assert output.response_ids[:start_of_own] == first.response_ids[:start_of_own]
+    assert output.response_mask[:start_of_own] == [0] * start_of_own
+    assert output.response_logprobs[:start_of_own] == [0.0] * start_of_own
+    own_positions = [i for i, mask in enumerate(output.response_mask) if mask]
+    assert min(own_positions) == start_of_own
+    assert {output.response_logprobs[i] for i in own_positions} == {-1.0}
     assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
     assert output.reward_score == 1.0
-    assert recovery_in(output.extra_fields) == Recovery(begun_with, repaired=True)
-    assert written_by(output.extra_fields) == {11: len(own)}
+    assert recovery_in(output.extra_fields) == Recovery(start_of_own, repaired=True)
+    assert written_by(output.extra_fields) == {11: len(own_positions)}
     assert rollout_of(output.extra_fields).sample == 1
     assert trace_of(output.extra_fields) is None
-    assert take_recoverable(output.extra_fields) is None, "no other begins in the middle of it"
+    assert take_recoverable(output.extra_fields) is None, "no other rollout begins in the middle of this one"

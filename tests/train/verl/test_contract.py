@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.processes import free_port
 from rstar2.train.recipe import VERL_MICRO_BATCH
@@ -29,7 +29,7 @@ def test_process_groups_are_made_by_two_functions_that_a_plugin_can_replace() ->
     assert list(one.parameters) == ["timeout_second"]
     assert list(ray.parameters) == ["timeout_second", "backend"]
     source = inspect.getsource(distributed.initialize_global_process_group)
-    assert "return local_rank, rank, world_size" in source, "what the function returns has changed"
+    assert "return local_rank, rank, world_size" in source, "the function's return value has changed"
 
 
 def test_rollout_classes_are_looked_up_by_name_and_mode() -> None:
@@ -52,12 +52,12 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     from verl.trainer.ppo import padding_utils
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-    called = inspect.getsource(FSDPEngineWithLMHead.forward_backward_batch)
-    assert "micro_batches, indices = prepare_micro_batches(" in called
-    made = inspect.getsource(padding_utils.construct_minimal_padding_template)
-    assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in made
+    forward_source = inspect.getsource(FSDPEngineWithLMHead.forward_backward_batch)
+    assert "micro_batches, indices = prepare_micro_batches(" in forward_source
+    padding_source = inspect.getsource(padding_utils.construct_minimal_padding_template)
+    assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in padding_source
     filled = inspect.getsource(padding_utils.upsample_batch_to_divisible_size)
-    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages leave them out by this name"
+    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages exclude them by this name"
 
 
 def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
@@ -94,23 +94,23 @@ def test_the_trainer_decides_on_saving_and_on_its_end_after_the_update() -> None
     source = inspect.getsource(sft_trainer.SFTTrainer.fit)
     train = source.index("self.training_client.train_batch(data=data)")
     last = source.index("is_last_step = global_step >= self.total_training_steps")
-    saved = source.index("is_save_step = global_step % self.save_freq == 0")
-    assert train < last < saved < source.index("self.ckpt_handler.save_checkpoint(step=global_step)")
+    saving = source.index("is_save_step = global_step % self.save_freq == 0")
+    assert train < last < saving < source.index("self.ckpt_handler.save_checkpoint(step=global_step)")
     assert "trainer = SFTTrainer(config=config)" in inspect.getsource(sft_trainer.run_sft)
 
 
 def test_flash_attns_loss_is_called_by_a_name_that_can_be_replaced() -> None:
     from verl.utils import torch_functional
 
-    chosen = inspect.getsource(torch_functional.logprobs_from_logits)
-    assert "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE" in chosen
-    called = inspect.getsource(torch_functional.logprobs_from_logits_flash_attn)
-    assert "cross_entropy_loss(logits, labels, inplace_backward=inplace_backward)" in called
-    assert "return -output[0]" in called
+    logprobs_source = inspect.getsource(torch_functional.logprobs_from_logits)
+    assert "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE" in logprobs_source
+    flash_source = inspect.getsource(torch_functional.logprobs_from_logits_flash_attn)
+    assert "cross_entropy_loss(logits, labels, inplace_backward=inplace_backward)" in flash_source
+    assert "return -output[0]" in flash_source
 
 
 def test_sft_counts_conversations_where_it_is_told_to() -> None:
-    assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
+    assert compose_config("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 
 
 def test_sft_takes_a_dataset_of_ours() -> None:
@@ -140,8 +140,8 @@ def test_the_data_loaders_sampler_is_made_by_a_function_that_can_be_replaced_and
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    made = inspect.getsource(PPOTrainer._init_dataloader)
-    assert "sampler=create_rl_sampler(self.config.data, self.train_dataset)" in made
+    dataloader_source = inspect.getsource(PPOTrainer._init_dataloader)
+    assert "sampler=create_rl_sampler(self.config.data, self.train_dataset)" in dataloader_source
     assert "self.train_dataloader.state_dict()" in inspect.getsource(PPOTrainer._save_checkpoint)
     # One method removes groups that no step takes from the queue.
     assert list(inspect.signature(ReplayBuffer._clear_groups).parameters) == ["self", "partition_id", "uids"]
@@ -177,9 +177,9 @@ def test_the_replay_buffer_looks_at_the_queue_by_one_method_and_a_rollout_may_ha
     for polls in (ReplayBuffer.sample, ReplayBufferAsync.wait_for_sampleable):
         assert "self._sync_metadata_from_transfer_queue()" in inspect.getsource(polls)
     assert "time.sleep(self.poll_interval)" in inspect.getsource(ReplayBuffer._wait_for_next_poll)
-    put = inspect.signature(interface.async_kv_put).parameters
-    assert put["fields"].default is None
-    assert "tag" in put
+    put_parameters = inspect.signature(interface.async_kv_put).parameters
+    assert put_parameters["fields"].default is None
+    assert "tag" in put_parameters
 
 
 def test_agent_loops_hand_over_a_score_of_their_own() -> None:
@@ -200,8 +200,8 @@ def test_a_worker_runs_each_rollout_by_one_method() -> None:
     queued = inspect.getsource(agent_loop_tq)
     assert "def _run_agent_loop" not in queued
     assert "self.agent_loop_workers_class = AgentLoopWorkerTQ" in queued
-    given = inspect.signature(AgentLoopWorker._run_agent_loop).parameters
-    assert {"sampling_params", "trajectory", "agent_name", "trace", "kwargs"} <= set(given)
+    loop_parameters = inspect.signature(AgentLoopWorker._run_agent_loop).parameters
+    assert {"sampling_params", "trajectory", "agent_name", "trace", "kwargs"} <= set(loop_parameters)
     source = inspect.getsource(AgentLoopWorker._run_agent_loop)
     assert 'self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)' in source
     for argument in ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "tools"):
@@ -257,16 +257,16 @@ def test_workers_meet_at_the_first_free_port_of_a_range_where_one_is_given(
     from verl.single_controller.ray import RayWorkerGroup, base
 
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port()))
-        taken.listen()
-        port = taken.getsockname()[1]
-        _, found = base.get_master_addr_port._function([port, port + 1000])
-    assert port < int(found) < port + 1000
-    taken_from = 'self._ray_master_port_range = kwargs.pop("master_port_range", None)'
-    assert taken_from in inspect.getsource(RayWorkerGroup.__init__)
-    for made in (RayWorkerGroup._init_with_resource_pool, RayWorkerGroup._init_with_subresource_pool):
-        assert "master_port_range=self._ray_master_port_range" in inspect.getsource(made)
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", free_port()))
+        bound_socket.listen()
+        port = bound_socket.getsockname()[1]
+        _, chosen_port = base.get_master_addr_port._function([port, port + 1000])
+    assert port < int(chosen_port) < port + 1000
+    port_range_line = 'self._ray_master_port_range = kwargs.pop("master_port_range", None)'
+    assert port_range_line in inspect.getsource(RayWorkerGroup.__init__)
+    for constructor in (RayWorkerGroup._init_with_resource_pool, RayWorkerGroup._init_with_subresource_pool):
+        assert "master_port_range=self._ray_master_port_range" in inspect.getsource(constructor)
 
 
 def test_worker_groups_get_ports_that_the_kernel_gives_to_nothing_else(
@@ -274,12 +274,12 @@ def test_worker_groups_get_ports_that_the_kernel_gives_to_nothing_else(
 ) -> None:
     from rstar2.train.verl import rendezvous
 
-    given: list[dict[str, Any]] = []
-    init = rendezvous._with_ports(lambda group, **more: given.append(more))
+    calls: list[dict[str, Any]] = []
+    init = rendezvous._with_ports(lambda group, **more: calls.append(more))
     for ports in (range(20_000, 32_000), range(0)):
         monkeypatch.setattr(rendezvous, "unassigned_ports", lambda ports=ports: ports)
         init(None)
-    (first, end), without = given[0]["master_port_range"], given[1]
+    (first, end), without = calls[0]["master_port_range"], calls[1]
     assert 20_000 <= first < 26_000
     assert end == 32_000
     assert without == {}

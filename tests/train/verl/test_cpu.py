@@ -1,4 +1,4 @@
-"""VERL's platform and training engine for a CPU: the parts that torch does not have."""
+"""Tests of VERL's platform and training engine for a CPU: the parts that torch does not have."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def in_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def freed_by(ask: Callable[[], object]) -> int:
+def bytes_freed_by(ask: Callable[[], object]) -> int:
     """Returns by how many bytes this process shrinks when `ask` is called. It has 112 MiB of freed blocks."""
     import torch
 
-    # From the first block that was freed on, glibc keeps blocks of its size.
+    # After the first freed block, glibc keeps blocks of its size.
     torch.ones(16 * MIB // 4)
     tensors = [torch.ones(MIB // 4) for _ in range(128)]
     some = tensors[::8]
     del tensors
-    held = in_memory()
+    before = in_memory()
     ask()
-    freed = held - in_memory()
+    difference = before - in_memory()
     assert all(float(each.sum()) == MIB // 4 for each in some)
-    return freed
+    return difference
 
 
 def test_memory_that_was_freed_goes_back_to_the_system_when_verl_asks() -> None:
     from rstar2.train.verl.cpu.platform import CpuPlatform
 
-    assert freed_by(CpuPlatform().empty_cache) > 96 * MIB
-    assert freed_by(CpuPlatform.device_module.empty_cache) > 96 * MIB
+    assert bytes_freed_by(CpuPlatform().empty_cache) > 96 * MIB
+    assert bytes_freed_by(CpuPlatform.device_module.empty_cache) > 96 * MIB
 
 
 def test_what_is_not_worth_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     from rstar2.train.verl.cpu import platform
 
     monkeypatch.setattr(platform, "WORTH_FREEING", 1 << 60)
-    assert freed_by(platform.free_unused) < 32 * MIB
+    assert bytes_freed_by(platform.free_unused) < 32 * MIB
 
 
 def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +63,16 @@ def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -
 
     from rstar2.train.verl.cpu.engine import CpuTrainingEngine
 
-    seen = []
-    monkeypatch.setattr(FSDPEngineWithLMHead, "forward_step", lambda *about, **more: seen.append(in_memory()))
-    held = in_memory()
-    freed = freed_by(
+    memory_per_step = []
+    monkeypatch.setattr(
+        FSDPEngineWithLMHead, "forward_step", lambda *args, **more: memory_per_step.append(in_memory())
+    )
+    before = in_memory()
+    freed_bytes = bytes_freed_by(
         lambda: CpuTrainingEngine.forward_step(object.__new__(CpuTrainingEngine), "a micro-batch")
     )
-    assert freed > 96 * MIB
-    assert seen[0] < held + 64 * MIB
+    assert freed_bytes > 96 * MIB
+    assert memory_per_step[0] < before + 64 * MIB
 
 
 def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_limit() -> None:
@@ -88,7 +90,7 @@ def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_li
             assert sum(lengths[row] for row in group) >= (1 - MOST_PADDING) * filled
     assert rows_of_like_lengths([7] * 10, 28) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert rows_of_like_lengths([50], 20) == [[0]]
-    # Empty rollouts are by themselves, however much room there is.
+    # Empty rollouts have their own micro-batch, even if another one has room.
     assert rows_of_like_lengths([2, 60, 2, 50], 1000) == [[1, 3], [0, 2]]
 
 
@@ -102,18 +104,18 @@ def test_a_rank_makes_as_many_micro_batches_as_the_others(monkeypatch: pytest.Mo
     rows = [torch.arange(length) + 100 * i for i, length in enumerate(lengths)]
     ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     data = tu.get_tensordict({"input_ids": ids}, {"max_token_len_per_gpu": 1000})
-    asked = []
+    sampled_ids = []
 
     def all_reduce(count: torch.Tensor, op: object, group: object) -> None:
-        asked.append((int(count), op, group))
+        sampled_ids.append((int(count), op, group))
         count.fill_(4)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     alone, places = padded_micro_batches(data)
-    assert (len(alone), places, asked) == (3, [[0, 2], [4], [1, 3]], [])
+    assert (len(alone), places, sampled_ids) == (3, [[0, 2], [4], [1, 3]], [])
     shared, places = padded_micro_batches(data, dp_group="ranks", same_micro_num_in_dp=True)
     assert (len(shared), places) == (4, [[0], [2], [4], [1, 3]])
-    assert asked == [(3, torch.distributed.ReduceOp.MAX, "ranks")]
+    assert sampled_ids == [(3, torch.distributed.ReduceOp.MAX, "ranks")]
     for micro_batch, place in zip(shared, places, strict=True):
         assert [row[0] // 100 for row in micro_batch["input_ids"].unbind()] == place
 

@@ -1,4 +1,4 @@
-"""A process of the fork server behaves like a new process: arguments, environment, output, signals, exit code, end."""
+"""Tests that a process of the fork server behaves like a new one: arguments, environment, output, signals and end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[dict[str, str]]:
-    """The environment of a client whose commands are forked."""
+    """The environment of a client that runs its commands in forked processes."""
     name = f"rstar2-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
@@ -65,7 +65,7 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
         "import os, sys\nassert 'ray' in sys.modules\n"
         "print(sys.argv[1:], os.environ['COLOUR'], os.getcwd(), sys.stdin.read())\nsys.exit(7)"
     )
-    ran = subprocess.run(
+    result = subprocess.run(
         [*CLIENT, script(tmp_path, code), "a b", "$c"],
         env={**server, "COLOUR": "blue"},
         cwd=tmp_path,
@@ -75,27 +75,27 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
         timeout=WAIT_S,
         check=False,
     )
-    assert ran.stdout == f"['a b', '$c'] blue {tmp_path} typed\n", ran.stderr
-    assert ran.returncode == 7
+    assert result.stdout == f"['a b', '$c'] blue {tmp_path} typed\n", result.stderr
+    assert result.returncode == 7
 
 
 def test_what_verl_loads_by_the_clients_environment_is_loaded(server: dict[str, str], tmp_path: Path) -> None:
-    """VERL alone would not load them, because it was imported before, without the client's environment."""
+    """VERL alone would not load the modules, because it was imported before, without the client's environment."""
     code = "import sys\nprint('colorsys' in sys.modules)"
-    for named, said in (("colorsys", "True"), ("", "False")):
-        ran = subprocess.run(
+    for module, expected in (("colorsys", "True"), ("", "False")):
+        result = subprocess.run(
             [*CLIENT, script(tmp_path, code)],
-            env={**server, "VERL_USE_EXTERNAL_MODULES": named},
+            env={**server, "VERL_USE_EXTERNAL_MODULES": module},
             capture_output=True,
             text=True,
             timeout=WAIT_S,
             check=True,
         )
-        assert ran.stdout == f"{said}\n", ran.stderr
+        assert result.stdout == f"{expected}\n", result.stderr
 
 
 def test_a_module_is_run_as_main_and_an_exception_is_shown(server: dict[str, str]) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [*CLIENT, "-m", "timeit", "-n", "1", "1/0"],
         env=server,
         capture_output=True,
@@ -103,13 +103,13 @@ def test_a_module_is_run_as_main_and_an_exception_is_shown(server: dict[str, str
         timeout=WAIT_S,
         check=False,
     )
-    assert ran.returncode == 1
-    assert "ZeroDivisionError" in ran.stderr
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_forked_process(
-    server: dict[str, str], tmp_path: Path, sent: signal.Signals
+    server: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
     code = (
         "import signal, sys, threading\n"
@@ -122,8 +122,8 @@ def test_signals_reach_the_forked_process(
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
-        client.send_signal(sent)
-        assert client.stdout.readline() == f"got {sent.value}\n"
+        client.send_signal(number)
+        assert client.stdout.readline() == f"got {number.value}\n"
         assert client.wait(WAIT_S) == 3
 
 
@@ -167,7 +167,7 @@ def test_neither_end_outlives_the_other(server: dict[str, str], tmp_path: Path, 
 
 
 def test_without_a_server_the_command_runs_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [*CLIENT, script(tmp_path, "import sys\nprint('ray' in sys.modules)")],
         env={**os.environ, SOCKET_VARIABLE: "rstar2-nobody-listens-here"},
         capture_output=True,
@@ -175,7 +175,7 @@ def test_without_a_server_the_command_runs_in_an_interpreter_of_its_own(tmp_path
         timeout=WAIT_S,
         check=False,
     )
-    assert ran.stdout == "False\n", ran.stderr
+    assert result.stdout == "False\n", result.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
@@ -191,8 +191,8 @@ def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, s
         "sys.exit(0 if len(answer) == 8 else 5)"
     )
     command = [sys.executable, "-c", code, server[SOCKET_VARIABLE], str(uid)]
-    ran = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
-    assert ran.returncode == (0 if served else 5), ran.stderr
+    result = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+    assert result.returncode == (0 if served else 5), result.stderr
 
 
 def signs(folder: Path) -> SignsOfLife:

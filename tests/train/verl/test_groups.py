@@ -1,4 +1,4 @@
-"""A worker's groups in rounds: the outcomes that count, the tags in VERL's queue, and a resumed worker."""
+"""Tests of a worker's groups in rounds: the outcomes that count, the tags in VERL's queue, and a resumed worker."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TWOS = Rounds(size=2, most=6, enough=2, solved_after=2, hopeless_after=6)
 @pytest.fixture
 def queue(verls_queue: Any) -> Iterator[Any]:
     yield verls_queue
-    for partition, left in (verls_queue.kv_list() or {}).items():
-        if left:
-            verls_queue.kv_clear(keys=list(left), partition_id=partition)
+    for partition, keys in (verls_queue.kv_list() or {}).items():
+        if keys:
+            verls_queue.kv_clear(keys=list(keys), partition_id=partition)
 
 
 def groups(rounds: Rounds | None, select: str = "roc") -> Groups:
@@ -48,23 +48,23 @@ def rollout(outcome: str) -> Rollout | None:
     )
 
 
-async def made_of(of: Groups, outcomes: str, uid: str = "a") -> list[int]:
+async def run_group(of: Groups, outcomes: str, uid: str = "a") -> list[int]:
     """Returns the rollouts of a group that run, if VERL starts one for each outcome."""
-    made: list[int] = []
+    finished_samples: list[int] = []
 
     def make(number: int) -> Callable[[], Awaitable[Rollout | None]]:
         async def run() -> Rollout | None:
-            made.append(number)
+            finished_samples.append(number)
             await asyncio.sleep(0)
             return rollout(outcomes[number])
 
         return run
 
     await asyncio.gather(*(of.run({"uid": uid, "session_id": i}, make(i)) for i in range(len(outcomes))))
-    return sorted(made)
+    return sorted(finished_samples)
 
 
-def left_in(queue: Any) -> dict[str, RoundsOfGroup | None]:
+def groups_in(queue: Any) -> dict[str, RoundsOfGroup | None]:
     from rstar2.train.verl.rollout_fields import rounds_of
 
     return {key: rounds_of(tag) for key, tag in (queue.kv_list() or {}).get("train", {}).items()}
@@ -89,21 +89,21 @@ async def test_a_group_stops_by_the_outcomes_that_could_be_trained_on(
     queue: Any, outcomes: str, select: str, whole: RoundsOfGroup
 ) -> None:
     of = groups(TWOS, select)
-    assert await made_of(of, outcomes) == list(range(whole.made))
-    assert left_in(queue) == {"a_rounds_0": whole}
-    assert not of._groups, "nothing is held of a group that is over"
+    assert await run_group(of, outcomes) == list(range(whole.made))
+    assert groups_in(queue) == {"a_rounds_0": whole}
+    assert not of._groups, "no state of a finished group remains"
 
 
 async def test_without_rounds_all_are_made_and_nothing_is_left(queue: Any) -> None:
-    assert await made_of(groups(None), "111111") == list(range(6))
-    assert left_in(queue) == {}
+    assert await run_group(groups(None), "111111") == list(range(6))
+    assert groups_in(queue) == {}
 
 
 async def test_groups_do_not_wait_for_each_other(queue: Any) -> None:
     of = groups(TWOS)
-    many = await asyncio.gather(*(made_of(of, "111111" if i % 2 else "000000", f"g{i}") for i in range(8)))
-    assert [len(made) for made in many] == [6, 2] * 4
-    assert len(left_in(queue)) == 8
+    many = await asyncio.gather(*(run_group(of, "111111" if i % 2 else "000000", f"g{i}") for i in range(8)))
+    assert [len(samples) for samples in many] == [6, 2] * 4
+    assert len(groups_in(queue)) == 8
 
 
 async def test_an_error_that_ends_a_rollout_ends_neither_its_round_nor_its_group(queue: Any) -> None:
@@ -116,9 +116,9 @@ async def test_an_error_that_ends_a_rollout_ends_neither_its_round_nor_its_group
         return rollout("1")
 
     runs = [of.run({"uid": "a", "session_id": i}, breaks if i == 0 else fine) for i in range(6)]
-    ended = await asyncio.gather(*runs, return_exceptions=True)
-    assert [type(each) for each in ended] == [RuntimeError, *[type(None)] * 5]
-    assert left_in(queue) == {"a_rounds_0": RoundsOfGroup(4, 2, "solved")}
+    results = await asyncio.gather(*runs, return_exceptions=True)
+    assert [type(each) for each in results] == [RuntimeError, *[type(None)] * 5]
+    assert groups_in(queue) == {"a_rounds_0": RoundsOfGroup(4, 2, "solved")}
 
 
 async def test_rollouts_that_never_have_to_wait_leave_the_group_as_it_is(queue: Any) -> None:
@@ -128,17 +128,17 @@ async def test_rollouts_that_never_have_to_wait_leave_the_group_as_it_is(queue: 
     async def at_once() -> Rollout | None:
         return rollout("1")
 
-    made = 0
+    rollout_count = 0
     for number in range(6):  # one after another
 
-        async def counted() -> Rollout | None:
-            nonlocal made
-            made += 1
+        async def run_once() -> Rollout | None:
+            nonlocal rollout_count
+            rollout_count += 1
             return await at_once()
 
-        await of.run({"uid": "a", "session_id": number}, counted)
-    assert made == 2
-    assert left_in(queue) == {"a_rounds_0": RoundsOfGroup(2, 1, "solved")}
+        await of.run({"uid": "a", "session_id": number}, run_once)
+    assert rollout_count == 2
+    assert groups_in(queue) == {"a_rounds_0": RoundsOfGroup(2, 1, "solved")}
 
 
 class Loop:
@@ -183,23 +183,23 @@ def worker(loop: Loop, recover: dict[str, int], rounds: Rounds | None, rollouts:
     """VERL's worker without the parts that need a trainer. It puts only tags into the queue."""
     from rstar2.train.verl import agent_loop_manager
 
-    made: Any = agent_loop_manager.AgentLoopWorker.__new__(agent_loop_manager.AgentLoopWorker)
+    worker: Any = agent_loop_manager.AgentLoopWorker.__new__(agent_loop_manager.AgentLoopWorker)
     settings = {
         "rounds": rounds and asdict(rounds), "select": {"name": "roc"}, "recover": recover, "rollouts": rollouts,
         "seed": 1,
     }  # fmt: skip
-    made._loops = {"ours": loop}
-    made._groups = agent_loop_manager.Groups(settings)
-    made._beginnings = agent_loop_manager.Beginnings(settings)
-    made._reuse = SimpleNamespace(run=lambda run, sampling, row: run(sampling, **row))
+    worker._loops = {"ours": loop}
+    worker._groups = agent_loop_manager.Groups(settings)
+    worker._beginnings = agent_loop_manager.Beginnings(settings)
+    worker._reuse = SimpleNamespace(run=lambda run, sampling, row: run(sampling, **row))
 
     async def postprocess(output: SimpleNamespace, validate: bool, **row: Any) -> None:
-        assert "rstar2_recoverable" not in output.extra_fields, "whole traces do not travel through the queue"
+        assert "rstar2_recoverable" not in output.extra_fields, "the queue does not carry whole traces"
         key = f"{row['uid']}_{row['session_id']}_0"
         await agent_loop_manager.tq.async_kv_put(key=key, partition_id="train", tag={"status": "success"})
 
-    made._agent_loop_postprocess = postprocess
-    return made
+    worker._agent_loop_postprocess = postprocess
+    return worker
 
 
 async def roll_out(of: Any, count: int, uid: str = "a", validate: bool = False) -> None:
@@ -220,16 +220,14 @@ async def test_recoveries_begin_once_all_rollouts_of_their_problem_have_ended(qu
     await roll_out(of, 4)
     assert loop.begun[:4] == [f"a_{i}" for i in range(4)]
     assert sorted(loop.begun[4:]) == [f"a_after{number}_{i}" for number in range(2) for i in range(3)]
-    left = queue.kv_list()["train"]
-    assert recoveries_of(left["a_recoveries_0"]) == 6
-    assert [key for key, tag in left.items() if failure_of(tag)] == ["a_after1_0_0"]
-    assert len(left) == 4 + 6 + 1
+    rest = queue.kv_list()["train"]
+    assert recoveries_of(rest["a_recoveries_0"]) == 6
+    assert [key for key, tag in rest.items() if failure_of(tag)] == ["a_after1_0_0"]
+    assert len(rest) == 4 + 6 + 1
     assert {(turns, replay == (sample == 0)) for sample, turns, replay in loop.began_with} == {(1, True)}
     again = worker(other := Loop(), {"failures": 2, "rollouts": 3}, None, rollouts=4)
     await roll_out(again, 4, "b")
-    assert sorted(other.began_with) == sorted(loop.began_with), (
-        "a step that is made again begins with the same"
-    )
+    assert sorted(other.began_with) == sorted(loop.began_with), "a repeated step has the same beginnings"
     assert not of._beginnings._traces
     assert not of._beginnings._ended
 

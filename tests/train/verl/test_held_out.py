@@ -1,4 +1,4 @@
-"""The measurement on held-out problems if some of their rollouts fail or lose a tool call."""
+"""Tests of the measurement on held-out problems if some of their rollouts fail or lose a tool call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.loop.agent import RolloutError
@@ -98,7 +98,7 @@ def validated(folder: Path, problems: dict[str, list[str]]) -> dict[str, Any]:
     changes.append("judge.max_lost_share=0.3")
     command = stage_command(stage_recipe(1, "laptop", changes), folder, "model")
     trainer: Any = PPOTrainerSync.__new__(PPOTrainerSync)
-    trainer.config = composed("ppo_trainer", command.argv[3:])
+    trainer.config = compose_config("ppo_trainer", command.argv[3:])
     trainer.trainer_mode, trainer.global_steps = "sync", 3
     trainer.replay_buffer = trainer._build_replay_buffer()
     loops = worker(trainer.config)
@@ -107,12 +107,12 @@ def validated(folder: Path, problems: dict[str, list[str]]) -> dict[str, Any]:
     )
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
     trainer.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **how: "")
-    rows = [(source, outcomes) for source, found in problems.items() for outcomes in found]
+    rows = [(source, outcomes) for source, outcome_lists in problems.items() for outcomes in outcome_lists]
 
     def column(values: list[Any]) -> np.ndarray[Any, Any]:
-        made = np.empty(len(values), dtype=object)
-        made[:] = values
-        return made
+        object_array = np.empty(len(values), dtype=object)
+        object_array[:] = values
+        return object_array
 
     trainer.val_dataloader = [
         {
@@ -137,18 +137,20 @@ def queue(verls_queue: Any) -> Any:
 @pytest.mark.usefixtures("queue")
 def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> None:
     """VERL alone would report 4 correct rollouts of 12 for aime, because failed and lost ones would count as wrong."""
-    found = validated(tmp_path, {"aime": ["11f0", "0x01", "1ff1"], "math": ["1111", "00d0"]})
+    metrics = validated(tmp_path, {"aime": ["11f0", "0x01", "1ff1"], "math": ["1111", "00d0"]})
     # The problems have 2 of 3, 1 of 3, and 2 of 2 correct rollouts.
-    assert found["val-core/aime/acc/mean@4"] == pytest.approx((2 / 3 + 1 / 3 + 1) / 3)
-    assert found["val-core/math/acc/mean@4"] == 0.5
-    assert [name for name in found if "/acc/mean@" in name] == [
+    assert metrics["val-core/aime/acc/mean@4"] == pytest.approx((2 / 3 + 1 / 3 + 1) / 3)
+    assert metrics["val-core/math/acc/mean@4"] == 0.5
+    assert [name for name in metrics if "/acc/mean@" in name] == [
         "val-core/aime/acc/mean@4",
         "val-core/math/acc/mean@4",
     ]
-    assert held_out_accuracy(found) == pytest.approx((2 / 3 + 0.5) / 2)
-    counts = [found[f"rstar2/held_out_{name}"] for name in ("rollouts", "lost", "failed")]
+    assert held_out_accuracy(metrics) == pytest.approx((2 / 3 + 0.5) / 2)
+    counts = [metrics[f"rstar2/held_out_{name}"] for name in ("rollouts", "lost", "failed")]
     assert counts == [20, 1, 3]
-    assert found["rstar2/held_out_undecided"] == 1 / 16, "not correct, but counted apart"
+    assert metrics["rstar2/held_out_undecided"] == 1 / 16, (
+        "undecided answers are not correct, and are counted separately"
+    )
 
 
 @pytest.mark.usefixtures("queue")
@@ -170,11 +172,11 @@ def test_if_too_many_have_no_verdict_there_is_no_measurement(
     tmp_path: Path, outcomes: list[str], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = validated(tmp_path, {"aime": outcomes})
-    assert [name for name in found if not name.startswith("rstar2/held_out_")] == []
-    assert held_out_accuracy(found) is None
-    said = f"step 3: there is no measurement on held-out problems: {why}"
-    assert said in caplog.text
+        metrics = validated(tmp_path, {"aime": outcomes})
+    assert [name for name in metrics if not name.startswith("rstar2/held_out_")] == []
+    assert held_out_accuracy(metrics) is None
+    message = f"step 3: there is no measurement on held-out problems: {why}"
+    assert message in caplog.text
     progress = read_progress(tmp_path / PROGRESS_FILE)
     assert progress is not None
-    assert said in progress.fault
+    assert message in progress.fault

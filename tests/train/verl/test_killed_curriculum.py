@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.waiting import TIMEOUT_S, wait_until
+from support.train.killed_run import kill_after_checkpoint
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.train.records.outcome_log import OutcomeReader
 from rstar2.train.records.steps import step_metrics
-from rstar2.train.trainer.checkpoints import saved_step
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 
@@ -44,11 +43,11 @@ def words(root: Path, run: Path, curriculum: str) -> list[str]:
 
 def trained(root: Path, run: Path, curriculum: str) -> None:
     command = words(root, run, curriculum)
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
-def asked(stage: Path) -> list[tuple[int, list[str]]]:
+def problems_by_step(stage: Path) -> list[tuple[int, list[str]]]:
     """Returns the problems of each step."""
     reader = OutcomeReader(stage)
     reader.read()
@@ -68,31 +67,20 @@ def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path,
     subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
 
     killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(words(tmp_path, killed, curriculum), stdout=out, stderr=subprocess.STDOUT)
-        try:
-            wait_until(
-                lambda: (saved_step(stage / "checkpoints") or 0) >= 2 or process.poll() is not None, 1800
-            )
-        finally:
-            process.kill()
-            process.wait(TIMEOUT_S)
-    kept = saved_step(stage / "checkpoints")
-    assert kept is not None, (tmp_path / "out").read_text()[-3000:]
-    assert kept < STEPS, "it was killed on its way"
+    kill_after_checkpoint(words(tmp_path, killed, curriculum), stage, 2, STEPS, tmp_path / "out")
     trained(tmp_path, killed, curriculum)
     whole = tmp_path / "whole"
     trained(tmp_path, whole, curriculum)
 
-    assert asked(stage) == asked(whole / "stage1")
-    assert [len(problems) for _, problems in asked(stage)] == [PROMPTS] * STEPS
+    assert problems_by_step(stage) == problems_by_step(whole / "stage1")
+    assert [len(problems) for _, problems in problems_by_step(stage)] == [PROMPTS] * STEPS
     steps = step_metrics(whole / "stage1")
     unseen = [step["rstar2/problems/unseen"] for step in steps.values()]
     if curriculum == "pools":
-        # No problem is asked again before all others were asked.
+        # Every other problem is used before a problem is used again.
         assert unseen == [14, 8, 2, 0]
     else:
-        # Half of a step's problems are new as long as there are new ones; in the first step all are.
+        # Half of a step's problems are new as long as new ones exist. In the first step all problems are new.
         assert unseen == [20 - PROMPTS - PROMPTS // 2 * step for step in range(STEPS)]
         assert "rstar2/problems/prediction_error" not in steps[1]
         assert 0 < steps[STEPS]["rstar2/problems/prediction_error"] < 0.2

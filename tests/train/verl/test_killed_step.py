@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.taught_model import SIMILAR, failing_model
-from support.waiting import TIMEOUT_S, wait_until
+from support.overfitted_model import SIMILAR, failing_model
+from support.train.killed_run import kill_once
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 CHANGES = (
     "steps=2", "rollout.prompts=8", "rollout.rollouts=8", "groups.keep=4", "rollout.tokens=400",
     "checkpoint.every=1", "traces_per_step=-1",
-    # As on GPUs: four rollouts are under way at a time, and the others wait at our scheduler.
+    # As on GPUs, four rollouts run at a time, and the others wait in our scheduler.
     "hardware.router=sessions", "hardware.sequences_in_flight=4",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ RECOVER = ("recover.failures=2", "recover.rollouts=3", "rollout.max_turns=4", "r
 
 
 def make_model(folder: Path, calls: bool) -> None:
-    """A model whose rollouts differ: a random one, or, for recoveries, one whose first call fails."""
+    """Creates a random model, or for recoveries a model whose first call fails. Rollouts of both models differ."""
     if calls:
         failing_model(folder)
     else:
@@ -64,20 +64,20 @@ def words(root: Path, run: Path, changes: tuple[str, ...]) -> list[str]:
 
 def trained(root: Path, run: Path, changes: tuple[str, ...]) -> None:
     command = words(root, run, changes)
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=root)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=root)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
     """Returns a step's rollouts by problem and number."""
-    found = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
-    return {(each.problem_id, each.sample): each for each in found}
+    traces = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
+    return {(each.problem_id, each.sample): each for each in traces}
 
 
 def in_the_middle(stage: Path, recoveries: bool) -> bool:
-    """Whether half of the first step's rollouts have ended, and with `recoveries` some of these have begun.
+    """Returns True once half of the first step's rollouts have ended. With `recoveries`, some recoveries must run too.
 
-    By then the longest of the first four has ended, so that some rollouts may be used again.
+    The longest of the first four has then ended, so some rollouts can be reused.
     """
     if not (stage / "rollouts.json").exists():
         return False
@@ -99,34 +99,31 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
 
     killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
-    with (tmp_path / "out").open("wb") as out:
-        command = words(tmp_path, killed, changes)
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
-        try:
-            wait_until(lambda: in_the_middle(stage, changes is RECOVER) or process.poll() is not None, 1800)
-            assert process.poll() is None, (tmp_path / "out").read_text()[-3000:]
-        finally:
-            process.kill()
-            process.wait(TIMEOUT_S)
+    command = words(tmp_path, killed, changes)
+    kill_once(command, lambda: in_the_middle(stage, changes is RECOVER), tmp_path / "out", cwd=tmp_path)
     assert not (stage / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
     trained(tmp_path, killed, changes)
-    reused = {step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()}
-    assert 0 < reused[1] <= 64 if changes is RECOVER else 0 < reused[1] < 64
-    assert reused[2] == 0
+    reused_rollouts = {
+        step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()
+    }
+    assert 0 < reused_rollouts[1] <= 64 if changes is RECOVER else 0 < reused_rollouts[1] < 64
+    assert reused_rollouts[2] == 0
     assert not (stage / FOLDER).exists()
     log = (killed / "attempts" / "2" / "stage1.log").read_text()
-    assert f"reuses {reused[1]} rollouts that the interrupted step had finished" in log
+    assert f"reuses {reused_rollouts[1]} rollouts that the interrupted step had finished" in log
 
     whole = tmp_path / "whole"
     trained(tmp_path, whole, changes)
-    # On a CPU a rollout's seed decides what it writes, so that both runs made the same ones. Which of them an engine
-    # computes together changes the last digits of their log-probabilities.
+    # On a CPU the seed decides what a rollout writes, so both runs made the same rollouts. The composition of the
+    # engine's batches changes only the last digits of their log-probabilities.
     first, second = (traces(each / "stage1", 1) for each in (killed, whole))
     assert first.keys() == second.keys()
-    saved = [step_metrics(each / "stage1")[1].get("rstar2/saved_rollouts", 0.0) for each in (killed, whole)]
-    assert saved == [64 - len(first)] * 2
+    saved_rollouts = [
+        step_metrics(each / "stage1")[1].get("rstar2/saved_rollouts", 0.0) for each in (killed, whole)
+    ]
+    assert saved_rollouts == [64 - len(first)] * 2
     in_rounds = changes is ROUNDS
-    assert (0 < saved[0] < 32) if in_rounds else saved[0] == 0, (
+    assert (0 < saved_rollouts[0] < 32) if in_rounds else saved_rollouts[0] == 0, (
         "some groups stop after a round, and some grow"
     )
     for key, trace in first.items():
@@ -136,7 +133,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     resumed, uninterrupted = (step_metrics(each / "stage1")[1] for each in (killed, whole))
     for name in ("rstar2/reward", "rstar2/tokens", "rstar2/kept", "rstar2/off_policy_tokens"):
         assert resumed[name] == uninterrupted[name], name
-    # Recoveries are made again, from the same failed calls: what they wrote has the same length.
+    # Recoveries are rolled out again after the same failed calls, so they have the same length.
     recoveries = [{k: v for k, v in each.items() if "/recover/" in k} for each in (resumed, uninterrupted)]
     assert recoveries[0] == recoveries[1]
     if changes is RECOVER:

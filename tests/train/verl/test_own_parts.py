@@ -1,4 +1,4 @@
-"""A selection, a reward and a tool of a user's own, from outside the package, in a step of VERL on the CPU."""
+"""Tests of a user's own selection, reward and tool, from outside the package, in a step of VERL on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
@@ -75,7 +75,7 @@ max_turns = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, a user's module beside it, a model that was never trained, and problems."""
+    """A folder with a recipe, a user's module beside it, an untrained model, and problems."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "users_parts.py").write_text(MODULE)
     (folder / "own.toml").write_text(RECIPE)
@@ -100,7 +100,7 @@ def with_tool(model: Path, reference: str) -> None:
 def train(
     folder: Path, run: str, judge: JudgeHandle, *changes: str, model: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `rstar2 train` in a folder other than that of the recipe and its module."""
+    """Runs `rstar2 train` outside the folder of the recipe and its module."""
     words = ["--recipe", folder / "own.toml", "--profile", "laptop", "--model", model or folder / "model"]
     words += ["--data", folder / "problems.parquet", "--judge", judge.url, "--run", folder / run]
     settings = [word for change in changes for word in ("--set", change)]
@@ -116,16 +116,16 @@ def train(
 
 def test_a_step_is_rewarded_and_selected_by_a_users_functions(folder: Path, judge: JudgeHandle) -> None:
     """Each process that runs rollouts has loaded the tool; otherwise it would have ended."""
-    ran = train(folder, "run", judge)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    result = train(folder, "run", judge)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     traces = list(training_traces(folder / "run" / "stage1"))
     assert len(traces) == 12
     for trace in traces:
         assert trace.reward == len(trace.final_text) / 1000 - 1
     for problem in {trace.problem_id for trace in traces}:
         group = [trace for trace in traces if trace.problem_id == problem]
-        kept = sorted(str(trace.reward) for trace in group if trace.kept)
-        assert kept == sorted(map(str, sorted((trace.reward for trace in group), reverse=True)[:3]))
+        rewards = sorted(str(trace.reward) for trace in group if trace.kept)
+        assert rewards == sorted(map(str, sorted((trace.reward for trace in group), reverse=True)[:3]))
     [line] = (folder / "run" / "stage1" / "metrics-1.jsonl").read_text().splitlines()
     metrics = json.loads(line)["data"]
     assert metrics["rstar2/kept"] == 6
@@ -146,17 +146,17 @@ def test_a_users_function_that_fails_ends_training_with_its_cause(
     folder: Path, judge: JudgeHandle, change: str, cause: str
 ) -> None:
     run = change.partition(":")[2]
-    ran = train(folder, run, judge, change)
-    assert ran.returncode == 1
-    assert cause in " ".join(ran.stderr.split()), ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "Traceback" not in ran.stderr
+    result = train(folder, run, judge, change)
+    assert result.returncode == 1
+    assert cause in " ".join(result.stderr.split()), result.stdout[-3000:] + result.stderr[-3000:]
+    assert "Traceback" not in result.stderr
     assert not (folder / run / "stage1" / "model").exists()
 
 
 def test_a_tool_whose_module_is_not_there_is_refused_at_the_start(folder: Path, judge: JudgeHandle) -> None:
     model = shutil.copytree(folder / "model", folder / "other-model")
     with_tool(model, "users_absent:double")
-    ran = train(folder, "refused", judge, model=model)
-    assert ran.returncode == 2, ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "the tool users_absent:double: there is no module users_absent" in " ".join(ran.stderr.split())
-    assert "Traceback" not in ran.stderr
+    result = train(folder, "refused", judge, model=model)
+    assert result.returncode == 2, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "the tool users_absent:double: there is no module users_absent" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr

@@ -1,4 +1,7 @@
-"""Extra rollouts after failed calls while updates change the weights, and after a kill; VERL's trainer is real."""
+"""Tests of extra rollouts after failed calls while updates change the weights, and after a kill.
+
+VERL's trainer is real.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.taught_model import SIMILAR, failing_model
-from support.waiting import TIMEOUT_S, wait_until
+from support.overfitted_model import SIMILAR, failing_model
+from support.train.killed_run import kill_after_checkpoint
 
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.train.records.steps import step_metrics
-from rstar2.train.trainer.checkpoints import saved_step
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 
@@ -52,20 +54,9 @@ def test_recoveries_of_groups_that_were_under_way_are_made_whole_after_a_kill(tm
     ]
     words += ["--data", str(tmp_path / "problems.parquet")]
     command = [sys.executable, "-m", "rstar2", *words, *(w for each in SETTINGS for w in ("--set", each))]
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
-        try:
-            wait_until(
-                lambda: (saved_step(stage / "checkpoints") or 0) >= 2 or process.poll() is not None, 1800
-            )
-        finally:
-            process.kill()
-            process.wait(TIMEOUT_S)
-    saved = saved_step(stage / "checkpoints")
-    assert saved is not None, (tmp_path / "out").read_text()[-3000:]
-    assert saved < STEPS, "it was killed on its way"
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    kill_after_checkpoint(command, stage, 2, STEPS, tmp_path / "out", cwd=tmp_path)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     log = (run / "attempts" / "2" / "stage1.log").read_text()
     assert "in-flight prompts for step" in log
 

@@ -1,4 +1,4 @@
-"""A worker saves its rollouts when they finish, and returns the same rollouts after the next start."""
+"""Tests that a worker saves its rollouts when they finish, and returns the same rollouts after the next start."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def trainer_config(stage: Path) -> Any:
     return SimpleNamespace(actor_rollout_ref=models)
 
 
-def handed_out_rows(hands_out: Any, step: int, *problems: str) -> list[dict[str, Any]]:
+def rows_of_step(hands_out: Any, step: int, *problems: str) -> list[dict[str, Any]]:
     """Returns the `extra_info` of the rows of VERL's batch."""
     from tensordict import NonTensorData, NonTensorStack, TensorDict
 
@@ -76,20 +76,20 @@ def started(stage: Path, client: Any = None) -> RolloutReuse:
     from rstar2.train.verl.reuse import ProblemMarker, RolloutReuse
 
     prepare(stage, str(stage / "base"))
-    [about] = handed_out_rows(ProblemMarker(trainer_config(stage)), 1, "sum")
-    kept_in["folder"] = about["rollouts_kept_in"]
+    [marked_row] = rows_of_step(ProblemMarker(trainer_config(stage)), 1, "sum")
+    stores["folder"] = marked_row["rollouts_kept_in"]
     return RolloutReuse(client or Client())
 
 
-kept_in: dict[str, str] = {}
+stores: dict[str, str] = {}
 """The folder for the current test's rollouts, which is in `row`."""
 
 
-def row(session: int, problem: str = "sum", handed_out: int = 0) -> dict[str, Any]:
+def row(session: int, problem: str = "sum", copy: int = 0) -> dict[str, Any]:
     return {
         "global_steps": 1,
         "session_id": session,
-        "extra_info": {"id": problem, "handed_out": handed_out, "rollouts_kept_in": kept_in["folder"]},
+        "extra_info": {"id": problem, "handed_out": copy, "rollouts_kept_in": stores["folder"]},
     }
 
 
@@ -120,11 +120,11 @@ def output(status: Any = "ok", logprobs: bool = True) -> AgentLoopOutput:
     )
 
 
-async def given(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+async def finished_rollout(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
     return output()
 
 
-async def refused(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+async def refused_rollout(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
     raise AssertionError("it was to be used again")
 
 
@@ -136,7 +136,7 @@ async def test_a_finished_rollout_goes_to_verl_as_it_did(stage: Path, logprobs: 
         return output(logprobs=logprobs)
 
     first = await started(stage).run(rollout, {}, row(0))
-    again = await started(stage).run(refused, {}, row(0))
+    again = await started(stage).run(refused_rollout, {}, row(0))
     before, after = first.as_dict(), again.as_dict()
     assert list(before) == list(after)
     for name, value in before.items():
@@ -148,24 +148,24 @@ async def test_a_finished_rollout_goes_to_verl_as_it_did(stage: Path, logprobs: 
 
 
 async def test_one_that_lost_a_call_or_failed_is_made_anew_and_others_are_not(stage: Path) -> None:
-    async def lost(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+    async def lost_rollout(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
         return output("lost")
 
     async def fails(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
         raise RuntimeError("the engine died")
 
     reuse = started(stage)
-    assert (await reuse.run(lost, {}, row(0))).extra_fields
+    assert (await reuse.run(lost_rollout, {}, row(0))).extra_fields
     with pytest.raises(RuntimeError, match="the engine died"):
         await reuse.run(fails, {}, row(1))
     for session in range(2, 200):
-        await reuse.run(given, {}, row(session))
+        await reuse.run(finished_rollout, {}, row(session))
     await asyncio.gather(*reuse._tasks)
     again = started(stage)
-    await again.run(refused, {}, row(2))
+    await again.run(refused_rollout, {}, row(2))
     for session in (0, 1):
         with pytest.raises(AssertionError, match="used again"):
-            await again.run(refused, {}, row(session))
+            await again.run(refused_rollout, {}, row(session))
 
 
 async def test_a_rollout_begins_when_it_gets_an_engine(stage: Path) -> None:
@@ -181,29 +181,29 @@ async def test_a_rollout_begins_when_it_gets_an_engine(stage: Path) -> None:
 
     first = asyncio.create_task(reuse.run(rollout, {"request": "first"}, row(0)))
     await asyncio.sleep(0)
-    await reuse.run(rollout, {"request": "second"}, row(1))  # begins before the first does
+    await reuse.run(rollout, {"request": "second"}, row(1))  # begins before the first rollout does
     client.room.set()
     await asyncio.wait_for(under_way.wait(), TIMEOUT_S)
-    await reuse.run(rollout, {"request": "third"}, row(2))  # begins after it
+    await reuse.run(rollout, {"request": "third"}, row(2))  # begins after the rollout
     first.cancel()
     again = started(stage)
-    await again.run(refused, {}, row(1))
+    await again.run(refused_rollout, {}, row(1))
     for session in (0, 2):
         with pytest.raises(AssertionError, match="used again"):
-            await again.run(refused, {}, row(session))
+            await again.run(refused_rollout, {}, row(session))
 
 
 async def test_a_problem_that_is_handed_out_again_has_rollouts_of_its_own(stage: Path) -> None:
     from rstar2.train.verl.reuse import ProblemMarker
 
-    await started(stage).run(given, {}, row(0))
+    await started(stage).run(finished_rollout, {}, row(0))
     with pytest.raises(AssertionError, match="used again"):
-        await started(stage).run(refused, {}, row(0, handed_out=1))
+        await started(stage).run(refused_rollout, {}, row(0, copy=1))
 
     hands_out = ProblemMarker(trainer_config(stage))
 
     def numbers(step: int, *problems: str) -> list[int]:
-        return [each["handed_out"] for each in handed_out_rows(hands_out, step, *problems)]
+        return [each["handed_out"] for each in rows_of_step(hands_out, step, *problems)]
 
     assert numbers(1, "a", "b", "a") == [0, 0, 1]
     assert numbers(1, "b", "a", "c") == [1, 2, 0]
@@ -222,17 +222,21 @@ async def test_the_process_that_hands_out_decides_for_all_workers_whether_a_step
     write_text(stage / "checkpoints" / "global_step_1" / "actor" / "model.pt", "weights")
     write_text(pointer, "1")
     hands_out = ProblemMarker(trainer_config(stage))
-    abouts = handed_out_rows(hands_out, 2, "a")
+    rows = rows_of_step(hands_out, 2, "a")
     if not worker_sees_pointer:
         pointer.unlink()
-    abouts += handed_out_rows(hands_out, 2, "b")
-    for session, about in enumerate(abouts):
-        await worker.run(given, {}, {"global_steps": 2, "session_id": session, "extra_info": about})
+    rows += rows_of_step(hands_out, 2, "b")
+    for session, marked_row in enumerate(rows):
+        await worker.run(
+            finished_rollout, {}, {"global_steps": 2, "session_id": session, "extra_info": marked_row}
+        )
     write_text(pointer, "1")
     assert prepare(stage, str(stage / "base")) == 2
     pointer.unlink()
-    for about in handed_out_rows(ProblemMarker(trainer_config(stage)), 2, "a", "b"):
-        assert about["rollouts_kept_in"] == "", "and nobody keeps any if it sees an older one"
+    for marked_row in rows_of_step(ProblemMarker(trainer_config(stage)), 2, "a", "b"):
+        assert marked_row["rollouts_kept_in"] == "", (
+            "rollouts are not saved if the trainer sees an older checkpoint"
+        )
 
 
 def test_verls_client_asks_for_an_engine_where_that_can_be_seen() -> None:

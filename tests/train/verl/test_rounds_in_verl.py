@@ -1,4 +1,7 @@
-"""Groups in rounds, in VERL's own trainers on the CPU: the right rollouts run, and they equal those of a full step."""
+"""Tests of groups in rounds in VERL's own trainers on the CPU.
+
+Only the needed rollouts run, and they equal those of a full step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
@@ -37,7 +40,7 @@ def reward(problem: Problem, trace: Trace) -> float:
 
 
 @dataclass(frozen=True)
-class Ran:
+class TrainingRun:
     """A finished stage: its traces, and the metrics of each step."""
 
     traces: list[Trace]
@@ -45,16 +48,16 @@ class Ran:
 
     def groups(self, step: int = 1) -> dict[str, dict[int, Trace]]:
         """Returns the rollouts of a step by problem and number."""
-        found: dict[str, dict[int, Trace]] = defaultdict(dict)
+        by_problem: dict[str, dict[int, Trace]] = defaultdict(dict)
         for trace in self.traces:
             if trace.step == step:
-                found[trace.problem_id][trace.sample] = trace
-        return found
+                by_problem[trace.problem_id][trace.sample] = trace
+        return by_problem
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that was never trained, problems, and a module whose reward few rollouts earn."""
+    """Creates a folder with an untrained model, problems, and a module with a reward that few rollouts earn."""
     folder = tmp_path_factory.mktemp("rounds")
     (folder / "by_tokens.py").write_text(MODULE)
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
@@ -63,23 +66,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, run: str, judge: JudgeHandle, *changes: str) -> Ran:
+def train(folder: Path, run: str, judge: JudgeHandle, *changes: str) -> TrainingRun:
     words = ["--profile", "laptop", "--model", folder / "model", "--data", folder / "problems.parquet"]
     words += ["--judge", judge.url, "--run", folder / run]
     settings = [
         word for change in (*SETTINGS, "reward=by_tokens:reward", *changes) for word in ("--set", change)
     ]
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rstar2", "train", "--stage", "1", *map(str, words), *settings],
         capture_output=True,
         text=True,
         timeout=1800,
         cwd=folder,
     )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     stage = folder / run / "stage1"
     lines = (stage / "metrics-1.jsonl").read_text().splitlines()
-    return Ran(list(training_traces(stage)), [json.loads(line)["data"] for line in lines])
+    return TrainingRun(list(training_traces(stage)), [json.loads(line)["data"] for line in lines])
 
 
 def test_rounds_make_the_rollouts_that_the_rule_needs_and_these_are_those_of_a_full_step(
@@ -91,34 +94,40 @@ def test_rounds_make_the_rollouts_that_the_rule_needs_and_these_are_those_of_a_f
     assert rounds is not None
     expected = {}
     for problem, group in full.groups().items():
-        made = ROUND
-        while made < ROLLOUTS and not rounds.decision([group[i].reward or 0.0 for i in range(made)]):
-            made += ROUND
-        expected[problem] = made
-    made_groups = some.groups()
-    assert {problem: len(group) for problem, group in made_groups.items()} == expected
-    for problem, group in made_groups.items():
+        count = ROUND
+        while count < ROLLOUTS and not rounds.decision([group[i].reward or 0.0 for i in range(count)]):
+            count += ROUND
+        expected[problem] = count
+    some_groups = some.groups()
+    assert {problem: len(group) for problem, group in some_groups.items()} == expected
+    for problem, group in some_groups.items():
         for number, trace in group.items():
             assert trace.response_ids == full.groups()[problem][number].response_ids
     [metrics] = some.steps
-    total, saved = sum(expected.values()), PROMPTS * ROLLOUTS - sum(expected.values())
-    assert 0 < saved < PROMPTS * (ROLLOUTS - ROUND), "some groups stop early and some grow"
-    assert (metrics["rstar2/rollouts"], metrics["rstar2/saved_rollouts"]) == (total, saved)
+    total, rollouts_saved = sum(expected.values()), PROMPTS * ROLLOUTS - sum(expected.values())
+    assert 0 < rollouts_saved < PROMPTS * (ROLLOUTS - ROUND), "some groups stop early and some grow"
+    assert (metrics["rstar2/rollouts"], metrics["rstar2/saved_rollouts"]) == (total, rollouts_saved)
     assert metrics["rstar2/failed_rollouts"] == 0
     tokens = sum(len(trace.response_ids) for trace in some.traces)
     assert metrics["rstar2/tokens"] * metrics["rstar2/rollouts"] == pytest.approx(tokens)
-    by_rounds = Counter(made // ROUND for made in expected.values())
+    by_rounds = Counter(count // ROUND for count in expected.values())
     assert [metrics[f"rstar2/rounds/{n}"] for n in range(1, 5)] == [by_rounds[n] for n in range(1, 5)]
     assert "rstar2/saved_rollouts" not in full.steps[0]
 
 
 def test_rounds_go_on_while_updates_change_the_weights(folder: Path, judge: JudgeHandle) -> None:
-    ran = train(folder, "async", judge, "steps=3", "mode=colocate_async", "groups.refill_batches=1", *ROUNDS)
-    assert len(ran.steps) == 3
-    for step, metrics in enumerate(ran.steps, 1):
+    result = train(
+        folder, "async", judge, "steps=3", "mode=colocate_async", "groups.refill_batches=1", *ROUNDS
+    )
+    assert len(result.steps) == 3
+    for step, metrics in enumerate(result.steps, 1):
         groups = sum(metrics[f"rstar2/rounds/{number}"] for number in range(1, 5))
-        made = sum(len(group) for group in ran.groups(step).values())
+        rollout_count = sum(len(group) for group in result.groups(step).values())
         assert groups >= PROMPTS
-        assert metrics["rstar2/rollouts"] == made == groups * ROLLOUTS - metrics["rstar2/saved_rollouts"]
+        assert (
+            metrics["rstar2/rollouts"]
+            == rollout_count
+            == groups * ROLLOUTS - metrics["rstar2/saved_rollouts"]
+        )
         assert metrics["rstar2/failed_rollouts"] == 0
-    assert sum(metrics["rstar2/saved_rollouts"] for metrics in ran.steps) > 0
+    assert sum(metrics["rstar2/saved_rollouts"] for metrics in result.steps) > 0

@@ -1,4 +1,7 @@
-"""VERL's router plugin waits for room, reads the engines' metrics and drops a dead one; no call blocks another."""
+"""Tests of VERL's router plugin: it waits for room, reads the engines' metrics and drops a dead engine.
+
+Calls do not block each other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_config import composed
+from support.train.verl_config import compose_config
 
 from rstar2.train.command import ROUTER_FILE, router_yaml, stage_command
 from rstar2.train.recipe_files import stage_recipe
@@ -62,31 +65,31 @@ async def ask(router: Any, name: str, tokens: int = 16, more: int = 144) -> str:
 
 
 async def test_a_rollout_waits_for_the_end_of_another_not_of_its_turn() -> None:
-    made = router({"a": "handle of a"})
+    rstar_router = router({"a": "handle of a"})
     for name in ("g/1", "g/2"):
-        assert await ask(made, name) == "a"
-    third = asyncio.create_task(ask(made, "g/3"))
-    await made.release_server("a", "g/1")
+        assert await ask(rstar_router, name) == "a"
+    third = asyncio.create_task(ask(rstar_router, "g/3"))
+    await rstar_router.release_server("a", "g/1")
     for _ in range(10):
         await asyncio.sleep(0)
     assert not third.done()
-    assert made.get_status()["waiting"] == 1
-    await made.end_session("g/1", 40)
+    assert rstar_router.get_status()["waiting"] == 1
+    await rstar_router.end_session("g/1", 40)
     assert await third == "a"
-    assert made.get_total_inflight() == 2
+    assert rstar_router.get_total_inflight() == 2
 
 
 async def test_the_trainers_log_says_where_turns_went_once_all_rollouts_are_over(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made = router({"a": "handle of a", "b": "handle of b"})
-    at = {name: await ask(made, name) for name in ("g/1", "g/2", "g/3")}
-    await made.release_server(at["g/3"], "g/3")
-    at["again"] = await ask(made, "g/3")
+    rstar_router = router({"a": "handle of a", "b": "handle of b"})
+    at = {name: await ask(rstar_router, name) for name in ("g/1", "g/2", "g/3")}
+    await rstar_router.release_server(at["g/3"], "g/3")
+    at["again"] = await ask(rstar_router, "g/3")
     for name in ("g/1", "g/2"):
-        await made.end_session(name, 40)
+        await rstar_router.end_session(name, 40)
     assert capsys.readouterr().out == ""
-    await made.end_session("g/3", None)
+    await rstar_router.end_session("g/3", None)
     turns = [list(at.values()).count(name) for name in "ab"]
     assert sum(turns) == 4
     assert capsys.readouterr().out == (
@@ -101,39 +104,41 @@ async def test_the_room_is_what_the_engines_metrics_say(monkeypatch: pytest.Monk
     for name in ("_HTTP_S", "_FIRST_READING_S"):
         monkeypatch.setattr(module, name, 600.0)
     with metrics_page(blocks=10) as small, metrics_page(blocks=30) as large:
-        made = router({small: f"handle of {small}", large: f"handle of {large}"}, metrics=True, in_flight=100)
-        placed = [await ask(made, f"g/{number}") for number in range(4)]
-        assert sorted(placed) == sorted([large, large, large, small])
-        assert made.get_status()["kv_tokens"] == {small: 160, large: 480}
+        rstar_router = router(
+            {small: f"handle of {small}", large: f"handle of {large}"}, metrics=True, in_flight=100
+        )
+        placements = [await ask(rstar_router, f"g/{number}") for number in range(4)]
+        assert sorted(placements) == sorted([large, large, large, small])
+        assert rstar_router.get_status()["kv_tokens"] == {small: 160, large: 480}
         with pytest.raises(RuntimeError, match=r"500 tokens.*480"):
-            await ask(made, "g/huge", 100, 400)
+            await ask(rstar_router, "g/huge", 100, 400)
 
 
 async def test_who_waits_is_told_when_the_last_engine_goes_or_its_rollout_ends() -> None:
-    made = router({"a": "handle of a"}, in_flight=1)
-    await ask(made, "g/1")
-    waiting = [asyncio.create_task(ask(made, f"g/{number}")) for number in (2, 3)]
+    rstar_router = router({"a": "handle of a"}, in_flight=1)
+    await ask(rstar_router, "g/1")
+    waiting = [asyncio.create_task(ask(rstar_router, f"g/{number}")) for number in (2, 3)]
     await asyncio.sleep(0)
-    await made.end_session("g/2", None)
+    await rstar_router.end_session("g/2", None)
     with pytest.raises(RuntimeError, match="the rollout has ended"):
         await waiting[0]
-    made.remove_servers(["a"])
+    rstar_router.remove_servers(["a"])
     with pytest.raises(RuntimeError, match="No available servers in load balancer"):
         await waiting[1]
     with pytest.raises(RuntimeError, match="No available servers in load balancer"):
-        await ask(made, "g/4")
-    made.add_servers({"b": "handle of b"})
-    assert await ask(made, "g/5") == "b"
+        await ask(rstar_router, "g/4")
+    rstar_router.add_servers({"b": "handle of b"})
+    assert await ask(rstar_router, "g/5") == "b"
 
 
 async def test_cleared_places_are_chosen_anew() -> None:
-    made = router({"a": "handle of a"})
-    await ask(made, "g/1")
-    await made.release_server("a", "g/1")
-    made.add_servers({"b": "handle of b"})
-    await ask(made, "g/2")
-    assert made.clear_sticky_cache() == {"cleared_entries": 1, "server_loads": {"a": 0, "b": 1}}
-    assert await ask(made, "g/1") == "a"
+    rstar_router = router({"a": "handle of a"})
+    await ask(rstar_router, "g/1")
+    await rstar_router.release_server("a", "g/1")
+    rstar_router.add_servers({"b": "handle of b"})
+    await ask(rstar_router, "g/2")
+    assert rstar_router.clear_sticky_cache() == {"cleared_entries": 1, "server_loads": {"a": 0, "b": 1}}
+    assert await ask(rstar_router, "g/1") == "a"
 
 
 ACTORS = """
@@ -187,18 +192,18 @@ def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(
     recipe = stage_recipe(1, "laptop", ["hardware.gpus_per_node=2", "hardware.router=sessions"])
     path = tmp_path / ROUTER_FILE
     path.write_text(router_yaml(recipe).replace('"in_flight": 128', '"in_flight": 1'))
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ACTORS.replace("PATH", str(path))],
         env={**os.environ, **ray_cluster},
         capture_output=True,
         text=True,
         timeout=1800,
     )
-    assert "all well" in ran.stdout, ran.stderr[-3000:]
+    assert "all well" in result.stdout, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "used"),
+    ("profile", "changes", "ours_is_used"),
     [
         ("64xh100", [], True),
         ("8xh100", [], True),
@@ -209,14 +214,14 @@ def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(
     ],
 )
 def test_it_is_used_where_there_are_several_engines(
-    profile: str, changes: list[str], used: bool, tmp_path: Path
+    profile: str, changes: list[str], ours_is_used: bool, tmp_path: Path
 ) -> None:
     recipe = stage_recipe(1, profile, changes)
-    rollout = composed(
+    rollout = compose_config(
         "ppo_trainer", stage_command(recipe, tmp_path, tmp_path / "model").argv[3:]
     ).actor_rollout_ref.rollout
-    assert rollout.router_config_path == (str(tmp_path / ROUTER_FILE) if used else None)
-    assert rollout.disable_log_stats is not used
+    assert rollout.router_config_path == (str(tmp_path / ROUTER_FILE) if ours_is_used else None)
+    assert rollout.disable_log_stats is not ours_is_used
 
 
 def test_only_vllm_has_metrics_to_read() -> None:

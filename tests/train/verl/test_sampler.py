@@ -1,4 +1,4 @@
-"""The sampler: the data of a rollout that reaches it, its metrics and traces, and the selection."""
+"""Tests of the sampler: the data of a rollout that reaches it, its metrics and traces, and the selection."""
 
 from __future__ import annotations
 
@@ -95,8 +95,10 @@ def buffer(
     """Returns a sampler, which is the asynchronous one if `max_steps` is set."""
     from rstar2.train.verl.sampler import SelectingReplayBuffer, SelectingReplayBufferAsync
 
-    made: type[SelectingReplayBuffer] = SelectingReplayBufferAsync if max_steps else SelectingReplayBuffer
-    return made(
+    buffer_class: type[SelectingReplayBuffer] = (
+        SelectingReplayBufferAsync if max_steps else SelectingReplayBuffer
+    )
+    return buffer_class(
         trainer_mode="colocate_async" if max_steps else "sync",
         trainer_config={},
         max_off_policy_threshold=max_steps,
@@ -126,19 +128,19 @@ def buffer(
 
 
 def test_a_rollout_is_described_by_the_models_own_text_alone() -> None:
-    made = Rollout.from_trace(TRACE)
-    assert (made.calls, made.failed_calls, made.lost_calls) == (2, 1, 1)
-    assert (made.answer_blocks, made.turns, made.closed_blocks) == (2, 2, 0)
-    assert (made.tokens, made.reward, made.correct) == (4, 1.0, True)
-    assert (made.wall_s, made.tool_wait_s) == (8.0, 2.0)
+    example = Rollout.from_trace(TRACE)
+    assert (example.calls, example.failed_calls, example.lost_calls) == (2, 1, 1)
+    assert (example.answer_blocks, example.turns, example.closed_blocks) == (2, 2, 0)
+    assert (example.tokens, example.reward, example.correct) == (4, 1.0, True)
+    assert (example.wall_s, example.tool_wait_s) == (8.0, 2.0)
 
 
 @pytest.mark.parametrize("with_trace", [True, False])
 def test_a_rollout_leaves_verls_queue_as_it_entered_wrapped_or_plain(with_trace: bool) -> None:
     fields = to_extra_fields(TRACE, with_trace)
-    for handed in (fields, type("Wrapped", (), {"data": fields})()):
-        assert rollout_of(handed) == Rollout.from_trace(TRACE)
-        assert trace_of(handed) == (TRACE if with_trace else None)
+    for sample in (fields, type("Wrapped", (), {"data": fields})()):
+        assert rollout_of(sample) == Rollout.from_trace(TRACE)
+        assert trace_of(sample) == (TRACE if with_trace else None)
 
 
 def test_raw_statistics_count_what_selection_would_hide() -> None:
@@ -167,11 +169,11 @@ def test_each_group_is_sampled_down_and_a_step_repeats(tmp_path: Path) -> None:
 
 def test_a_step_whose_groups_are_all_dropped_trains_on_one_without_advantage(tmp_path: Path) -> None:
     mixed = [rollout(True)] * 3 + [rollout(False)]
-    kept = buffer(tmp_path, keep=2)._select(
+    selected = buffer(tmp_path, keep=2)._select(
         [*mixed, *[rollout(True)] * 4], {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}
     )
-    assert len(kept) == 2
-    assert len({(mixed + [rollout(True)] * 4)[i].reward for i in kept}) == 1
+    assert len(selected) == 2
+    assert len({(mixed + [rollout(True)] * 4)[i].reward for i in selected}) == 1
 
 
 @pytest.fixture
@@ -179,14 +181,15 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
     """Puts a group into the queue, as VERL's agent loops do. `step` is the step in which its problem was chosen."""
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    def put_rollouts(
+    def put_groups(
         name: str,
         traces: list[Trace],
-        written_by: dict[int, int] | None = None,
+        steps_written: dict[int, int] | None = None,
         recovery: Recovery | None = None,
     ) -> None:
         fields = [
-            {"extra_fields": to_extra_fields(trace, not recovery, written_by, recovery)} for trace in traces
+            {"extra_fields": to_extra_fields(trace, not recovery, steps_written, recovery)}
+            for trace in traces
         ]
         if fields:
             verls_queue.kv_batch_put(
@@ -196,24 +199,24 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
                 tags=[{"status": "success"}] * len(traces),
             )
 
-    def put(
+    def put_group(
         name: str,
         traces: list[Trace],
         status: str | None = "finished",
         step: int = 1,
-        written_by: dict[int, int] | None = None,
+        steps_written: dict[int, int] | None = None,
         failed: Sequence[FailedRollout] = (),
         whole: RoundsOfGroup | None = None,
         recoveries: Sequence[list[Trace]] = (),
-        planned: int | None = None,
+        planned_size: int | None = None,
     ) -> None:
-        put_rollouts(name, traces, written_by)
+        put_groups(name, traces, steps_written)
         for i, failure in enumerate(failed, len(traces)):
             verls_queue.kv_put(key=f"{name}_{i}_0", partition_id="train", tag=failed_tag(failure))
-        for number, made in enumerate(recoveries):
-            put_rollouts(recovery_group(name, number), made, None, Recovery(1, repaired=True))
+        for number, recoveries_of_group in enumerate(recoveries):
+            put_groups(recovery_group(name, number), recoveries_of_group, None, Recovery(1, repaired=True))
         if recoveries:
-            count = sum(map(len, recoveries)) if planned is None else planned
+            count = sum(map(len, recoveries)) if planned_size is None else planned_size
             verls_queue.kv_put(key=recoveries_key(name), partition_id="train", tag=recoveries_tag(count))
         if whole:
             verls_queue.kv_put(key=rounds_key(name), partition_id="train", tag=rounds_tag(whole))
@@ -221,23 +224,23 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
             tag = {"is_prompt": True, "status": status, "global_steps": step}
             verls_queue.kv_batch_put(keys=[name], partition_id="train", tags=[tag])
 
-    yield put
-    for partition, left in (verls_queue.kv_list() or {}).items():
-        if left:
-            verls_queue.kv_clear(keys=list(left), partition_id=partition)
+    yield put_group
+    for partition, rest in (verls_queue.kv_list() or {}).items():
+        if rest:
+            verls_queue.kv_clear(keys=list(rest), partition_id=partition)
 
 
 def group(rewards: str) -> list[Trace]:
     """Traces with these rewards. `x` is a trace with a lost call."""
-    lost = TRACE.turns[0]
-    fine = lost.model_copy(update={"calls": lost.calls[:1]})
+    turn_with_lost_call = TRACE.turns[0]
+    fine = turn_with_lost_call.model_copy(update={"calls": turn_with_lost_call.calls[:1]})
     return [
         TRACE.model_copy(
             update={
                 "sample": i,
                 "step": 1,
                 "reward": float(reward == "1"),
-                "turns": [lost if reward == "x" else fine, TRACE.turns[1]],
+                "turns": [turn_with_lost_call if reward == "x" else fine, TRACE.turns[1]],
             }
         )
         for i, reward in enumerate(rewards)
@@ -253,9 +256,9 @@ def test_lost_rollouts_never_reach_the_update(submit: Any, tmp_path: Path) -> No
     assert not {"a_0_0", "b_0_0", "b_1_0", "b_2_0"} & set(batch.keys)
     assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/rollouts"]) == (4, 16)
     assert metrics["rstar2/dropped_groups"] == 0
-    kept = [trace for trace in read_traces(tmp_path / "step-000001.jsonl") if trace.kept]
-    assert len(kept) == 8
-    assert not any(trace.lost_calls for trace in kept)
+    kept_traces = [trace for trace in read_traces(tmp_path / "step-000001.jsonl") if trace.kept]
+    assert len(kept_traces) == 8
+    assert not any(trace.lost_calls for trace in kept_traces)
 
 
 def test_groups_without_a_gradient_are_replaced_up_to_the_limit(submit: Any, tmp_path: Path) -> None:
@@ -290,12 +293,12 @@ def test_a_step_that_waits_for_the_judge_says_that_it_has_nothing_to_save(
 ) -> None:
     from rstar2.train.verl import sampler as module
 
-    seen: list[bool] = []
+    checked: list[bool] = []
 
     def look(judge: Any) -> None:
         progress = read_progress(tmp_path / PROGRESS_FILE)
         assert progress is not None
-        seen.append(progress.discarded)
+        checked.append(progress.discarded)
         (tmp_path / STOP_FILE).touch()  # the signal; then the judge answers
 
     monkeypatch.setattr(module, "_run_a_program", look)
@@ -306,7 +309,7 @@ def test_a_step_that_waits_for_the_judge_says_that_it_has_nothing_to_save(
         sampler.sample(1, "train", 1)
     progress = read_progress(tmp_path / PROGRESS_FILE)
     assert progress is not None
-    assert seen == [True]
+    assert checked == [True]
     assert progress.discarded
 
 
@@ -327,13 +330,13 @@ def test_a_judge_whose_health_is_good_but_that_loses_programs_is_waited_for(
 ) -> None:
     settings = {"judge_url": judge.url, "judge_token": judge.token}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
-    lost = RunResult(id="1", outcome="lost", stderr="its queue is gone")
-    monkeypatch.setattr(SyncJudgeClient, "run", lambda *_: lost)
+    lost_result = RunResult(id="1", outcome="lost", stderr="its queue is gone")
+    monkeypatch.setattr(SyncJudgeClient, "run", lambda *_: lost_result)
     sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, keep=2)
     submit("a", group("1x10"))
-    with pytest.raises(JudgeError, match=r"for 0\.2 s") as caught:
+    with pytest.raises(JudgeError, match=r"for 0\.2 s") as excinfo:
         sampler.sample(1, "train", 1)
-    assert "loses programs: its queue is gone" in str(caught.value.__cause__)
+    assert "loses programs: its queue is gone" in str(excinfo.value.__cause__)
 
 
 def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
@@ -359,16 +362,16 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
 ) -> None:
     settings = {"judge_url": judge.url, "judge_token": judge.token}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
-    asked: list[int] = []
+    requested_sizes: list[int] = []
 
     def refill(count: int) -> None:
-        asked.append(count)
+        requested_sizes.append(count)
         submit("b", group("1010"))
 
     sampler = buffer(tmp_path, rollouts=4, refill=refill, keep=2)
     submit("a", group("1x10"))
     batch, metrics = sampler.sample(1, "train", 1)
-    assert asked == [1]
+    assert requested_sizes == [1]
     assert {key.split("_")[0] for key in batch.keys} == {"b"}
     assert metrics["rstar2/lost_rollouts"] == 0
     assert "training waits for the judge" in caplog.text
@@ -378,7 +381,7 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
 def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_ends_the_training(
     submit: Any, judge: JudgeHandle, tmp_path: Path
 ) -> None:
-    """A step may take longer than the limit, so one that is rolled out again says nothing about the judge."""
+    """A step may take longer than the limit, so a step that is rolled out again is no sign of a missing judge."""
     settings = {"judge_url": judge.url, "judge_token": judge.token}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
     groups = iter([("b", "1x10"), ("c", "1x10"), ("d", "1010"), *((name, "1x10") for name in "efghijklmn")])
@@ -420,7 +423,7 @@ def test_failed_rollouts_are_counted_by_cause_and_never_reach_the_update(
     assert causes == {"engine": 1, "grader": 1, "missing": 2, "agent_loop": 0}
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/rollouts"]) == (4, 16)
     assert (metrics["rstar2/dropped/failed"], metrics["rstar2/discarded_rollouts"]) == (4, 0)
-    assert metrics["rstar2/reward"] == 0.5, "of those with a verdict"
+    assert metrics["rstar2/reward"] == 0.5, "the mean is over rollouts with a verdict"
     assert "a_6_0" not in verls_queue.kv_list()["train"]
 
 
@@ -432,17 +435,17 @@ def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
 
     waited: list[float] = []
     monkeypatch.setattr(module.time, "sleep", waited.append)
-    names, handed = iter("bcdef"), ["a"]
+    names, uids = iter("bcdef"), ["a"]
 
     def refill(count: int) -> None:
-        handed.append(next(names))
-        submit(handed[-1], group("11101111110"), failed=[ENGINE_DIED] * 9)
+        uids.append(next(names))
+        submit(uids[-1], group("11101111110"), failed=[ENGINE_DIED] * 9)
 
     sampler = buffer(tmp_path, -1, rollouts=20, refill=refill, keep=4)
     submit("a", group("11101111110"), failed=[ENGINE_DIED] * 9)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(Failure) as excinfo:
         sampler.sample(1, "train", 1)
-    said = str(caught.value)
+    message = str(excinfo.value)
     for part in (
         "rollouts that failed: 9 (9 x engine: VERL's rollout server failed: out of memory)",
         "after 6000 tokens on average (finished rollouts have 4)",
@@ -450,8 +453,8 @@ def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
         "3 times. The step was not trained on",
         "run the same command",
     ):
-        assert part in said
-    assert handed == ["a", "b", "c"]
+        assert part in message
+    assert uids == ["a", "b", "c"]
     assert waited == [30.0, 60.0]
     assert verls_queue.kv_list().get("train", {}) == {}
     assert not any(trace.kept for trace in read_traces(tmp_path / "step-000001.jsonl"))
@@ -466,20 +469,20 @@ def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_dis
     monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
     # No rollout finished.
     submit("a", [], failed=[ENGINE_DIED] * 8)
-    told: list[str] = []
+    messages: list[str] = []
 
     def refill(count: int) -> None:
         progress = read_progress(tmp_path / PROGRESS_FILE)
         assert progress is not None
-        assert not progress.discarded, "others are made now"
-        told.append(progress.fault)
+        assert not progress.discarded, "replacements are being rolled out"
+        messages.append(progress.fault)
         submit("b", group("11110000"))
 
     sampler = buffer(tmp_path, refill=refill, max_steps=max_steps, keep=4)
     batch, metrics = sampler.sample(1, "train", 1)
     assert groups_of(batch.keys) == {"b"}
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/discarded_rollouts"]) == (0, 8)
-    [fault] = told
+    [fault] = messages
     assert fault.startswith("step 1: rollouts that failed: 8 (8 x engine: VERL's rollout server failed")
     assert "The step is not trained on, and is rolled out again" in fault
 
@@ -516,14 +519,14 @@ def test_the_more_a_look_at_the_queue_costs_the_fewer_looks_there_are(
 ) -> None:
     from rstar2.train.verl import sampler as module
 
-    slept: list[float] = []
-    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.time.sleep", slept.append)
+    sleeps: list[float] = []
+    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.time.sleep", sleeps.append)
     sampler = buffer(tmp_path)
     for cost_s in (0.001, 0.1, 2.0):
         monkeypatch.setattr(module.time, "monotonic", lambda cost_s=cost_s: 100.0 + cost_s)
         sampler._poll_begun_at = 100.0
         sampler._wait_for_next_poll("train", 0.0)
-    assert slept == pytest.approx([0.1, 1.9, 10.0])
+    assert sleeps == pytest.approx([0.1, 1.9, 10.0])
 
 
 def groups_of(keys: Any) -> set[str]:
@@ -536,8 +539,8 @@ def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
     sampler = buffer(tmp_path, -1, max_steps=8, keep=4)
     submit("late", group("11110000"), step=3)
     submit("new", group("11110000"), step=3)
-    submit("old", group("11110000"), step=1, written_by={0: 10, 1: 20})
-    submit("older", group("11110000"), step=2, written_by={2: 10})
+    submit("old", group("11110000"), step=1, steps_written={0: 10, 1: 20})
+    submit("older", group("11110000"), step=2, steps_written={2: 10})
     submit("running", group("111"), "running", step=1)
     batch, metrics = sampler.sample(3, "train", 2)
     assert groups_of(batch.keys) == {"old", "older"}
@@ -545,9 +548,9 @@ def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
     # Step 3 updates the weights that step 2 made.
     assert metrics["rstar2/off_policy_tokens"] == pytest.approx(4 * 30 / (4 * 30 + 4 * 10))
     assert metrics["training/off_policy/evicted_samples"] == 0
-    left = groups_of(verls_queue.kv_list()["train"])
-    assert left == {"late", "new", "running", "old", "older"}, (
-        "those of the step are cleared after its update"
+    groups_left = groups_of(verls_queue.kv_list()["train"])
+    assert groups_left == {"late", "new", "running", "old", "older"}, (
+        "the step's rollouts are cleared after its update"
     )
     assert {"late", "new", "running"} <= set(verls_queue.kv_list()["train"])
     assert {trace.step for trace in read_traces(tmp_path / "step-000003.jsonl")} == {3}
@@ -600,18 +603,18 @@ def test_a_resumed_run_forgets_the_rollouts_that_its_checkpoint_was_trained_on(
 
 def test_groups_that_fail_without_end_end_the_training(submit: Any, tmp_path: Path) -> None:
     """VERL alone would start one problem after another."""
-    handed: list[str] = []
+    uids: list[str] = []
 
     def refill(count: int) -> None:
         for _ in range(count):
-            handed.append(f"again{len(handed)}")
-            submit(handed[-1], group("1"), "failure")
+            uids.append(f"again{len(uids)}")
+            submit(uids[-1], group("1"), "failure")
 
     sampler = buffer(tmp_path, refill=refill, prompts=2, max_steps=8, keep=4)
     submit("a", group("1"), "failure")
     with pytest.raises(Failure, match=r"rollouts of 21 groups failed. The last checkpoint is kept"):
         sampler.sample(1, "train", 1)
-    assert len(handed) == 20
+    assert len(uids) == 20
 
 
 def test_the_kept_traces_of_a_step_that_is_trained_on_go_to_the_trackers_too(
@@ -619,11 +622,11 @@ def test_the_kept_traces_of_a_step_that_is_trained_on_go_to_the_trackers_too(
 ) -> None:
     from rstar2.train.verl.output import traces
 
-    sent: list[tuple[str, int, bool | None]] = []
+    cleared: list[tuple[str, int, bool | None]] = []
     monkeypatch.setitem(
         traces._START,
         "mlflow",
-        lambda run: traces.Sink(lambda trace, step: sent.append((run, step, trace.kept)), lambda: None),
+        lambda run: traces.Sink(lambda trace, step: cleared.append((run, step, trace.kept)), lambda: None),
     )
     monkeypatch.setattr(traces, "before_finish", [])
     monkeypatch.setenv("RSTAR2_FIRST_STEP", "300")
@@ -641,8 +644,10 @@ def test_the_kept_traces_of_a_step_that_is_trained_on_go_to_the_trackers_too(
     monkeypatch.setattr(sampler, "_await_judge", lambda limit_s: 0.0)
     _, metrics = sampler.sample(7, "train", 1)
     assert metrics["rstar2/traces_not_sent"] == 0
-    assert [(run, step) for run, step, _ in sent] == [("night-stage1", 307)] * 8, "nothing of the first try"
-    assert sorted(bool(kept) for _, _, kept in sent) == [False] * 4 + [True] * 4
+    assert [(run, step) for run, step, _ in cleared] == [("night-stage1", 307)] * 8, (
+        "the first attempt left nothing"
+    )
+    assert sorted(bool(was_kept) for _, _, was_kept in cleared) == [False] * 4 + [True] * 4
 
 
 def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_them(tmp_path: Path) -> None:
@@ -652,8 +657,8 @@ def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_th
     sampler._step = 7
     for _ in range(2):
         sampler._keep_traces(fields, [Rollout.from_trace(trace) for trace in traces], trained={0, 2})
-    stored = list(read_traces(tmp_path / "step-000007.jsonl"))
-    assert [(trace.sample, trace.kept) for trace in stored] == [(0, True), (1, False), (3, False)]
+    stored_traces = list(read_traces(tmp_path / "step-000007.jsonl"))
+    assert [(trace.sample, trace.kept) for trace in stored_traces] == [(0, True), (1, False), (3, False)]
 
 
 def graded(problem: str, rewards: str) -> list[Trace]:
@@ -674,7 +679,7 @@ def outcomes(folder: Path) -> list[tuple[int, dict[str, tuple[int, int]]]]:
 def test_every_rollout_with_a_verdict_is_an_outcome_of_its_problem_and_no_other_is(
     submit: Any, tmp_path: Path
 ) -> None:
-    """Rollouts that the selection excludes count too, and those of dropped groups."""
+    """Rollouts that the selection excludes count too, and so do rollouts of dropped groups."""
     sampler = buffer(tmp_path, judge={"max_lost_share": 0.5}, max_failed_share=0.5, keep=2)
     submit("a", graded("easy", "11111111"))
     submit("b", graded("mixed", "1x100100"))
@@ -732,16 +737,16 @@ def test_rollouts_that_rounds_did_not_need_are_neither_missing_nor_failed(
     # One rollout in the two rounds of this group left no record.
     submit("short", group("100"), whole=RoundsOfGroup(4, 2, "mixed"))
     batch, metrics = sampler.sample(1, "train", 4)
-    kept = Counter(key.split("_")[0] for key in batch.keys)
-    assert kept == {"mixed": 2, "full": 4, "short": 2}, "of each group the same share"
+    groups_kept = Counter(key.split("_")[0] for key in batch.keys)
+    assert groups_kept == {"mixed": 2, "full": 4, "short": 2}, "the same share of each group"
     assert (metrics["rstar2/rollouts"], metrics["rstar2/saved_rollouts"]) == (18, 14)
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/failed_rollouts/missing"]) == (2, 1)
     assert [metrics[f"rstar2/rounds/{number}"] for number in (1, 2, 3, 4)] == [1, 2, 0, 1]
     assert metrics["rstar2/rounds"] == 9 / 4
     decisions = {name.rpartition("/")[2]: metrics[name] for name in metrics if "decided/" in name}
     assert decisions == {"mixed": 2, "solved": 1, "hopeless": 0, "never": 1}
-    assert metrics["rstar2/reward"] == 4 / 8, "of first rounds: 11, 10, 00 and 10"
-    assert metrics["rstar2/tokens"] == 4, "of all"
+    assert metrics["rstar2/reward"] == 4 / 8, "the mean is over first rounds: 11, 10, 00 and 10"
+    assert metrics["rstar2/tokens"] == 4, "the mean is over all rounds"
     assert not any("rounds" in key for key in verls_queue.kv_list()["train"])
 
 
@@ -783,18 +788,19 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
     submit("a", graded("easy", "11110000"), recoveries=[graded("easy", "100"), graded("easy", "000")])
     submit("b", graded("hard", "00000000"), recoveries=[graded("hard", "011")])
     batch, metrics = sampler.sample(1, "train", 2)
-    kept = Counter(key.rsplit("_", 2)[0] for key in batch.keys)
-    # All recoveries of a failed call are trained on if their rewards differ, whatever those of the problem are.
-    assert kept == {"a": 4, "a_after0": 3, "b_after0": 3}
+    groups_kept = Counter(key.rsplit("_", 2)[0] for key in batch.keys)
+    # Recoveries of a failed call are trained on if their own rewards differ, with any rewards of the problem's
+    # rollouts.
+    assert groups_kept == {"a": 4, "a_after0": 3, "b_after0": 3}
     assert len(batch.tags) == len(batch.keys)
     assert (metrics["rstar2/rollouts"], metrics["rstar2/kept"], metrics["rstar2/pass_rate"]) == (16, 4, 0.25)
-    recovered = {key.rpartition("/")[2]: value for key, value in metrics.items() if "/recover/" in key}
-    assert recovered == {
+    recovery_metrics = {key.rpartition("/")[2]: value for key, value in metrics.items() if "/recover/" in key}
+    assert recovery_metrics == {
         "rollouts": 9, "failed": 0, "lost": 0, "groups": 3, "mixed_groups": 2 / 3, "kept": 6, "correct": 3 / 9,
         "repaired": 1, "tokens": 9 * 3,
     }  # fmt: skip
     assert outcomes(tmp_path) == [(1, {"easy": (4, 8), "hard": (0, 8)})], (
-        "the pass rate of the problem itself"
+        "the pass rate is that of the problem itself"
     )
     assert len(list(read_traces(tmp_path / "step-000001.jsonl"))) == 16
     assert set(verls_queue.kv_list()["train"]) == set(batch.keys), "nothing else is left in the queue"
@@ -803,10 +809,10 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
 def test_recoveries_without_a_verdict_are_counted_and_not_trained_on(submit: Any, tmp_path: Path) -> None:
     sampler = buffer(tmp_path, keep=4, judge={"max_lost_share": 0.3}, max_failed_share=0.2)
     # Two recoveries that began left no record.
-    submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned=8)
+    submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned_size=8)
     batch, metrics = sampler.sample(1, "train", 1)
-    kept = {key for key in batch.keys if "after" in key}
-    assert kept == {"a_after0_1_0", "a_after0_2_0"}, "one that is alone teaches nothing"
+    recovery_keys = {key for key in batch.keys if "after" in key}
+    assert recovery_keys == {"a_after0_1_0", "a_after0_2_0"}, "a lone recovery gives no gradient"
     assert (metrics["rstar2/recover/lost"], metrics["rstar2/recover/failed"]) == (3, 2)
     assert metrics["rstar2/recover/rollouts"] == 8
     assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/failed_rollouts"]) == (0, 0)
@@ -821,7 +827,7 @@ def test_a_step_is_not_trained_on_if_too_many_recoveries_fail(submit: Any, tmp_p
         max_failed_share=0.3,
     )
     sampler._failed_wait = Backoff(0.0, 0.0)
-    submit("a", graded("p", "11110000"), recoveries=[group("10")], planned=8)
+    submit("a", graded("p", "11110000"), recoveries=[group("10")], planned_size=8)
     batch, metrics = sampler.sample(1, "train", 1)
     assert groups_of(batch.keys) == {"b"}
     assert metrics["rstar2/discarded_rollouts"] == 16
@@ -840,7 +846,7 @@ def test_a_group_that_only_its_recoveries_make_useful_is_not_replaced(submit: An
     batch, metrics = sampler.sample(1, "train", 2)
     assert {key.rsplit("_", 2)[0] for key in batch.keys} == {"a_after0", "c"}
     assert metrics["rstar2/rollouts"] == 24
-    assert metrics["rstar2/recover/rollouts"] == 4, "those of the replaced group are counted too"
+    assert metrics["rstar2/recover/rollouts"] == 4, "rollouts of the replaced group count too"
     assert outcomes(tmp_path) == [(1, {"a": (0, 8), "b": (0, 8), "c": (4, 8)})]
 
 
@@ -860,12 +866,12 @@ def test_a_stale_group_leaves_its_outcomes_but_not_those_of_its_recoveries(
     assert "rstar2/recover/rollouts" not in metrics
 
 
-@pytest.mark.parametrize(("max_steps", "told"), [(None, "10 of 20"), (8, "8 of 16")])
+@pytest.mark.parametrize(("max_steps", "message"), [(None, "10 of 20"), (8, "8 of 16")])
 def test_progress_counts_recoveries_once_they_are_begun(
-    submit: Any, tmp_path: Path, max_steps: int | None, told: str
+    submit: Any, tmp_path: Path, max_steps: int | None, message: str
 ) -> None:
     sampler = buffer(tmp_path, prompts=2, max_steps=max_steps)
-    submit("a", group("10101010"), recoveries=[group("10")], planned=4)
+    submit("a", group("10101010"), recoveries=[group("10")], planned_size=4)
     sampler._step = 5
     sampler._sync_metadata_from_transfer_queue()
-    assert sampler._rollout_progress("train").text() == f"step 5, {told} rollouts finished"
+    assert sampler._rollout_progress("train").text() == f"step 5, {message} rollouts finished"

@@ -1,4 +1,4 @@
-"""Our replacement of flash-attn computes the same as PyTorch for each sequence alone, also sharded and in bf16."""
+"""Tests that our replacement of flash-attn equals PyTorch on each sequence alone, also sharded and in bf16."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
 @pytest.mark.parametrize("name", ["rstar2_packed", "sdpa"])
 def test_packed_sequences_do_not_see_each_other(kind: str, name: str) -> None:
-    """Logits and gradients of sequences in one row are those of each sequence alone; with sdpa by a mask of the row.
+    """Packed sequences have the same logits and gradients as each sequence alone. With sdpa, the row needs a mask.
 
-    One row that is read as a single sequence shows that the comparison can fail.
+    Reading the row as one sequence shows that the comparison can fail.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -54,11 +54,11 @@ def test_packed_sequences_do_not_see_each_other(kind: str, name: str) -> None:
     one = torch.arange(row.shape[1])[None]
 
     expected = torch.cat([alone(ids).logits for ids in sequences], 1)
-    found = packed(input_ids=row, position_ids=places, attention_mask=None, use_cache=False).logits
+    packed_logits = packed(input_ids=row, position_ids=places, attention_mask=None, use_cache=False).logits
     weights = torch.randn_like(expected)
-    for logits in (expected, found):
+    for logits in (expected, packed_logits):
         (logits * weights).sum().backward()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(packed_logits, expected, rtol=1e-4, atol=1e-5)
     gradients = {key: parameter.grad for key, parameter in packed.named_parameters()}
     for key, parameter in alone.named_parameters():
         torch.testing.assert_close(gradients[key], parameter.grad, rtol=1e-3, atol=1e-4)
@@ -89,35 +89,37 @@ def test_packed_attention_refuses_what_it_would_get_wrong(kernels: Any) -> None:
 def test_log_probabilities_are_those_of_an_fp32_softmax(
     kernels: Any, inplace: bool, dtype: str, tolerance: float
 ) -> None:
-    """VERL calls our loss in place of flash-attn's. Here it has more rows than it computes at a time."""
+    """VERL calls our loss in place of flash-attn's. Here the loss has more rows than it computes at a time."""
     import torch
     from verl.utils.torch_functional import logprobs_from_logits
 
     torch.manual_seed(0)
-    given = (8 * torch.randn(2 * kernels.ROWS + 7, 301)).to(getattr(torch, dtype))
-    labels, weights = torch.randint(301, (len(given),)), torch.randn(len(given))
-    wanted = given.float().clone().requires_grad_()
-    expected = torch.log_softmax(wanted, -1).gather(-1, labels[:, None])[:, 0]
+    values = (8 * torch.randn(2 * kernels.ROWS + 7, 301)).to(getattr(torch, dtype))
+    labels, weights = torch.randint(301, (len(values),)), torch.randn(len(values))
+    expected_logits = values.float().clone().requires_grad_()
+    expected = torch.log_softmax(expected_logits, -1).gather(-1, labels[:, None])[:, 0]
     (expected * weights).sum().backward()
 
-    leaf = given.clone().requires_grad_()
+    leaf = values.clone().requires_grad_()
     logits = leaf * 1.0
-    found = logprobs_from_logits(logits, labels, inplace_backward=inplace)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
-    (found * weights).sum().backward()
-    torch.testing.assert_close(leaf.grad.float(), wanted.grad, rtol=tolerance, atol=tolerance / 10)
-    assert torch.equal(logits.detach(), leaf.grad if inplace else given), "no second tensor of this size"
+    log_probs = logprobs_from_logits(logits, labels, inplace_backward=inplace)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs, expected, rtol=1e-6, atol=1e-5)
+    (log_probs * weights).sum().backward()
+    torch.testing.assert_close(leaf.grad.float(), expected_logits.grad, rtol=tolerance, atol=tolerance / 10)
+    assert torch.equal(logits.detach(), leaf.grad if inplace else values), (
+        "no second tensor of this size exists"
+    )
 
 
 def test_where_flash_attn_is_installed_its_own_loss_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.utils import torch_functional
 
-    own = object()
+    loss_function = object()
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
-    monkeypatch.setattr(torch_functional, "cross_entropy_loss", own, raising=False)
+    monkeypatch.setattr(torch_functional, "cross_entropy_loss", loss_function, raising=False)
     importlib.reload(importlib.import_module("rstar2.train.verl.torch_kernels"))
-    assert torch_functional.cross_entropy_loss is own
+    assert torch_functional.cross_entropy_loss is loss_function
 
 
 def test_two_ranks_of_fsdp_compute_in_bf16_what_one_computes_in_fp32(tmp_path: Path) -> None:
@@ -130,6 +132,6 @@ def test_two_ranks_of_fsdp_compute_in_bf16_what_one_computes_in_fp32(tmp_path: P
     )
     for each in json.loads(result.read_text()):
         assert each["dtype"] == "torch.float32"
-        # bf16 has eight bits of precision; a wrong neighbour or label would be off by about 1.
+        # bf16 has eight bits of precision. A wrong neighbour or label would give an error of about 1.
         assert each["log_probs"] < 0.02
         assert each["gradient"] < 0.05

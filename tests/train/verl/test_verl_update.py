@@ -1,4 +1,4 @@
-"""VERL's update of a tiny model: the tokens that are trained on, their weights, and the learning rate."""
+"""Tests of VERL's update of a tiny model: the tokens that are trained on, their weights, and the learning rate."""
 
 from __future__ import annotations
 
@@ -109,14 +109,18 @@ def train(trainer: Callable[..., Any], root: Path) -> Train:
 
 
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Callable[..., Any]) -> None:
-    found = trainer("plugin")
-    assert (found["platform"], found["rollout"], found["replica"]) == ("cpu", "CpuRollout", "CpuReplica")
-    assert found["engine"] == "CpuTrainingEngine"
-    assert found["process_groups"] == "rstar2.train.verl.plugin"
-    assert "rstar2" in found["log_probs"]
-    assert unassigned_ports()[-1] in range(*found["ports"])
-    assert found["computed"].shape == (7,)
-    assert found["computed"].allclose(found["expected"])
+    registered = trainer("plugin")
+    assert (registered["platform"], registered["rollout"], registered["replica"]) == (
+        "cpu",
+        "CpuRollout",
+        "CpuReplica",
+    )
+    assert registered["engine"] == "CpuTrainingEngine"
+    assert registered["process_groups"] == "rstar2.train.verl.plugin"
+    assert "rstar2" in registered["log_probs"]
+    assert unassigned_ports()[-1] in range(*registered["ports"])
+    assert registered["computed"].shape == (7,)
+    assert registered["computed"].allclose(registered["expected"])
 
 
 def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0) -> bool:
@@ -130,40 +134,48 @@ def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0)
 
 @pytest.fixture(scope="module")
 def plain(train: Train, root: Path) -> Trained:
-    """One step on two mixed groups of 8 rollouts, of which 4 are trained on."""
+    """Runs one step on two mixed groups of 8 rollouts each. 4 of each group are trained on."""
     return train(recipe(2, "traces_per_step=16"), [MIXED], folder=root / "plain")
 
 
 def test_the_entropy_that_verl_reports_is_that_of_the_analysis(plain: Trained, root: Path) -> None:
-    """The means are over the tokens that were trained on. VERL's is that of the policy before the update."""
+    """Both means are over the tokens that were trained on. VERL's entropy is that of the policy before the update."""
     from rstar2.analysis import forward
 
-    kept = [each for each in read_traces(root / "plain" / "traces" / "step-000001.jsonl") if each.kept]
-    assert len(kept) == 8
-    found = np.concatenate(forward.entropies(forward.load_model(root / "model"), kept))
-    assert plain.updates[0].metrics["actor/entropy"] == pytest.approx(float(found.mean()), rel=1e-5)
+    kept_traces = [each for each in read_traces(root / "plain" / "traces" / "step-000001.jsonl") if each.kept]
+    assert len(kept_traces) == 8
+    entropies = np.concatenate(forward.entropies(forward.load_model(root / "model"), kept_traces))
+    assert plain.updates[0].metrics["actor/entropy"] == pytest.approx(float(entropies.mean()), rel=1e-5)
 
 
 def test_labels_of_tool_output_change_no_gradient(train: Train, plain: Trained) -> None:
     [update] = plain.updates
-    tool, own = (train(recipe(2), [MIXED], f"{whose} changed") for whose in ("tool output", "own tokens"))
-    assert tool.relabelled > 0
-    assert same(update, tool.updates[0])
-    assert own.relabelled > 0
-    assert not same(update, own.updates[0], tolerance=0.5), "labels that count must be seen to count"
+    tool_change, answer_change = (
+        train(recipe(2), [MIXED], f"{part} changed") for part in ("tool output", "own tokens")
+    )
+    assert tool_change.relabelled > 0
+    assert same(update, tool_change.updates[0])
+    assert answer_change.relabelled > 0
+    assert not same(update, answer_change.updates[0], tolerance=0.5), (
+        "the test must notice a change of labels that count"
+    )
 
 
 def test_advantages_are_those_of_the_g_kept(plain: Trained) -> None:
     [update] = plain.updates
     for group in MIXED:
-        kept = {key: each for key, each in update.advantages.items() if key.startswith(f"{group.name}_")}
-        rewards = [reward for reward, _ in kept.values()]
-        assert rewards == [float(group.rollouts[int(key.split("_")[1])] == "1") for key in kept]
-        assert len(kept) == 4
+        recovery_advantages = {
+            key: each for key, each in update.advantages.items() if key.startswith(f"{group.name}_")
+        }
+        rewards = [reward for reward, _ in recovery_advantages.values()]
+        assert rewards == [
+            float(group.rollouts[int(key.split("_")[1])] == "1") for key in recovery_advantages
+        ]
+        assert len(recovery_advantages) == 4
         mean = sum(rewards) / 4
         # VERL uses the standard deviation of a sample, and adds a small number to the denominator.
         deviation = (sum((reward - mean) ** 2 for reward in rewards) / 3) ** 0.5
-        for reward, advantages in kept.values():
+        for reward, advantages in recovery_advantages.values():
             assert advantages.tolist() == pytest.approx(
                 [(reward - mean) / (deviation + 1e-6)] * len(advantages)
             )
@@ -197,7 +209,7 @@ def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plai
 
 
 def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Path) -> None:
-    """The profiles for GPUs pack rollouts into one row. Attention and loss are then those of `torch_kernels`."""
+    """The profiles for GPUs pack rollouts into one row, so attention and loss are those of `torch_kernels`."""
     packed = recipe(2, "hardware.attention=torch")
     modules = stage_command(packed, root, root).env["VERL_USE_EXTERNAL_MODULES"]
     with trainer_process(VERL_USE_EXTERNAL_MODULES=modules) as call:
@@ -211,28 +223,28 @@ def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Pa
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
     # All correct, all wrong, and one wrong of eight, which the selection does not choose.
-    rejected = [
+    rejected_groups = [
         Group("c", "1" * 8),
         Group("dd", "0" * 8),
         Group("eee", "1" * 7 + "0"),
         Group("ffff", "1" * 8),
     ]
-    [among] = train(recipe(6), [[*rejected[:2], *MIXED, *rejected[2:]]]).updates
+    [among] = train(recipe(6), [[*rejected_groups[:2], *MIXED, *rejected_groups[2:]]]).updates
     assert set(among.advantages) == set(alone.advantages)
     # Empty rollouts replace the 16 rollouts of rejected groups.
     assert sorted(chain(*among.micro_batches)) == [2] * 16 + sorted(chain(*alone.micro_batches))
     assert same(alone, among, tolerance=1e-4)
     assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
-    # If they were trained on, they would have no advantage, and their tokens would reduce the mean over tokens.
-    [kept] = train(
-        recipe(6, "groups.drop_equal_rewards=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]
+    # Training on these rollouts would reduce the mean over tokens, because their advantages would be zero.
+    [update] = train(
+        recipe(6, "groups.drop_equal_rewards=false"), [[*rejected_groups[:2], *MIXED, *rejected_groups[2:]]]
     ).updates
-    assert kept.tokens > 2 * alone.tokens
-    assert same(alone, kept, scale=kept.tokens / alone.tokens, tolerance=1e-4)
+    assert update.tokens > 2 * alone.tokens
+    assert same(alone, update, scale=update.tokens / alone.tokens, tolerance=1e-4)
 
 
 def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Trained) -> None:
-    """The gradient is the mean of the gradients of single problems, weighted by their tokens or equally."""
+    """The gradient is the mean of the problems' gradients. Problems are weighted by their tokens or equally."""
     alone = [train(recipe(1), [[group]]).updates[0] for group in MIXED]
     assert alone[0].tokens != alone[1].tokens
     [by_tokens] = plain.updates
@@ -255,14 +267,17 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
     "gmpo": "gspo",
     "sapo": "gspo",
 }
-"""Objectives whose first update of a step equals that of another, because they differ only in the use of ratios."""
+"""Objectives that use ratios differently.
+
+In a step's first update all ratios are 1, so each equals another objective.
+"""
 
 
 UNEVEN = [Group("a", "00001000"), Group("bb", "01111000", output="a longer reply: 123456")]
 """One correct and three wrong rollouts of the first group are trained on, and two of each kind of the second."""
 _LOSS = "verl.actor_rollout_ref.actor.policy_loss"
 EARLIER: dict[ObjectiveName, list[str]] = {
-    # A random model's tokens have covariances that are smaller than those which the paper clips.
+    # The covariances of a random model's tokens are smaller than those that the paper clips.
     "clip-cov": [f"{_LOSS}.clip_cov_lb=0.0", f"{_LOSS}.clip_cov_ratio=0.5"],
 }
 """Settings with which an objective has an effect on an untrained model."""
@@ -271,13 +286,13 @@ EARLIER: dict[ObjectiveName, list[str]] = {
 @pytest.fixture(scope="module")
 def by_objective(train: Train) -> Callable[[ObjectiveName], Update]:
     """Returns the update of the same step under an objective."""
-    made: dict[ObjectiveName, Update] = {}
+    updates: dict[ObjectiveName, Update] = {}
 
     def update(name: ObjectiveName) -> Update:
-        if name not in made:
-            asked = recipe(2, f"algorithm.objective={name}", *EARLIER.get(name, ()))
-            [made[name]] = train(asked, [UNEVEN]).updates
-        return made[name]
+        if name not in updates:
+            objective_recipe = recipe(2, f"algorithm.objective={name}", *EARLIER.get(name, ()))
+            [updates[name]] = train(objective_recipe, [UNEVEN]).updates
+        return updates[name]
 
     return update
 
@@ -299,18 +314,18 @@ def test_every_correction_updates_the_model_and_what_it_leaves_out_is_counted(
     train: Train, name: CorrectionName
 ) -> None:
     """The scripted engine reports a probability of e^-1 for every token, the trainer about e^-6."""
-    asked = [f"algorithm.correction={name}", "algorithm.correction_lower=1e-300"]
-    [update] = train(recipe(2, *asked), [UNEVEN]).updates
+    changes = [f"algorithm.correction={name}", "algorithm.correction_lower=1e-300"]
+    [update] = train(recipe(2, *changes), [UNEVEN]).updates
     assert all(gradient.isfinite().all() for gradient in update.gradient.values())
     assert update.metrics["actor/grad_norm"] > 0
-    [left_out] = [column.value for column in COLUMNS if column.name == "without_weight"]
-    assert left_out(update.metrics) == (None if name.endswith("tis") else 0)
+    [metric] = [column.value for column in COLUMNS if column.name == "without_weight"]
+    assert metric(update.metrics) == (None if name.endswith("tis") else 0)
     if name == "icepop":
         with pytest.raises(ZeroDivisionError):
-            train(recipe(2, asked[0]), [UNEVEN])
+            train(recipe(2, changes[0]), [UNEVEN])
     elif not name.endswith("tis"):
-        [none] = train(recipe(2, asked[0]), [UNEVEN]).updates
-        assert left_out(none.metrics) == 1
+        [none] = train(recipe(2, changes[0]), [UNEVEN]).updates
+        assert metric(none.metrics) == 1
         assert not any(gradient.any() for gradient in none.gradient.values())
 
 
@@ -326,8 +341,8 @@ def test_gmpos_update_is_the_same_in_any_number_of_micro_batches(
 def test_a_penalty_makes_longer_right_rollouts_worth_less_than_shorter_ones_and_more_than_wrong_ones(
     train: Train,
 ) -> None:
-    said = {"1": "A right one that says more than the others do, before it calls its tool. "}
-    step = [Group("a", "11100100"), Group("bb", "01111000", says=said)]
+    texts = {"1": "A right one that says more than the others do, before it calls its tool. "}
+    step = [Group("a", "11100100"), Group("bb", "01111000", says=texts)]
     [update] = train(recipe(2, "penalty.length=0.5", "penalty.turns=0.1"), [step]).updates
     right = {
         name: {reward for key, (reward, _) in update.advantages.items() if key.startswith(name) and reward}
@@ -356,16 +371,18 @@ def test_recoveries_are_compared_with_each_other_and_teach_only_what_they_wrote(
         expected = (reward - group.mean()) / (group.std(ddof=1) + 1e-6)
         assert advantages.tolist() == pytest.approx([expected] * len(advantages), rel=1e-4)
     [unchanged] = train(recipe(2, *RECOVER), [groups], "tool output changed").updates
-    assert same(update, unchanged), "neither the reply nor what a recovery began with is learned"
+    assert same(update, unchanged), "the reply and the beginning of a recovery are not learned"
     [without] = train(recipe(2), [groups]).updates
-    own = sum(len(each) for key, (_, each) in update.advantages.items() if "after" in key)
-    assert update.tokens == without.tokens + own
+    recovery_samples = sum(len(each) for key, (_, each) in update.advantages.items() if "after" in key)
+    assert update.tokens == without.tokens + recovery_samples
     assert not same(update, without, tolerance=0.5)
     assert update.metrics["rstar2/rollouts"] == without.metrics["rstar2/rollouts"] == 16
     assert update.metrics["rstar2/recover/kept"] == 3
     assert update.metrics["rstar2/recover/correct"] == pytest.approx(2 / 3)
     assert update.metrics["rstar2/recover/repaired"] == 1
-    assert update.metrics["actor/ppo_kl"] == 0, "one update, although a step has more rollouts than without"
+    assert update.metrics["actor/ppo_kl"] == 0, (
+        "there is one update, although a step has more rollouts than without recoveries"
+    )
 
 
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
@@ -388,8 +405,10 @@ def test_a_batch_with_failed_rollouts_trains_on_none_of_them(train: Train) -> No
     fewer = ["rollout.rollouts=20", "groups.keep=10"]
     step = [Group("a", "f1110000111000011110"), Group("bb", "111000011100001111f0")]
     [update] = train(recipe(2, *fewer), [step]).updates
-    found = {name: update.metrics[f"rstar2/{name}"] for name in ("failed_rollouts", "rollouts", "pass_rate")}
-    assert found == {"failed_rollouts": 2, "rollouts": 40, "pass_rate": 20 / 38}
+    metrics = {
+        name: update.metrics[f"rstar2/{name}"] for name in ("failed_rollouts", "rollouts", "pass_rate")
+    }
+    assert metrics == {"failed_rollouts": 2, "rollouts": 40, "pass_rate": 20 / 38}
     assert not {"a_0_0", "bb_18_0"} & set(update.advantages)
     assert len(update.advantages) == 20
 
@@ -399,16 +418,16 @@ def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at
 ) -> None:
     """In every attempt, nine of ten long rollouts fail after their first turn. Long rollouts are correct less often."""
     failing = [Group("a", "1110111101ffffffff0f"), Group("bb", "1011111110fffff0ffff")]
-    asked = recipe(2, "rollout.rollouts=20", "groups.keep=10")
-    made = trainer("train_failing", asked, root / "model", tmp_path / "stage", failing)
-    assert (made.updates, made.attempts) == (0, 3)
+    small_recipe = recipe(2, "rollout.rollouts=20", "groups.keep=10")
+    failing_trainer = trainer("train_failing", small_recipe, root / "model", tmp_path / "stage", failing)
+    assert (failing_trainer.updates, failing_trainer.attempts) == (0, 3)
     assert (
         "rollouts that failed: 18 (18 x engine: VERL's rollout server failed: the engine is out of memory)"
-        in made.failure
+        in failing_trainer.failure
     )
-    assert "nothing of it was trained on" in made.failure
-    assert len(made.faults) == 2
-    for text in made.faults:
+    assert "nothing of it was trained on" in failing_trainer.failure
+    assert len(failing_trainer.faults) == 2
+    for text in failing_trainer.faults:
         assert text.startswith("step 1: rollouts that failed: 18 (18 x engine: ")
 
 
@@ -431,8 +450,8 @@ def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tm
     assert [update.lr for update in uninterrupted.updates] == pytest.approx(rising)
     assert [update.lr for update in stage1.updates + stage2.updates] == pytest.approx(rising)
     # VERL logs the learning rate of the next step.
-    logged = [update.metrics["actor/lr"] for update in uninterrupted.updates]
-    assert logged == pytest.approx([*rising[1:], rate])
+    learning_rates = [update.metrics["actor/lr"] for update in uninterrupted.updates]
+    assert learning_rates == pytest.approx([*rising[1:], rate])
     fresh = train(recipe(2, *whole, "steps=1"), steps[:1], folder=tmp_path / "stage3")
     assert (fresh.moments_before, fresh.updates[0].lr) == ([], pytest.approx(rate / 4))
 
@@ -442,7 +461,7 @@ def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Trai
     trained = train(recipe(2, "steps=1"), [MIXED], folder=folder)
     (folder / ".model.part").mkdir()
     (folder / ".model.part" / "model.safetensors").write_bytes(b"torn")
-    given = recipe(2, "steps=1")
+    settings = recipe(2, "steps=1")
     no_trainer = Command(["/bin/false"], {**CPU_ENVIRONMENT, "VERL_FILE_LOGGER_PATH": str(folder / "none")})
     start = Start(
         command=no_trainer,
@@ -450,8 +469,8 @@ def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Trai
         steps=1,
         base=folder.parent / "base",
         log=tmp_path / "log",
-        hardware=given.hardware,
-        checkpoint=given.checkpoint,
+        hardware=settings.hardware,
+        checkpoint=settings.checkpoint,
         timer=PhaseTimer(folder),
         warn=pytest.fail,
     )
@@ -462,9 +481,7 @@ def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Trai
     weights = load_file(model / "model.safetensors")
     assert {name for name in weights if not _equal(weights[name], trained.weights[name])} == set()
     assert len(weights) > 5
-    assert {str(each.dtype) for each in weights.values()} == {"torch.float32"}, (
-        "the precision of the training"
-    )
+    assert {str(each.dtype) for each in weights.values()} == {"torch.float32"}, "training has this precision"
     assert load_codec(model).format == load_codec(start.base).format
     assert [path.name for path in folder.glob(".*")] == []
 
@@ -480,15 +497,15 @@ def test_a_checkpoint_without_space_is_not_begun_and_the_same_command_continues(
         stage = disk / "stage1"
         with pytest.raises(
             UserError, match="not enough disk space for the checkpoint of step 1: it needs"
-        ) as refused:
+        ) as excinfo:
             train(recipe(2), [MIXED], folder=stage)
-        assert "The checkpoint was not written" in refused.value.message
+        assert "The checkpoint was not written" in excinfo.value.message
         assert not list(stage.glob("checkpoints/global_step_*"))
         resize(disk, 256 << 20)
         train(recipe(2), [MIXED], folder=stage)
         checkpoint = stage / "checkpoints" / "global_step_1"
         assert fault(checkpoint) is None
         # The needed space in the message is the size of the checkpoint, plus the space for small files.
-        [needed] = re.findall(r"it needs (\d+) MiB", refused.value.message)
+        [needed] = re.findall(r"it needs (\d+) MiB", excinfo.value.message)
         weights = sum(path.stat().st_size for path in checkpoint.glob("actor/[mo]*.pt"))
         assert weights / (1 << 20) + SMALL_FILES_BYTES / (1 << 20) == pytest.approx(float(needed), abs=1.0)

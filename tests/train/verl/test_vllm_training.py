@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from support.process_table import descendants, stat
-from support.train.kept_traces import training_traces
+from support.train.training_traces import training_traces
 from support.waiting import wait_until
 
 from rstar2.data import builtin
@@ -60,7 +60,7 @@ class Trained:
     """A stage that was killed and resumed."""
 
     run: Path
-    left: list[str]
+    remaining: list[str]
     """Names of processes that survived the kill."""
 
     @property
@@ -82,9 +82,9 @@ def below(pid: int) -> list[tuple[int, str]]:
 
 def lives(process: tuple[int, str]) -> bool:
     """Whether the process still runs. Ids are reused, so the start time is compared too."""
-    pid, begun = process
+    pid, start_time = process
     fields = stat(pid)
-    return bool(fields) and fields[19] == begun and fields[0] not in "ZX"
+    return bool(fields) and fields[19] == start_time and fields[0] not in "ZX"
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +138,10 @@ def trained(fine_tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
         process.kill()
         process.wait(BOUND_S)
     deadline = time.monotonic() + 300
-    while (left := [*filter(lives, started)]) and time.monotonic() < deadline:
+    while (remaining := [*filter(lives, started)]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    names = [(Path("/proc") / str(pid) / "comm").read_text() for pid, _ in left]
-    for pid, _ in left:
+    names = [(Path("/proc") / str(pid) / "comm").read_text() for pid, _ in remaining]
+    for pid, _ in remaining:
         os.kill(pid, signal.SIGKILL)
     again = start()
     try:
@@ -153,9 +153,9 @@ def trained(fine_tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 def test_a_killed_run_leaves_nothing_behind_and_repeats_no_saved_step(trained: Trained) -> None:
     before, after = (steps(trained.stage / f"metrics-{start}.jsonl") for start in (1, 2))
-    assert trained.left == []
+    assert trained.remaining == []
     assert before == list(range(1, before[-1] + 1))
-    # The step after the last that was reported may have been saved, or not yet.
+    # The step after the last reported step may have been saved.
     assert after[0] in (before[-1] + 1, before[-1] + 2)
     assert after == list(range(after[0], STEPS + 1))
     assert (trained.stage / "model" / "model.safetensors").is_file()
@@ -167,13 +167,13 @@ def test_engines_and_trainer_agree_on_every_token_after_each_change_of_weights(
     """Compares with a forward pass of transformers over the weights in each step's checkpoint."""
     traces = list(training_traces(trained.stage))
     for step in range(2, STEPS + 1):
-        written = [trace for trace in traces if trace.step == step]
-        assert len(written) == PROMPTS * ROLLOUTS
-        assert sum(map(len, (trace.response_ids for trace in written))) > 1000
-        synced = compare(exported(trained.stage, step - 1, tmp_path), written).difference
-        print(f"step {step}: log-probabilities differ by at most {synced:.1e}")
-        assert synced < 1e-3
-    changed = compare(exported(trained.stage, 1, tmp_path), written).difference
+        step_traces = [trace for trace in traces if trace.step == step]
+        assert len(step_traces) == PROMPTS * ROLLOUTS
+        assert sum(map(len, (trace.response_ids for trace in step_traces))) > 1000
+        sync_difference = compare(export_model(trained.stage, step - 1, tmp_path), step_traces).difference
+        print(f"step {step}: log-probabilities differ by at most {sync_difference:.1e}")
+        assert sync_difference < 1e-3
+    changed = compare(export_model(trained.stage, 1, tmp_path), step_traces).difference
     assert changed > 1e-2, "the weights must change"
 
 
@@ -182,7 +182,7 @@ def test_verl_says_that_they_agree_too(trained: Trained, fine_tuned: Path, tmp_p
     assert sorted(metrics) == [1, 2, 3]
     traces = list(training_traces(trained.stage))
     for step, values in metrics.items():
-        model = exported(trained.stage, step - 1, tmp_path) if step > 1 else fine_tuned
+        model = export_model(trained.stage, step - 1, tmp_path) if step > 1 else fine_tuned
         # VERL's trainer gives a probability to rows that no token has, and its engines do not.
         unused = compare(model, [trace for trace in traces if trace.step == step]).unused
         assert values["training/rollout_probs_diff_valid"] == 1
@@ -207,18 +207,18 @@ def test_the_scheduler_reads_the_size_of_vllms_kv_cache(trained: Trained) -> Non
     log = (trained.run / "attempts" / "2" / "stage1.log").read_text()
     config = json.loads((trained.stage / "model" / "config.json").read_text())
     token = 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    seen = re.findall(r"KV cache of (\d+) tokens", log)
-    assert {int(tokens) for tokens in seen} == {(1 << 30) // (128 * token) * 128}
+    cache_sizes = re.findall(r"KV cache of (\d+) tokens", log)
+    assert {int(tokens) for tokens in cache_sizes} == {(1 << 30) // (128 * token) * 128}
 
 
-def exported(stage: Path, step: int, folder: Path) -> Path:
+def export_model(stage: Path, step: int, folder: Path) -> Path:
     """Returns the model of a step's checkpoint, made by VERL's merger."""
     model = folder / f"step-{step}"
     if not model.exists():
         actor = stage / "checkpoints" / f"global_step_{step}" / "actor"
         words = ["-m", "rstar2.train.verl.output.export", str(actor), str(model)]
-        ran = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=BOUND_S, cwd=folder)
-        assert ran.returncode == 0, ran.stderr[-3000:]
+        result = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=BOUND_S, cwd=folder)
+        assert result.returncode == 0, result.stderr[-3000:]
     return model
 
 

@@ -1,4 +1,7 @@
-"""Workers on other nodes get the environment, hidden keys and tokens, and timeouts; and SFT runs there."""
+"""Tests that workers on other nodes get the environment, the hidden keys and tokens, and the timeouts.
+
+SFT runs there too.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ def signs(folder: Path) -> SignsOfLife:
 
 
 def test_what_wandb_the_hub_and_nccl_need_is_handed_on_and_nothing_else() -> None:
-    given = {
+    environment = {
         "WANDB_MODE": "offline", "WANDB_API_KEY": "k1", "HF_HOME": "/hub", "HF_TOKEN": "k2", "NCCL_DEBUG": "WARN",
         "HF_TOKEN_PATH": "/t", "https_proxy": "http://u:p@proxy", "NO_PROXY": "localhost", "HOME": "/root",
         "AWS_SECRET_ACCESS_KEY": "k3", "MY_NCCL_KEY": "k4", "PATH": "/bin",
     }  # fmt: skip
-    plain, secret = worker_environment(given)
+    plain, secret = worker_environment(environment)
     assert set(plain) == {"WANDB_MODE", "HF_HOME", "NCCL_DEBUG", "HF_TOKEN_PATH"}
     assert set(secret) == {"WANDB_API_KEY", "HF_TOKEN", "https_proxy", "NO_PROXY"}
-    assert all(given[name] == value for name, value in [*plain.items(), *secret.items()])
+    assert all(environment[name] == value for name, value in [*plain.items(), *secret.items()])
 
 
 def test_keys_and_tokens_are_on_no_command_line_but_in_a_file_of_the_user(
@@ -81,11 +84,11 @@ def test_a_worker_reads_the_secrets_and_its_process_groups_have_the_profiles_tim
     env = {**os.environ, **command.env, "WANDB_API_KEY": "here before"}
     env |= {"RSTAR2_SECRETS_FILE": str(tmp_path / "keys.json")}
     env.pop("HF_TOKEN", None)
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=800, check=False
     )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-2:] == ["from the file|here before|3600.0", "{'timeout_second': 3600}"]
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-2:] == ["from the file|here before|3600.0", "{'timeout_second': 3600}"]
 
 
 def test_sft_on_several_nodes_asks_for_them_and_on_one_does_not(tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ dist.destroy_process_group()
 
 
 def trainer(folder: Path, *words: str) -> Command:
-    """A command such as SFT's, for two nodes with two ranks each."""
+    """A command for two nodes with two ranks each, as SFT's."""
     (folder / "trainer.py").write_text(TRAINER)
     argv = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"),
@@ -134,17 +137,17 @@ def trainer(folder: Path, *words: str) -> Command:
 def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: Path) -> None:
     command = trainer(tmp_path)
     run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail)
-    said = {(tmp_path / str(rank)).read_text() for rank in range(4)}
-    assert said == {f"4 10 {command.env['HANDED_ON']}"}
+    outputs = {(tmp_path / str(rank)).read_text() for rank in range(4)}
+    assert outputs == {f"4 10 {command.env['HANDED_ON']}"}
 
 
 @pytest.mark.slow
 @needs("ray")
 @pytest.mark.usefixtures("two_nodes")
 def test_a_rank_that_fails_on_another_node_ends_the_run_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="exit code 1") as failed:
+    with pytest.raises(Failure, match="exit code 1") as excinfo:
         run_trainer(
             trainer(tmp_path, "fail"), tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail
         )
     assert "the fourth rank fell over" in (tmp_path / "log").read_text()
-    assert "exit code 1" in failed.value.message
+    assert "exit code 1" in excinfo.value.message

@@ -55,7 +55,7 @@ class Outcome:
 
     equal: bool
     rule: str
-    """The name of the rule that decided."""
+    """The name of the rule that decided whether the answers are equal."""
     fact: Fact | None = None
     """Why the two answers are equal; None if the answers differ."""
 
@@ -162,7 +162,8 @@ class _Comparison:
         return self._with_letters(a, b, letters) if letters else outcome
 
     def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
-        """Compares two answers after replacing letters of the second one, whose choice is free."""
+        """Compares two answers after some letters of the second answer were replaced. An author can choose the names of
+        the replaced letters freely."""
         facts, self._facts = self._facts, []
         try:
             outcome = self.compared(a, with_letters(b, letters))
@@ -234,7 +235,8 @@ class _Comparison:
         return self._same_in_order_only(one, other)
 
     def _same_in_order_only(self, one: Items, other: Items) -> bool:
-        """Whether members are equal in order. Raises NoValue if the members are equal in another order."""
+        """Whether two lists have equal members in the same order. Raises NoValue if the members are equal only in
+        another order."""
         if in_order(one, other, self.same):
             return True
         if unordered(one, other, self.same):
@@ -244,7 +246,8 @@ class _Comparison:
     def _same_titled_lists(self, one: Items, titles: Items, other: Items, other_titles: Items) -> bool:
         """Whether two lists with titles have the same members with the same titles.
 
-        A title is the name of a member, or its unit. Raises NoValue if the titles do not show which members correspond.
+        A title is a member's name, or a member's unit. Raises NoValue if the titles do not show which members
+        correspond.
         """
         if isinstance(one[0], nodes.Quantity) == isinstance(other[0], nodes.Quantity):
             return unordered(one, other, self.same)
@@ -316,7 +319,8 @@ class _Comparison:
         return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
-        """Whether sets with variables in their ends have the same form. Raises NoValue if the sets are not solved."""
+        """Whether two sets whose ends contain variables have the same form. Raises NoValue if a set is not solved for a
+        variable."""
         a, b = (
             node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
             for node in (a, b)
@@ -348,7 +352,8 @@ class _Comparison:
     def _value_against_relation(self, a: Node, b: Node) -> bool | Outcome:
         """Compares the value in a relation such as x = 5 with an answer that is not a relation.
 
-        A chain with ≈ can only be a gold answer, and any of its values may be the answer.
+        Predictions contain no ≈ when they are compared. If the gold answer contains ≈, the prediction may equal any of
+        the values that ≈ joins.
         """
         (name, value), (other_name, other_value) = assignments.named(a), assignments.named(b)
         relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
@@ -371,7 +376,8 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """The kind as which two answers are compared. The kind is also the name of the rule that decides."""
+    """Returns the kind of answer, such as `list`, that decides by which rule two answers are compared. The kind is also
+    the name of this rule."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"
@@ -407,8 +413,8 @@ def _kind(a: Node, b: Node) -> str:
 def _same_texts(a: Node, b: Node) -> bool:
     """Whether two texts have the same words.
 
-    Raises NoValue if a text is not plain words and the two texts may be the same. A text that is too long to be parsed
-    has no words. Two texts that are too long to be parsed need not be the same.
+    Raises NoValue if the two texts may be the same, although their words are not known to be equal. A text that is too
+    long to be parsed has no words, so two such texts are not known to be the same.
     """
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words and a.words == b.words:
@@ -422,7 +428,8 @@ def _same_texts(a: Node, b: Node) -> bool:
 def _same_numerals(a: Node, b: Node) -> bool:
     """Whether numerals are equal. A number without a base never equals a number with a base.
 
-    Raises NoValue if the number has the same digits or has letters, which may be digits as in 1a_{16}.
+    Raises NoValue if the number without a base has the same digits as the other number, or contains letters, which may
+    be digits as in 1a_{16}.
     """
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value
@@ -449,9 +456,10 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """The members themselves if all are quantities in different units, else the names of all members.
+    """Returns the titles of the members of a list: the members themselves if all are quantities in different units,
+    otherwise the names of the members.
 
-    The names are empty if a member has no name.
+    Returns an empty tuple if a member has no name.
     """
     quantities = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):
@@ -460,7 +468,7 @@ def _titles(items: Items) -> Items:
 
 
 def _items(node: Node) -> Items:
-    """The members of a list, set or tuple, or a single value as the only member."""
+    """Returns the members of a list, set or tuple. A single value is returned as the only member."""
     if isinstance(node, nodes.Listing | nodes.SetOf | nodes.Brackets):
         return node.items
     return (node,)
@@ -469,7 +477,8 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """The pair of intervals again, with a relation such as a < x read as a bound on its other name."""
+    """Yields the two intervals again. A relation between two letters, such as a < x, is now read as a bound on the
+    other letter."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))

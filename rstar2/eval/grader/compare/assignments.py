@@ -20,13 +20,13 @@ _ASKED_FOR = ANGLES | {"det", "Re", "Im", "arg"}
 """Functions whose value a problem may ask for. The value of a root or a logarithm is only an intermediate step."""
 _DOTS = nodes.Symbol("dots")
 _MAX_PARTS = 1000
-"""Maximum number of terms or factors of a sum or product with dots that is written out."""
+"""A sum or product with dots is written out only if it has at most this many terms or factors."""
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
-    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for any other node.
+    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5.
 
-    Raises NoValue for an equation of constants that is false.
+    For any other node, returns (None, node). Raises NoValue for a false equation that contains only constants.
     """
     if not isinstance(node, nodes.Relation):
         return None, node
@@ -49,7 +49,7 @@ def named(node: Node) -> tuple[Node | None, Node]:
 
 
 def _holds(left: Node, right: Node) -> bool:
-    """Whether an equation or congruence of constants is true, such as 17 = 2 (mod 5)."""
+    """Whether an equation or a congruence that contains only constants is true, as 17 = 2 (mod 5) is."""
     if isinstance(right, nodes.Residue):
         difference = nodes.Sum((left, negative(right.value)))
         return equal(nodes.Residue(difference, right.modulus, is_remainder=True), number(0))
@@ -105,7 +105,7 @@ def names_quantity(node: Node) -> bool:
 
 
 def _joins_letters(node: Node) -> bool:
-    """Whether an expression combines several letters, without a number as a term or a factor: x^2 + y^2.
+    """Whether an expression combines several letters, and has no number as a term or a factor. An example is x^2 + y^2.
 
     Such an expression cannot be solved for one letter, so the problem asks for the value of the expression.
     """
@@ -134,7 +134,7 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
 
 
 def dropped_name(relation: Node) -> Node | None:
-    """Returns the side of an equation that names its value, with dots written out.
+    """Returns the side of an equation that names the equation's value. Dots in this side are written out.
 
     Returns None if no side names the value.
     """
@@ -148,9 +148,9 @@ def dropped_name(relation: Node) -> Node | None:
 
 
 def _written_out(side: Node, value: Node) -> Node | None:
-    """A sum or product such as 1 + 2 + ... + 15 without dots.
+    """Returns a sum or product such as 1 + 2 + ... + 15 with all its terms or factors in place of the dots.
 
-    None if the steps between the terms differ, or if the sum or product is not `value`.
+    Returns None if the steps between the terms differ, or if the sum or product is not `value`.
     """
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
@@ -173,9 +173,10 @@ def _written_out(side: Node, value: Node) -> Node | None:
 
 
 def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
-    """The numbers from `first` to `last`, each `ratio` times the previous one plus `step`.
+    """Returns a list with one row, which contains the numbers from `first` to `last`.
 
-    The list is empty if `last` is not among the first `_MAX_PARTS` numbers.
+    Each number is the previous number times `ratio`, plus `step`. Returns an empty list if `last` is not among the
+    first `_MAX_PARTS` numbers.
     """
     row = [first]
     while row[-1] != last and len(row) < _MAX_PARTS:
@@ -184,7 +185,7 @@ def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | in
 
 
 def _without_numbers(term: Node) -> Node:
-    """A term without its coefficient."""
+    """Returns a term without its numerical factors."""
     if not isinstance(term, nodes.Product):
         return term
     factors = tuple(factor for factor in term.factors if not isinstance(factor, nodes.Number))
@@ -216,7 +217,7 @@ def _letters(node: Node) -> set[str]:
 
 
 def same_name(a: Node, b: Node) -> bool:
-    """Whether two names are the same or name one function, as y and f(x), or f(x) and f(t).
+    """Whether two names are equal, or are names of the same function, as y and f(x) are, or f(x) and f(t).
 
     The names f(2) and f(5) are not the same.
     """
@@ -225,7 +226,8 @@ def same_name(a: Node, b: Node) -> bool:
 
 
 def _function(name: Node) -> str:
-    """The letter of a function of variables, such as f in f(x); the empty string for other names."""
+    """Returns the letter of a function of variables, such as f for f(x), or the empty string for other names. The name
+    y counts as a function."""
     if name == nodes.Symbol("y"):
         return "y"
     if not isinstance(name, nodes.Apply) or len(name.name) != 1:
@@ -236,8 +238,8 @@ def _function(name: Node) -> str:
 def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation gives the value of an expression, as m + n = 33 does.
 
-    The equation 2x = 42 gives no value: it must still be solved. The equation 2x + 2y = 9 + 16 = 25 gives a value: it
-    has several letters and is calculated.
+    The equation 2x = 42 gives no value: it must still be solved. The equation 2x + 2y = 9 + 16 = 25 gives a value: its
+    first side has several letters, and its value is calculated.
     """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
@@ -250,7 +252,8 @@ def states_a_value(node: nodes.Relation) -> bool:
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:
-    """Whether letters are in alphabetical order, as a tuple of their values assumes: x before y, x_1 before x_2."""
+    """Whether names are in alphabetical order: x before y, and x_1 before x_2. A tuple of values without names assumes
+    this order."""
     letters = [
         (
             name.name.lower(),
@@ -263,7 +266,7 @@ def in_usual_order(names: Sequence[Node]) -> bool:
 
 
 def names_of(items: Sequence[Node]) -> list[Node]:
-    """Returns the names of the members if all members have names, else an empty list."""
+    """Returns the names of the members if all members have names, otherwise an empty list."""
     names = [named(item)[0] for item in items]
     return [name for name in names if name is not None] if all(names) else []
 

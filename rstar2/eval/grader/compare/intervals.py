@@ -21,7 +21,7 @@ INFINITY = nodes.Symbol("infinity")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An interval, or a point if both ends are the same."""
+    """An interval of real numbers, or a single point if both ends are the same."""
 
     low: Any
     high: Any
@@ -114,7 +114,8 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
 def _several(
     sets: list[tuple[Node | None, Region]], alternatives: bool, together: bool
 ) -> tuple[Node | None, Region]:
-    """Several sets of numbers as one set: the intersection of bounds on a variable, or the union of intervals.
+    """Combines several sets of numbers into one set: the intersection of bounds on a variable, or the union of
+    intervals.
 
     Raises NoValue if the meaning is not clear, as in x < 3 and x > 5, or (0, 2) and (1, 3).
     """
@@ -150,9 +151,10 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
 
 
 def as_interval(node: Node) -> nodes.Brackets | None:
-    """Returns an interval as it is, and an inequality that bounds one variable as an interval.
+    """Returns the interval that a node describes: an interval itself, or the interval of an inequality that bounds one
+    variable.
 
-    The ends may be expressions. Returns None if the node is neither an interval nor such an inequality.
+    The ends may be expressions. Returns None for any other node.
     """
     match node:
         case nodes.Brackets(items=(_, _)):
@@ -176,7 +178,7 @@ def _is_name(node: Node) -> bool:
 
 
 def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
-    """The name, and the numbers that satisfy `name operator bound`.
+    """Returns the variable, and the set of its values that satisfy `name operator bound`.
 
     If the name is |x|, the relation is solved for x.
     """
@@ -211,7 +213,7 @@ def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
 
 
 def _normal(pieces: list[Piece]) -> Region:
-    """The pieces sorted and without empty pieces. Pieces that touch are joined."""
+    """Returns the pieces in increasing order. Empty pieces are left out, and pieces that touch are joined."""
     joined: list[Piece] = []
     current_budget().spend(_PIECE * len(pieces))
     for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):

@@ -1,4 +1,5 @@
-"""Letters of an answer that may be renamed, and the kinds of numbers that an answer states for its letters."""
+"""Letters of an answer that may be renamed, and the kinds of numbers, such as integers, that an answer states for its
+letters."""
 
 from __future__ import annotations
 
@@ -14,19 +15,21 @@ from rstar2.eval.grader.values.letters import functions, variables
 from rstar2.eval.grader.values.numbers import real_value, whole_number
 
 _FAMILY_LETTERS = frozenset("klmn")
-"""Letters that stand for every integer in a family of angles, even if the answer does not say so."""
+"""Letters that stand for every integer in a family of angles such as π/4 + kπ, even if the answer does not say so."""
 _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
 """Letters that are integers in many formulas."""
 _WHOLE_KINDS = ("integer", "natural number", "whole number")
-"""The ends of the names of the kinds of whole numbers, as in `positive integer`."""
+"""Texts with which the name of a kind of whole numbers ends, as `positive integer` ends with `integer`."""
 _MAX_DENOMINATOR = 10_000
-"""The largest denominator of a multiple of π that may be an angle of a family."""
+"""A family of angles grows by a fraction of π. The denominator of this fraction may be at most this number."""
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
-    """Returns the renaming of the letter for every integer to its name in the gold answer.
+    """Returns a dictionary that renames the prediction's letter that stands for every integer to the name that this
+    letter has in the gold answer.
 
-    The renaming is empty unless each answer has exactly one letter for every integer, under different names.
+    The dictionary is empty if an answer does not have exactly one letter that stands for every integer, or if one of
+    the two letters occurs in both answers.
     """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
@@ -35,10 +38,11 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 
 
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
-    """Returns the renaming of arguments of a function to their names in the gold answer.
+    """Returns a dictionary that replaces the prediction's names for the arguments of a function by the gold answer's
+    names.
 
-    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The renaming is empty if the names are the
-    same, or if the answers do not define one function of the same number of letters.
+    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. The dictionary is empty if the names are the
+    same, or if the answers do not define the same function of the same number of letters.
     """
     match gold, pred:
         case (
@@ -59,7 +63,7 @@ def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
 
 
 def with_letters(node: AnyNode, letters: Mapping[str, Node]) -> AnyNode:
-    """Returns the node with letters replaced by expressions, all at once."""
+    """Returns the node with letters replaced by expressions. All letters are replaced at the same time."""
     return with_parts(
         node,
         lambda part: (
@@ -71,7 +75,7 @@ def with_letters(node: AnyNode, letters: Mapping[str, Node]) -> AnyNode:
 
 
 def _letters(args: tuple[Node, ...]) -> list[str]:
-    """The names of the arguments if all are different letters, else an empty list."""
+    """Returns the names of the arguments if all arguments are different letters, otherwise an empty list."""
     names = [arg.name for arg in args if isinstance(arg, nodes.Symbol) and arg.name not in CONSTANTS]
     return names if len(set(names)) == len(args) else []
 
@@ -80,16 +84,17 @@ def _letters(args: tuple[Node, ...]) -> list[str]:
 
 
 def states_kinds(node: Node) -> bool:
-    """Whether an answer states for one of its letters which kind of number it is."""
+    """Whether an answer states the kind of number, such as an integer, for which one of its letters stands."""
     return any(isinstance(part, nodes.Symbol) and part.numbers for part in walk(node))
 
 
 def same_numbers(gold: Node, pred: Node) -> bool:
-    """Whether two answers agree on the kinds of numbers of their letters.
+    """Whether two answers agree on the kinds of numbers for which their letters stand.
 
-    For example, kπ for all integers k is not kπ for positive integers k. If only one answer states a kind, the kind has
-    to be a usual kind: integers in a family of angles; real numbers, or integers for a letter such as n, in a formula;
-    real numbers in an inequality.
+    For example, kπ for all integers k is not the same as kπ for positive integers k. If only one answer states a kind,
+    this kind has to be a usual kind. In a family of angles, the usual kind is integers. In a formula or an inequality,
+    the usual kind is real numbers. A letter such as n may also stand for integers in a formula, unless an inequality
+    bounds the letter.
     """
     one, other = _stated_kinds(gold), _stated_kinds(pred)
     common = one.keys() & other.keys()
@@ -105,7 +110,8 @@ def same_numbers(gold: Node, pred: Node) -> bool:
 
 
 def _stated_kinds(node: Node) -> dict[str, str]:
-    """The kind of number stated for each letter, or empty. Names of values, such as x in x = 5, are left out."""
+    """Returns the kind of number that an answer states for each of its letters. The kind of a letter is empty if the
+    answer states no kind for it. Names of values, such as x in x = 5, are left out."""
     match node:
         case nodes.Listing(items=items) | nodes.SetOf(items=items) | nodes.Brackets(items=items):
             return {name: kind for item in items for name, kind in _stated_kinds(item).items()}
@@ -121,7 +127,7 @@ def _kinds_of(letter: str, node: Node) -> set[str]:
 
 
 def _usual_kinds(letter: str, *answers: Node) -> set[str]:
-    """The kinds of numbers that a letter of the answers may be if the answers state no kind."""
+    """Returns the kinds of numbers for which a letter of the answers may stand if an answer states no kind."""
     if any(_family_letter(answer) == letter for answer in answers):
         return {"integer"}
     bounds = [part for answer in answers for part in walk(answer) if _is_bound(part)]
@@ -131,12 +137,13 @@ def _usual_kinds(letter: str, *answers: Node) -> set[str]:
 
 
 def _is_bound(part: Node) -> bool:
-    """Whether a part is an inequality or the like, rather than an equation."""
+    """Whether a part is a relation that is not an equation, such as an inequality."""
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
 
 
 def has_condition(node: Node) -> bool:
-    """Whether a list may be a value with a condition, such as 2^n, n >= 1: only some of its members are bounds."""
+    """Whether some but not all members of a list are bounds. Such a list may be a value with a condition, as in 2^n, n
+    >= 1."""
     bounds = [_is_bound(item) for item in node.items] if isinstance(node, nodes.Listing) else []
     return any(bounds) and not all(bounds)
 
@@ -147,7 +154,8 @@ def has_condition(node: Node) -> bool:
 def family_letter(gold: Node, pred: Node) -> str | None:
     """Returns the letter that stands for every integer in two families of angles, or None if no letter does.
 
-    A gold answer such as nπ, which does not say that n is every integer, may be a formula in n.
+    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n. Such an answer counts as a family only if it
+    states that n is an integer.
     """
     letter = _family_letter(gold)
     if letter is None or _family_letter(pred) != letter:
@@ -160,10 +168,11 @@ def family_letter(gold: Node, pred: Node) -> str | None:
 
 
 def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
-    """Returns the expression that replaces a letter so that two families have the same members in the same order.
+    """Returns a dictionary with an expression that replaces `letter` in the prediction. After the replacement, both
+    families have the same members in the same order.
 
-    For example, -π/2 + kπ with k + 1 in place of k is π/2 + kπ. The result is empty if no shift, with or without a
-    change of sign, is needed or fits.
+    For example, -π/2 + kπ with k + 1 in place of k is π/2 + kπ. The dictionary is empty if no replacement is needed, or
+    if no expression k + n or -k + n is a suitable replacement for k.
     """
     if not (letter in variables(gold) and letter in variables(pred)):
         return {}
@@ -177,9 +186,10 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
 
 
 def _whole_letter(node: Node) -> str | None:
-    """The letter that stands for every integer: the answer says so, or is a family of angles.
+    """Returns the letter that stands for every integer because the answer says so, or because the answer is a family of
+    angles.
 
-    None if no letter stands for every integer.
+    Returns None if no letter or more than one letter stands for every integer.
     """
     whole_letters = {
         part.name
@@ -192,7 +202,8 @@ def _whole_letter(node: Node) -> str | None:
 
 
 def _family_letter(node: Node) -> str | None:
-    """The letter of a family of angles, or of a list of such families. None if the answer is no family of angles."""
+    """Returns the letter of a family of angles, or of a list of families with the same letter. Returns None for any
+    other answer."""
     letters = {part.name for part in walk(node) if isinstance(part, nodes.Symbol)} & _FAMILY_LETTERS
     if len(letters) != 1 or not any(_is_angle_sign(part) for part in walk(node)):
         return None
@@ -218,10 +229,11 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_family(value: Node, letter: str) -> bool:
-    """Whether a value is a family of angles: from k to k + 2 the value grows by the same angle, as π/4 + kπ does.
+    """Whether a value is a family of angles, such as π/4 + kπ. From k to k + 2, such a value grows by the same angle
+    for every k.
 
-    The value (k - 2)π is not a family. The value (k - 2)π has the same members as kπ, which would be the usual form, so
-    the grader reads (k - 2)π as a formula in k.
+    The value (k - 2)π does not count as a family: the usual form of this family is kπ, so the grader reads (k - 2)π as
+    a formula in k.
     """
     if variables(value) != {letter}:
         return False
@@ -253,7 +265,8 @@ def _member(family: Node, letter: str, place: Node) -> Node:
 
 
 def _start_and_step(family: Node, letter: str) -> tuple[Node, Node]:
-    """The member for k = 0, and the step from k to k + 1. Raises NoValue if the steps differ, as with (-1)^k."""
+    """Returns the member of a family for k = 0, and the step from k to k + 1. Raises NoValue if the steps differ, as in
+    (-1)^k."""
     start, second = (_member(family, letter, number(place)) for place in (0, 1))
     step = nodes.Sum((second, negative(start)))
     if not equal(family, nodes.Sum((start, nodes.Product((nodes.Symbol(letter), step))))):

@@ -12,19 +12,20 @@ from rstar2.eval.grader.parse.nodes import Node, negative, number, walk, with_pa
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_ITEMS = 50
-"""The number of differing members above which lists are compared in order only, or not verified."""
+"""Maximum number of differing members for which lists are compared in any order. If more members differ, only lists
+that are equal in the same order are verified."""
 MAX_SIGNS = 4
-"""The number of independent ± above which an answer is not verified."""
+"""Maximum number of independent ± in an answer. An answer with more independent ± is not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
 """A function that says whether two answers are equal. The function raises NoValue if equality cannot be verified."""
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether all pairs are equal.
+    """Whether both sequences have equal members in the same order.
 
-    A single pair that differs decides the result, even if other pairs cannot be verified. Raises NoValue if no pair is
-    known to differ and some pair cannot be verified.
+    If one pair of members differs, the result is False, even if other pairs cannot be verified. Raises NoValue if no
+    pair is known to differ and some pair cannot be verified.
     """
     if len(one) != len(other):
         return False
@@ -41,7 +42,7 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both sequences have the same members, in any order. Repeated members count once.
+    """Whether both sequences have the same members, in any order. A member that is repeated counts once.
 
     Raises NoValue if it cannot be verified whether the members are the same.
     """
@@ -56,7 +57,7 @@ def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def _without(members: Sequence[Node], others: Sequence[Node]) -> list[Node]:
-    """The members that do not occur in the same form among `others`."""
+    """Returns the members that `others` does not contain in the same form."""
     other_forms = set(others)
     return [member for member in members if member not in other_forms]
 
@@ -97,7 +98,7 @@ def flattened(node: Node) -> Node:
 
 
 def has_open_signs(node: Node) -> bool:
-    """Whether a tuple has several ±, which may have the same sign or independent signs."""
+    """Whether an answer has a tuple with several ±, which may stand for the same sign or for independent signs."""
     return any(
         isinstance(part, nodes.Brackets) and sum(isinstance(one, nodes.PlusMinus) for one in walk(part)) > 1
         for part in walk(node)
@@ -120,10 +121,11 @@ def _flat_parts(node: Node) -> list[Node]:
 
 
 def _with_each_sign(node: Node) -> list[Node]:
-    """One node for each choice of signs.
+    """Returns one node for each choice of signs for the ± in a node.
 
-    The signs are the same, so there are two nodes, if a sign is ∓, or in a tuple such as (1 ± √2, 3 ± √2), whose
-    coordinates depend on each other. In any other tuple, the signs are independent: (±1, ±2) are four points.
+    All ± stand for the same sign, so that there are two nodes, if one of them is ∓, or if the node is a tuple such as
+    (1 ± √2, 3 ± √2), whose coordinates depend on each other. In any other node, the signs are independent: (±1, ±2) are
+    four points.
     """
     signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
     if not signed:
@@ -139,7 +141,7 @@ def _with_each_sign(node: Node) -> list[Node]:
 
 
 def _with_signs(node: Node, signs: list[int]) -> Node:
-    """The node with each ± replaced by the next of the signs, from left to right."""
+    """Replaces the ± in a node, from left to right, by the signs in `signs`."""
     if not isinstance(node, nodes.PlusMinus):
         return with_parts(node, lambda part: _with_signs(part, signs))
     left = _with_signs(node.left, signs)

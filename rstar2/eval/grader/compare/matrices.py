@@ -1,4 +1,4 @@
-"""Tables of expressions for matrices, vectors, and their products, sums and multiples."""
+"""Computes matrices, vectors, and their products, sums and multiples as tables of expressions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rstar2.eval.grader.parse.nodes import Brackets, Matrix, Node, Number, Power
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_TERMS = 2000
-"""Maximum number of terms in one cell of a product."""
+"""Maximum number of terms in one cell of a product of matrices."""
 Table = tuple[tuple[Node, ...], ...]
 """The rows of a matrix."""
 
@@ -24,7 +24,7 @@ def has_matrix(node: Node) -> bool:
 def table_of(node: Node) -> Table | None:
     """Returns the table of an expression, or None for a scalar.
 
-    Raises NoValue if the sizes of matrices do not fit, or if cells would be too large.
+    Raises NoValue if the sizes of matrices do not fit together, or if cells would be too large.
     """
     sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
     if not sizes:
@@ -36,7 +36,7 @@ def table_of(node: Node) -> Table | None:
 
 
 def _exponent(node: Node) -> int:
-    """The exponent of a power of matrices; 0 for any other node."""
+    """Returns the exponent if the node is a power of a matrix, and 0 for any other node."""
     match node:
         case Power(base=base, exponent=Number(value=value)) if 1 <= value <= 5 and has_matrix(base):
             return int(value)

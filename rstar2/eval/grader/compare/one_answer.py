@@ -1,9 +1,9 @@
 r"""Reduces a prediction to the one answer that it states.
 
-A model that is rewarded for correct verdicts may write any text, and could learn one that is accepted for many gold
-answers. Therefore a prediction is reduced to one value before it is compared. A chain such as
-`x = \frac{1}{3} \approx 0.333` may hold an exact value and its decimal, and nothing else. All values between equals
-signs have to agree.
+A model that is rewarded for correct verdicts may write any text, and could learn to write a text that is accepted for
+many gold answers. Therefore a prediction is reduced to one value before it is compared. A chain such as
+`x = \frac{1}{3} \approx 0.333` may contain an exact value and its decimal approximation, and no other value. All values
+that equals signs join have to agree.
 
 Some signs have two readings: 30° is 30 or π/6, 5 % is 5 or 0.05, and log is natural or decimal. A whole answer such as
 30° may have either meaning. In a calculation such as 1° - 1, the two readings have different values and would be two
@@ -28,7 +28,8 @@ from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100
-"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by one part in this many."""
+"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by at most the exact value divided by
+this number."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
 """The names of calls that have two readings."""
@@ -39,9 +40,10 @@ _STRUCTURE = (
 
 
 def one_answer(pred: Node, same: Same) -> list[Node]:
-    """Returns the prediction with one value in place of each chain: with the exact values, then with the rounded ones.
+    """Returns the prediction in up to two forms, with each chain reduced to one value.
 
-    The rounded form is left out if it equals the exact form. Raises NoValue if the prediction offers several answers.
+    The first form has the exact values, and the second form has the rounded values. The second form is left out if it
+    equals the first. Raises NoValue if the prediction offers several answers.
     """
     parts = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
     chains = [part.operators for part in parts if isinstance(part, nodes.Relation)]
@@ -64,7 +66,7 @@ def _with_one_value(node: Node, same: Same, rounded: bool) -> Node:
 
 
 def _reduced(chain: nodes.Relation, same: Same, rounded: bool) -> Node:
-    """A chain of = and ≈ as one equation, or as one value if no side of it is a name."""
+    """Reduces a chain of = and ≈ to one equation, or to one value if no side of the chain is a name."""
     has_constant = any(map(_is_constant, chain.sides))
     groups = [
         [side for side in group if _is_constant(side) or not (has_constant or is_name(side))]
@@ -99,7 +101,8 @@ def _is_constant(node: Node) -> bool:
 
 
 def _common_value(values: list[Node], same: Same) -> Node:
-    """The last of several values that equals signs join. Raises NoValue if another value differs and is not working."""
+    """Returns the last of several values that equals signs join. Raises NoValue if another of the values differs from
+    the last value. Calculations such as 5 + 5 + 1 and values with letters are not compared with the last value."""
     last = values[-1]
     for value in values[:-1]:
         # The values before a residue are congruent to it, not equal.
@@ -120,9 +123,9 @@ def _is_working(node: Node) -> bool:
 
 
 def _options(exact: Node, other: Node) -> list[Node]:
-    """The values that may be the answer in `exact ≈ other`.
+    """Returns the values that an answer `exact ≈ other` may mean.
 
-    Raises NoValue if the values `exact` and `other` are not close to each other.
+    Raises NoValue if `exact` and `other` are not close to each other.
     """
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
@@ -142,9 +145,9 @@ def _options(exact: Node, other: Node) -> list[Node]:
 
 
 def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
-    """The pairs of corresponding numbers in two values.
+    """Returns pairs of corresponding numbers in two values.
 
-    A sign that only one value has is applied to the other value.
+    If only one value has a percent or degree sign, the other value is converted to percent or degrees.
     """
     match one, other:
         case (nodes.PlusMinus(left=a, right=b), nodes.PlusMinus(left=c, right=d)):
@@ -169,7 +172,7 @@ def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
 
 
 def _is_rounding(exact: Node, other: Node) -> bool:
-    """Whether the other value is a decimal that rounds or truncates the first value."""
+    """Whether `other` is a decimal to which `exact` is rounded or truncated."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
     last_places = abs(_difference(exact, other)) * 10**other.places
@@ -178,7 +181,7 @@ def _is_rounding(exact: Node, other: Node) -> bool:
 
 
 def _is_integer_near(exact: Node, other: Node) -> bool:
-    """Whether the other value is an integer that rounds the first value."""
+    """Whether `other` is an integer to which `exact` is rounded."""
     is_integer = isinstance(other, nodes.Number) and other.value.denominator == 1
     return is_integer and bool(abs(_difference(exact, other)) * 2 <= 1)
 
@@ -196,7 +199,8 @@ def _may_be_integer(node: Node) -> bool:
 
 
 def _in_one_reading(node: Node) -> Node:
-    """The expression with the usual reading of its signs. Signs stay if both readings may be meant."""
+    """Returns the expression with its signs in their usual reading. Signs are left as they are if both readings may be
+    meant."""
     used = functions(node)
     several = len(used & _DOUBLE) > 1
     if "degree" in used and (several or _degrees(node) not in {0, 1}):
@@ -210,15 +214,15 @@ def _in_one_reading(node: Node) -> Node:
 
 
 def _without_signs(node: Node, *, plain: bool = False) -> Node:
-    """The number that a percentage or an angle denotes: 5 % as 5/100.
+    """Returns the number that a percentage or an angle denotes, such as 5/100 for 5 %.
 
-    With `plain`, returns the number before the sign, such as 5 for 5 %.
+    If `plain`, returns the number before the sign instead, such as 5 for 5 %.
     """
     return _replaced(_replaced(node, "percent", plain=plain), "degree", plain=plain)
 
 
 def _converted_to(sign: str, node: Node) -> Node:
-    """The number in percent or in degrees."""
+    """Converts a number to percent or to degrees."""
     node = _without_signs(node)
     if sign == "percent":
         return nodes.Product((node, number(100)))
@@ -229,7 +233,7 @@ def as_share(node: Node) -> Node:
     """Returns the answer with percentages as hundredths, except percentages that are integers between 0 and 100.
 
     The answer to "how many percent" may be 45 or 45 %, so 45 % stays. 120 % and 0.5 % become 1.2 and 0.005. The
-    function is for gold answers without a percent sign.
+    function is used only if the gold answer has no percent sign.
     """
     if "percent" not in functions(node):
         return node
@@ -256,7 +260,8 @@ def _is_percentage(node: Node) -> bool:
 
 
 def _degrees(node: Node) -> int | None:
-    """The power of the degree sign in an expression. None if the terms of the expression have different powers."""
+    """Returns the power to which degrees occur in an expression: 1 in 30°, and 2 in a product of two angles in degrees.
+    Returns None if the power cannot be determined, for example because the terms have different powers."""
     if "degree" not in functions(node):
         return 0
     match node:
@@ -285,7 +290,7 @@ def _common(terms: tuple[Node, ...]) -> int | None:
 
 
 def _replaced(node: Node, sign: str, *, plain: bool) -> Node:
-    """The expression with a sign replaced by the factor that it denotes or, with `plain`, dropped."""
+    """Replaces a sign in an expression by the factor that the sign denotes. If `plain`, the sign is dropped instead."""
     if sign not in functions(node) or (plain and isinstance(node, Call) and node.name in ANGLES):
         return node
     node = with_parts(node, lambda part: _replaced(part, sign, plain=plain))
@@ -305,17 +310,18 @@ def _renamed(node: Node, name: str) -> Node:
 
 
 def _is_safe_in_logs(node: Node) -> bool:
-    """Whether an expression cannot be one integer with natural logarithms and another one with decimal logarithms.
+    """Whether an expression cannot have two different integers as values, one with natural logarithms and one with
+    decimal logarithms.
 
     The expression is safe if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and
-    pi. Expressions with e, log(-1), floors or roots of sums may distinguish ln 10 from 1, so that such expressions are
-    1 in one reading and 7 in the other.
+    pi. Expressions with e, log(-1), floors or roots of sums are not safe: such an expression can be 1 with natural
+    logarithms and 7 with decimal logarithms.
     """
     return all(map(_is_algebraic, walk(node))) and _is_rational_in_logs(node)
 
 
 def _is_algebraic(part: Node) -> bool:
-    """Whether a part may be in an algebraic expression of logarithms and pi."""
+    """Whether a part may occur in an algebraic expression of logarithms and pi."""
     match part:
         case Call(name="log", args=(arg,)):
             return _is_positive(arg)
@@ -337,7 +343,8 @@ def _is_positive(arg: Node) -> bool:
 
 
 def _is_monomial(node: Node) -> bool:
-    """Whether logarithms are only multiplied, so that the sign is the same in both readings."""
+    """Whether an expression has no sums with logarithms. The expression then has the same sign with natural and with
+    decimal logarithms."""
     sums = nodes.Sum | nodes.PlusMinus
     return not any(isinstance(part, sums) and "log" in functions(part) for part in walk(node))
 

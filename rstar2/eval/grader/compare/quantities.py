@@ -11,9 +11,9 @@ from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
-    """Whether two quantities are the same, or a quantity and a number.
+    """Whether two quantities are equal, or a quantity and a number.
 
-    Raises NoValue if it cannot be decided whether the two are the same.
+    Raises NoValue if it cannot be decided whether the two are equal.
     """
     a, b = _with_letter_unit(a), _with_letter_unit(b)
     if any(isinstance(node, nodes.Quantity) and node.unit.lower() in units.HALF_DAYS for node in (a, b)):
@@ -52,9 +52,9 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """A number with letters that are units as a quantity: 5m, 5m/s, 5 m s^{-1}, 9pm.
+    """Returns a number with letters that are units, such as 5m, 5m/s, 5 m s^{-1} or 9pm, as a quantity.
 
-    Any other node is returned as it is.
+    Any other node is returned unchanged.
     """
     match node:
         case nodes.Product(
@@ -70,7 +70,7 @@ def _with_letter_unit(node: Node) -> Node:
 
 
 def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
-    """The factors of a product or quotient that are not letters of units, and the units with their powers."""
+    """Returns the factors of a product or quotient that are not letters of units, and the units with their powers."""
     match node:
         case nodes.Product(factors=factors):
             parts = [_unit_letters(factor, sign) for factor in factors]
@@ -91,8 +91,8 @@ def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
 def _may_hold_units(values: list[Node], same: Same) -> bool:
     """Whether letters of two values may be units.
 
-    The letters may be units if some letters are units, as in 60 k m / h, or if the numbers without the letters are the
-    same.
+    The letters may be units if at least one of them is a unit, as m is in 60 k m / h, or if the numbers without the
+    letters are equal.
     """
     split = [_unit_letters(value, 1) for value in values]
     numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in split]
@@ -102,7 +102,7 @@ def _may_hold_units(values: list[Node], same: Same) -> bool:
 
 
 def _time_of_day(node: Node, is_clock: bool) -> Node:
-    """A time in the 12-hour clock: 15:30 as 3:30 pm. If `is_clock`, 3 pm becomes 3:00 pm."""
+    """Converts a time to the 12-hour clock: 15:30 becomes 3:30 pm. If `is_clock`, 3 pm becomes 3:00 pm."""
     match node:
         case nodes.Quantity(value=nodes.Number() as hour, unit=unit) if is_clock:
             return nodes.Quantity(nodes.Ratio((hour, number(0)), True), unit)
@@ -114,10 +114,10 @@ def _time_of_day(node: Node, is_clock: bool) -> Node:
 
 
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
-    """Whether two ratios or times of day are the same. A number counts as its ratio to 1.
+    """Whether two ratios or times of day are the same. A number counts as the ratio of the number to 1.
 
-    Raises NoValue if a time and a ratio are equal as ratios, since 12:16 may be meant as 3:4. Raises NoValue also for
-    `3 to 4` and a number, since the words may mean a range or odds.
+    Raises NoValue if a time and a ratio are equal as ratios, since 12:16 may be meant as 3:4. Also raises NoValue if a
+    ratio in words such as `3 to 4` is compared with a number, since the words may mean a range or odds.
     """
     if any(isinstance(node, nodes.Ratio) and node.worded for node in (a, b)) and type(a) is not type(b):
         raise NoValue("a ratio in words against a number")
@@ -138,7 +138,7 @@ def same_ratios(a: Node, b: Node, same: Same) -> bool:
 
 
 def has_congruence(*answers: Node) -> bool:
-    """Whether an answer has a class of congruent numbers, as in x = 2 (mod 5), rather than a remainder."""
+    """Whether an answer contains a class of congruent numbers, as in x = 2 (mod 5), rather than a remainder."""
     return any(
         isinstance(part, nodes.Residue) and not part.is_remainder for node in answers for part in walk(node)
     )
@@ -154,9 +154,9 @@ def are_parts_of_a_sum(node: Node) -> bool:
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
-    """Whether two residues are the same, or a residue and a number.
+    """Whether two residues are equal, or a residue and a number.
 
-    Raises NoValue if it cannot be decided whether the two are the same.
+    Raises NoValue if it cannot be decided whether the two are equal.
     """
     if isinstance(a, nodes.Residue) and isinstance(b, nodes.Residue):
         if not same(a.modulus, b.modulus):

@@ -17,8 +17,9 @@ _MIRRORED = {">": "<", ">=": "<="}
 def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """Whether two equations are equivalent.
 
-    Two equations certainly differ if one name has two values, or if one value has two names. Any other equations that
-    differ in form may still be equivalent, and NoValue is raised.
+    Two solved equations certainly differ if they have the same name and different values, or if their values are
+    constants and their names or values differ. NoValue is raised for any other equations that differ in form, because
+    they may still be equivalent.
     """
     if same_relations(a, b, same):
         return True
@@ -35,7 +36,7 @@ def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """Whether two relations have the same form, or one is a multiple of the other.
 
-    Relations to which neither applies need not differ.
+    If the result is False, the relations may still be equivalent.
     """
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if name is not None and other is not None:
@@ -64,7 +65,7 @@ def _same_names(a: Node, b: Node, same: Same) -> bool:
 
 
 def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two congruences are the same. Raises NoValue if the congruences are not residues of one name.
+    """Whether two congruences are the same. Raises NoValue if the congruences do not give residues of the same name.
 
     Congruences are not compared as equations: x = 2 (mod 5) is not x = 2, and dividing a congruence may change its
     modulus.
@@ -95,7 +96,7 @@ def _same_form(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 
 
 def _ascending(node: nodes.Relation) -> nodes.Relation:
-    """The relation with its larger side on the right, if the relation is an inequality."""
+    """Returns an inequality with its larger side on the right. Any other relation is returned unchanged."""
     if set(node.operators) <= _MIRRORED.keys():
         return nodes.Relation(
             node.sides[::-1], tuple(_MIRRORED[operator] for operator in node.operators[::-1])
@@ -118,10 +119,10 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
 
 
 def _as_fraction(node: Node) -> tuple[Node, Node]:
-    """An expression as a numerator and a denominator. Denominators without letters stay in the numerator.
+    """Returns an expression as a numerator and a denominator. Denominators without letters stay in the numerator.
 
-    A curve such as y/x = 2 is compared by its numerator only. The curve and its numerator differ only at points where
-    the curve is not defined.
+    The equation of a curve, such as y/x = 2, is compared without its denominator. The change affects the curve only at
+    points where the equation is not defined.
     """
     match node:
         case nodes.Quotient(over=over, under=under) if variables(under):

@@ -1,8 +1,8 @@
-r"""Parses an answer: from text to plain nodes that cannot run.
+r"""Parses the text of an answer into nodes, which are plain data and cannot be executed.
 
 `reader` prepares the text (`normalize`, `phrasing`, `conditions`, `tokens`) and parses it by the grammar below. The
-parser is recursive descent, and its rules are the methods of five classes, each in a file of its own. In the grammar,
-quoted signs, commands and words are tokens. A text outside the grammar becomes a node of words.
+parser uses recursive descent. The rules of the grammar are the methods of five classes, and each class has its own
+file. In the grammar, quoted signs, commands and words are tokens. A text outside the grammar becomes a node of words.
 
     answer.py
       answer     = listing END

@@ -1,6 +1,6 @@
-"""A whole answer: lists, relations, labels and named points.
+"""Reads a whole answer: lists, relations, labels and named points.
 
-The rules `answer` to `operator` of the grammar in `rstar2.eval.grader.parse`.
+This file has the rules `answer` to `operator` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)
 
 
 class Answer(Side):
-    """Reads a whole answer from its tokens. `nouns` are plurals that numbers may count, beside the built-in ones."""
+    """Reads a whole answer from its tokens. `nouns` are plural nouns that numbers may count, in addition to the
+    built-in nouns."""
 
     def __init__(self, tokens: list[Token], nouns: Set[str] = frozenset()) -> None:
         super().__init__(TokenStream(tokens), nouns)
@@ -38,7 +39,7 @@ class Answer(Side):
     def read(self) -> Node:
         """Returns the answer as one node.
 
-        Raises ParseError if the answer is outside the grammar, even in its last token.
+        Raises ParseError if the answer is outside the grammar, even if only its last token is.
         """
         node = self._listing()
         if self._labels_read == 1:
@@ -119,7 +120,8 @@ class Answer(Side):
         return None
 
     def _label(self) -> str:
-        """The words before a colon in lower case, as in Minimum: 1; empty if the answer has no label."""
+        """Returns the label before a colon in lower case, such as `minimum` for Minimum: 1, or an empty text if there
+        is no label."""
         if not self._tokens.next.is_words:
             return ""
         length = 1
@@ -134,7 +136,7 @@ class Answer(Side):
             return ""
         label = " ".join(words).lower()
         if _NO_LABEL.search(label) or DENIAL.search(label):
-            raise ParseError(f"{label!r} announces or denies the answer, so it is not part of it")
+            raise ParseError(f"{label!r} announces or denies the answer, so it is not a part of the answer")
         self._tokens.place += length + 1
         return label
 
@@ -159,9 +161,9 @@ class Answer(Side):
         return nodes.Relation((label, point), ("=",)) if point is not None else None
 
     def _coordinates_at(self, start: int) -> list[Token] | None:
-        """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer.
+        """Returns the tokens of the tuple that opens `start` tokens ahead, if a part of the answer ends with the tuple.
 
-        None if no such tuple opens there.
+        Returns None if no such tuple opens there.
         """
         tokens = self._tokens
         if tokens.peek(start).text != "(":
@@ -183,7 +185,8 @@ class Answer(Side):
 
 
 def _exclusions(items: list[Node]) -> tuple[Node, ...] | None:
-    r"""The values in a list such as x \neq 1, 3, each as a separate relation. None if the list is not of this form."""
+    r"""Returns a separate relation for each value in a list such as x \neq 1, 3, or None if the list is not of this
+    form."""
     match items[0]:
         case nodes.Relation(sides=(name, _), operators=("!=",)) if is_unknown(name):
             values = items[1:]

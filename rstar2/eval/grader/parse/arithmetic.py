@@ -1,6 +1,6 @@
 """Sums, products, powers and indices: the operators of an expression and their precedence.
 
-The rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
+This file has the rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_COMMANDS = _NAMED.union(
     {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"},
     (*vocabulary.DOTS, *vocabulary.DECORATIONS, *vocabulary.PAIRED),
 )
-"""Commands that a factor may begin with."""
+"""Commands with which a factor may begin."""
 _DEGREE = frozenset({"circ", "degree"})
 
 
@@ -35,18 +35,18 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _operand(self) -> Node:
-        """An operand of the operators: a number, a name, a function or a group."""
+        """Reads an operand, to which operators apply: a number, a name, a function or a group."""
 
     @abstractmethod
     def _listing(self) -> Node:
-        """One answer, or several answers separated by commas and the like.
+        """Reads one answer, or several answers that are separated by commas and the like.
 
-        The content of braces is read by this rule too.
+        This rule also reads the content of braces.
         """
 
     @abstractmethod
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
-        """Expressions separated by commas or semicolons, up to the token that closes them, which is taken too."""
+        """Reads expressions that commas or semicolons separate, and the token that closes them."""
 
     # --- sums ---
 
@@ -106,7 +106,8 @@ class Arithmetic(ABC):
         return negative(self._factor()) if negated else self._factor()
 
     def _side_by_side(self, left: Node) -> Node:
-        """The product of `left` and the factor after it, or the mixed number that `left` and the factor make."""
+        """Returns the product of `left` and the factor after it, or the mixed number that `left` and the factor
+        form."""
         tokens = self._tokens
         after_digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
         is_whole = (
@@ -257,7 +258,8 @@ class Arithmetic(ABC):
         return (last if last.text != "}" else self._tokens.peek(-2)).text in _DEGREE
 
     def _with_index(self, base: Node) -> Node:
-        """The base with the index after the base. An index is the base of a numeral, or else part of a name."""
+        """Reads the index after `base`. After a number, the index is the base of the numeral. After a name, the index
+        becomes part of the name."""
         self._tokens.expect("sign", "_")
         if isinstance(base, nodes.Number):
             return based(str(base.value), self._numeral_base())
@@ -282,7 +284,7 @@ class Arithmetic(ABC):
     def _argument(self, whole_number: bool = False) -> Node:
         """The argument of a command: a group in braces, or the next operand.
 
-        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. With
+        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX. If
         `whole_number`, all digits of the number are taken.
         """
         tokens = self._tokens
@@ -310,7 +312,8 @@ def is_unit_word(token: Token) -> bool:
 
 
 def is_upright_function(tokens: TokenStream) -> bool:
-    """Whether the next token is a function in `\\text{}` or the like. `min` means minutes if no argument follows."""
+    """Whether the next token is a function inside `\\text{}` or a similar command. `min` means minutes if no argument
+    follows."""
     token = tokens.next
     is_minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
     return token.kind == "text" and token.text in vocabulary.FUNCTIONS and not is_minutes

@@ -1,6 +1,6 @@
 """Sets, tuples, intervals, vectors and sums of money.
 
-The rule `collection` of the grammar in `rstar2.eval.grader.parse`.
+This file has the rule `collection` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Collection(Expression):
     def __init__(self, tokens: TokenStream) -> None:
         super().__init__(tokens)
         self._currency = ""
-        """The currency whose sign or code came before the value that is being read; empty if that value had no
-        currency."""
+        """The currency whose sign or code came before the value that is being read. Empty if no sign or code came
+        before it."""
 
     @abstractmethod
     def _relation(self) -> Node:
-        """One answer of a list, or one member of a collection."""
+        """Reads one answer of a list, or one member of a collection."""
 
     def _collection(self) -> Node | None:
         tokens, token = self._tokens, self._tokens.next
@@ -50,7 +50,8 @@ class Collection(Expression):
         return None
 
     def _amount_after_sign(self) -> Node:
-        """The number after a currency sign. The currency itself is noted for the rule that reads the whole side."""
+        """Reads the number after a currency sign. The currency is stored in `_currency`, for the rule that reads the
+        whole side."""
         currency = CURRENCY_SIGNS[self._tokens.peek(-1).text]
         amount = self._factor()
         if self._currency not in {"", currency}:
@@ -86,7 +87,7 @@ class Collection(Expression):
         return nodes.Brackets("[", "]", (item,)) if is_row else item
 
     def _refuse_list_arithmetic(self, token_before: Token) -> None:
-        """Raises ParseError for [0] * 10, [0][0] and other arithmetic of programs on a list of one member."""
+        """Raises ParseError if a list of one member is used as in a program, for example in [0] * 10 or [0][0]."""
         if token_before.text in {"*", "**", "+", "]"} or self._tokens.next.text in {"*", "**", "+", "[", "("}:
             raise ParseError("a list in a calculation")
 
@@ -127,10 +128,10 @@ class Collection(Expression):
         return node
 
     def _set_builder(self) -> Node | None:
-        r"""The condition of a set such as { x \in S | condition }, which stands for the set.
+        r"""Reads a set such as { x \in S | condition }, and returns its condition, which stands for the set.
 
-        None if no such set comes next. The letters of the condition carry the name of S, as in `Symbol.numbers`. Raises
-        ConditionError if S selects only some of the numbers that satisfy the condition.
+        Returns None if no such set comes next. In the condition, `numbers` of the symbol x names the elements of S.
+        Raises ConditionError if S selects only some of the numbers that satisfy the condition.
         """
         start, name = self._tokens.place, self._tokens.take()
         has_domain = self._tokens.accept("command", "in")

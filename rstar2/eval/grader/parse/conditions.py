@@ -1,4 +1,5 @@
-r"""Conditions after an answer that say which numbers its letters are: `, k \in \mathbb{Z}`, `for all real x`.
+r"""Conditions after an answer that say for what kind of numbers its letters stand: `, k \in \mathbb{Z}`,
+`for all real x`.
 
 A condition is split off only if all of it is understood. A condition that is not understood stays in the text, and the
 grammar reads or rejects the condition.
@@ -12,10 +13,10 @@ from dataclasses import dataclass, replace
 from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, Symbol, walk, with_parts
 
 _CHARS = 200
-"""Conditions are searched for in this many characters at the end of an answer."""
+"""A condition is searched for only in this many characters at the end of an answer."""
 _HINT = re.compile(r"\\in(?![A-Za-z])|\\forall|\bfor\b|integer|number|\breals?\b")
-"""Signs and words of which every condition contains at least one. In most answers, which contain
-no such sign or word, no condition is searched for."""
+"""Every condition contains at least one of these signs and words. Most answers contain none of the signs and words, and
+are not searched for a condition."""
 _START = re.compile(
     r"[,;(]|\\(?:text\w*|mbox|mathrm)\s*\{|\b(?:where|for|with|such that)\b|\\forall(?![A-Za-z])"
 )
@@ -49,19 +50,20 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A statement that letters are numbers of one kind."""
+    """A statement that letters stand for numbers of one kind."""
 
     letters: tuple[str, ...]
-    """The letters; empty for all letters of the answer."""
+    """The letters that the condition describes. Empty if the condition describes all letters of the answer."""
     numbers: str
-    """The kind, as in `Symbol.numbers`; empty if the condition only says that the answer holds for all values."""
+    """The kind of numbers, as in `Symbol.numbers`. Empty if the condition only says that the answer holds for all
+    values."""
     is_quantified: bool
     """Whether the condition says `for all`. A condition with `for all` may name letters that are not in the answer."""
 
     def fits(self, node: Node) -> bool:
         """Whether the condition describes letters of the answer.
 
-        In `x = 1, y \\in \\mathbb{R}`, the condition is part of the answer.
+        In `x = 1, y \\in \\mathbb{R}`, the condition does not describe x, and is therefore a part of the answer.
         """
         names = {part.name for part in walk(node) if isinstance(part, Symbol)}
         return self.is_quantified or names.issuperset(self.letters)
@@ -77,7 +79,7 @@ class Condition:
 def split_condition(cleaned: str) -> tuple[str, Condition | None]:
     """Returns a cleaned answer without the condition at its end, and that condition.
 
-    Returns the text as it is, and None, if no condition at its end is understood.
+    Returns the unchanged text and None if no condition at its end is understood.
     """
     begin = max(0, len(cleaned) - _CHARS)
     if _HINT.search(cleaned, begin) is None:
@@ -103,14 +105,16 @@ def _condition(match: re.Match[str]) -> Condition:
 
 
 def set_name(text: str) -> str:
-    """Returns the name of the elements of a set, such as `integer` for Z, or the text of a set without a name."""
+    """Returns the name of the elements of a set, such as `integer` for Z. If the elements have no name, returns the
+    text of the set."""
     plain = re.sub(r"[ ^_]", "", text).replace(r"\geq", ">=").replace(r"\ge", ">=")
     plain = plain.replace(r"\gt", ">").replace(r"\lt", "<")
     return _NAMES.get(plain, plain)
 
 
 def _kind_name(words: str) -> str:
-    """The words for a kind of numbers in the singular, such as `nonnegative integer`; `real` for real numbers."""
+    """Returns the name of a kind of numbers in the singular, such as `nonnegative integer`. The name of real numbers is
+    `real`."""
     name = words.replace("non-", "non")
     if "real" in name:
         return name.partition("real")[0] + "real"

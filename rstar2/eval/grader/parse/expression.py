@@ -1,6 +1,6 @@
 """Operands of an expression: numbers, names, groups, functions, roots, series and matrices.
 
-The rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
+This file has the rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Expression(Arithmetic):
         return nodes.Call("root", (under, index))
 
     def _function(self, name: str) -> Node:
-        """A function whose name was read, with its index, exponent and arguments."""
+        """Reads the index, the exponent and the arguments of the function `name`."""
         exponent: Node | None = None
         base: Node | None = None
         if self._tokens.accept("sign", "_"):
@@ -282,7 +282,7 @@ class Expression(Arithmetic):
 
 
 def _integrand(body: Node) -> tuple[Node, str] | None:
-    """f and the name x if the body of an integral is f dx. None if the body does not have this form."""
+    """Returns f and the name x if the body of an integral is f dx. Returns None if the body does not have this form."""
     match body:
         case nodes.Product(factors=(*rest, nodes.Symbol(name="d"), nodes.Symbol(name=variable))):
             if not rest:

@@ -1,4 +1,4 @@
-"""Nodes: a parsed answer as plain values, which cannot run."""
+"""Nodes, which represent a parsed answer as plain data that cannot be executed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ class Matrix(Node):
 
 @dataclass(frozen=True, slots=True)
 class Brackets(Node):
-    """(a, b), [a, b) or <a, b>: a tuple, a list or an interval. The comparison decides which of the three is meant."""
+    """(a, b), [a, b) or <a, b>: a tuple, a list or an interval. The code that compares answers decides whether a tuple,
+    a list or an interval is meant."""
 
     opening: str
     closing: str
@@ -169,7 +170,7 @@ class Based(Node):
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Node):
-    """a : b : c, or a time of day."""
+    """A ratio such as a : b : c, or a time of day."""
 
     parts: tuple[Node, ...]
     clock: bool
@@ -189,7 +190,7 @@ class Residue(Node):
 
 @dataclass(frozen=True, slots=True)
 class Quantity(Node):
-    """A value with a unit, in the words of the answer."""
+    """A value with a unit. The unit is written as in the answer."""
 
     value: Node
     unit: str
@@ -222,14 +223,14 @@ def is_unknown(node: Node) -> bool:
 
 
 def renamed(node: AnyNode, names: Mapping[str, str]) -> AnyNode:
-    """Returns the node with symbols renamed, all at once."""
+    """Returns the node with symbols renamed. All symbols are renamed at the same time."""
     if isinstance(node, Symbol):
         return replace(node, name=names.get(node.name, node.name))
     return with_parts(node, lambda part: renamed(part, names))
 
 
 def replaced(node: AnyNode, parts: Mapping[Node, Node]) -> AnyNode:
-    """Returns the node with parts below it replaced, all at once."""
+    """Returns the node with parts below it replaced. All parts are replaced at the same time."""
     return with_parts(node, lambda part: parts[part] if part in parts else replaced(part, parts))
 
 

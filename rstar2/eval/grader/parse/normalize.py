@@ -63,7 +63,8 @@ _PADDING = ' \t\r\n\v\f"`*'
 
 
 def clean(text: str) -> str:
-    """Returns the answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
+    """Returns the answer with Unicode signs as LaTeX commands, and without delimiters, spacing and commands for
+    sizes."""
     # Most answers contain few of these signs, and a search for a character costs less than one for a pattern.
     cleaned = text if text.isascii() else as_commands(text)
     cleaned = _ABOUT.sub(r"\\sim ", cleaned.replace("+/-", r"\pm "))
@@ -122,11 +123,12 @@ _SHORT_ANSWER = re.compile(
     r"|no (?:it|they|he|she|we|you|there|thi|that) (?:(?:is|are|do|doe|can|will|has|have) not"
     r"|(?:is|are|do|does|wo|has|have|ca)n't|cannot)"
 )
-"""`Yes` or `no` and a clause that only repeats the `yes` or `no`."""
+"""`Yes` or `no`, followed by a clause that only repeats this word, as in `no it is not`."""
 
 
 def key(text: str) -> str:
-    """Returns a text without spacing, sizes and delimiters. Two texts with the same key are the same answer."""
+    """Returns a text without spacing, delimiters and commands for sizes. Two texts with the same key are the same
+    answer."""
     plain = re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
     return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)
@@ -137,10 +139,12 @@ _MARKS = frozenset("()!'")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Returns the words of an answer in text: in lower case and the singular, without commands and articles.
+    """Returns the words of an answer that is text. The words are in lower case and in the singular, without commands
+    and articles.
 
     Punctuation is dropped. Brackets, factorials and primes count as words if the text also has numbers, other signs or
-    single letters, as in (k!) cm. If the braces do not match, the answer was cut off, and the first word is a brace.
+    single letters, as in (k!) cm. If the braces do not match, the answer was cut off, and a brace is added as the first
+    word.
     """
     plain = re.sub(
         r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*|\\[,;:! ]|\\q?quad", " ", clean(text)
@@ -177,7 +181,7 @@ def _without_ends(text: str) -> str:
 
 
 def _without_outer_groups(text: str) -> str:
-    """The text with a single pair of parentheses in place of several pairs around the whole text: ((x)) as (x)."""
+    """Replaces several pairs of parentheses around the whole text by one pair: ((x)) becomes (x)."""
     layers = next((i for i, sign in enumerate(text) if sign != "("), 0)
     if layers < 2 or not text.endswith("))"):
         return text

@@ -12,7 +12,7 @@ import re
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 MAX_COMMANDS = 60
-"""The number of commands to rewrite above which a text is left as it is."""
+"""A text with more commands to rewrite than this number is left unchanged."""
 _NAMES = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "vert": "|",
     "colon": ":", "surd": r"\sqrt", "sfrac": r"\frac", "xfrac": r"\frac", "flatfrac": r"\frac",
@@ -39,14 +39,15 @@ _CONTENT = {
     "mathop": (1, 0), "mathord": (1, 0), "mathrel": (1, 0),
     "mathbin": (1, 0), "mathinner": (1, 0), "mathclap": (1, 0), "strong": (1, 0), "vcenter": (1, 0), "num": (1, 0),
 }  # fmt: skip
-"""Commands that display one of their arguments: the number of arguments, and the index of the displayed one."""
+"""Commands that display one of their arguments: the number of arguments, and the index of the argument that is
+displayed."""
 _DROPPED = {
     "phantom": 1, "hphantom": 1, "vphantom": 1, "hspace": 1, "vspace": 1, "label": 1, "tag": 1, "mspace": 1,
     "color": 1, "rule": 2,
 }  # fmt: skip
 """Commands that display none of their arguments, and the number of arguments."""
 _BRACES = {"underbrace": "_", "overbrace": "^", "underbracket": "_", "overbracket": "^"}
-"""Braces with a label, and the sign before the label."""
+"""Commands for braces with a label, and the sign that comes before the label."""
 _QUANTITIES, _UNITS = frozenset({"SI", "qty"}), frozenset({"si", "unit"})
 _TABLES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix"})
 _WITH_ARGUMENTS = {*_CONTENT, *_DROPPED, *_BRACES, *_QUANTITIES, *_UNITS, *_TABLES, "ang", "set", "Set"}
@@ -93,7 +94,8 @@ _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
 _UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
 _COUNTING_LETTER = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
 _END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
-"""The end of a combination: what follows is not part of the combination. C_4^2 C_2^1 are two combinations."""
+"""Matches after a combination, if the next text is not a further part of the combination. For example, C_4^2 C_2^1 are
+two combinations."""
 _SCRIPTS_BEFORE_LETTER = re.compile(
     rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_COUNTING_LETTER}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
@@ -137,7 +139,8 @@ _SYSTEM = re.compile(
 
 
 def rewritten(text: str) -> str:
-    """Returns the text without decoration, and with commands of packages and plain TeX as commands of the grammar."""
+    """Returns the text without decoration. Commands of packages and of plain TeX are rewritten into commands of the
+    grammar."""
     text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
     text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
     text = re.sub(r"\\(circ|degree|pi)\s*\{\s*\}", r"\\\1 ", text)
@@ -155,7 +158,8 @@ def rewritten(text: str) -> str:
 
 
 def with_scripts(text: str) -> str:
-    """Returns the text with degrees, slanted fractions and combinations that use ^ and _ as commands."""
+    """Returns the text with commands in place of degrees, slanted fractions and combinations that are written with ^
+    and _."""
     if "^" in text:
         text = _SLANTED.sub(lambda match: _fraction(match[1] or match[2], match[3] or match[4]), text)
     if "_" in text:
@@ -167,7 +171,8 @@ def with_scripts(text: str) -> str:
 
 
 def with_combinations(text: str) -> str:
-    """Returns the text with C(5,2), P(5,2) and 5C2 as formulas. A pair that cannot count anything stays a point."""
+    """Returns the text with C(5,2), P(5,2) and 5C2 as formulas. A pair of numbers that cannot belong to a combination
+    stays a point."""
     if "C" in text or "P" in text or "comb" in text or "perm" in text or "binomial" in text:
         text = _BETWEEN_NUMBERS.sub(
             _combination_in_parentheses, _APPLIED.sub(_combination_in_parentheses, text)
@@ -176,9 +181,9 @@ def with_combinations(text: str) -> str:
 
 
 def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
-    """The text that replaces a command with its arguments, and the end of the arguments.
+    """Returns the text that replaces a command and its arguments, and the index after the arguments.
 
-    None if the arguments do not fit the command.
+    Returns None if the arguments do not fit the command.
     """
     if name in _NAMES:
         return _NAMES[name], end + 2 * text.startswith("{}", end)
@@ -220,9 +225,9 @@ def _displayed(name: str, arguments: list[str]) -> str:
 
 
 def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int] | None:
-    """The content of a brace without its label, and the place after brace and label.
+    """Returns the content of a brace without its label, and the index after the brace and its label.
 
-    None if the label may be part of the answer.
+    Returns None if the label may be part of the answer.
     """
     sign = re.compile(rf"\s*\{_BRACES[name]}\s*").match(text, end)
     if sign is None:
@@ -251,7 +256,8 @@ def _unit(macros: str) -> str:
 
 
 def _as_cases(match: re.Match[str]) -> str:
-    """The rows of an environment that holds equations, as a list. Any other environment stays as it is."""
+    """Returns the rows of an environment that contains equations, separated by commas. Any other environment is
+    returned unchanged."""
     rows = [row.strip(" \n,") for row in match[2].split(r"\\")]
     rows = [row for row in rows if row]
     if not rows or not all(map(_EQUATION.fullmatch, rows)):
@@ -260,9 +266,9 @@ def _as_cases(match: re.Match[str]) -> str:
 
 
 def braced(text: str, start: int) -> tuple[str, int] | None:
-    """Returns the content of the braces that open at `start` or after spaces there, and the place after them.
+    """Returns the content of the braces that open at `start`, and the index after the braces.
 
-    Returns None if no braces open there, or if the braces are not closed.
+    Spaces before the braces are skipped. Returns None if no braces open there, or if the braces are not closed.
     """
     while start < len(text) and text[start].isspace():
         start += 1
@@ -291,7 +297,8 @@ def _fraction(over: str, under: str) -> str:
 
 
 def _combination(letter: str, top: str, bottom: str) -> str:
-    """The number of ways to choose `bottom` things out of `top`, or to arrange them if the letter is P or A."""
+    """Returns the formula for the number of ways to choose `bottom` things out of `top` things, or to choose and order
+    them if the letter is P or A."""
     if letter in {"C", "nCr", "comb", "binomial"}:
         return rf"\binom{{{top}}}{{{bottom}}}"
     return rf"\frac{{({top})!}}{{({top}-({bottom}))!}}"
@@ -317,14 +324,16 @@ def _combination_after_letter(match: re.Match[str]) -> str:
 
 
 def _combination_out_of_n(match: re.Match[str]) -> str:
-    """The formula for C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k stay, as A_n^2 and P_n^k may be powers or polynomials."""
+    """The formula for C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k are returned unchanged, because they may be powers or
+    polynomials."""
     letter, bottom = match["upright"] or match["letter"], (match["a"] or match["b"]).strip("{ }")
     is_count = letter == "C" or (letter == "A" and bottom.isalpha())
     return _combination(letter, "n", bottom) if is_count else match.group()
 
 
 def _combination_in_parentheses(match: re.Match[str]) -> str:
-    """The formula for C(5,2) and 5C2. P(5,2) = 1/4 stays: P may be a probability or a polynomial."""
+    """The formula for C(5,2) and 5C2. P(5,2) = 1/4 is returned unchanged, because P may be a probability or a
+    polynomial."""
     letter, after = match["upright"] or match["letter"], match.string[match.end() :].lstrip()
     if letter == "P" and after.startswith("="):
         return match.group()
@@ -332,9 +341,8 @@ def _combination_in_parentheses(match: re.Match[str]) -> str:
 
 
 def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
-    """The formula for a combination if its numbers fit, or for a combination of letters after C.
-
-    Any other text is returned as it is.
+    """Returns the formula for a combination if its numbers fit, or if the combination has letters and begins with C.
+    Any other text is returned unchanged.
     """
     letter = match["upright"] or match["letter"]
     if top.isdecimal() and bottom.isdecimal():

@@ -121,7 +121,8 @@ _PLURALS = name_set("""
     """)
 """Nouns that are counted, in the plural. Some, such as `asparagus`, have no other form."""
 _WITHOUT_SINGULAR = frozenset({"quarters", "roots", "people", "children", "men", "women"})
-"""Plurals whose singular is a different word, or changes a number, as in `1 quarter`."""
+"""Plurals that are not accepted in the singular, because the singular is a different word or changes the number, as in
+`1 quarter`."""
 _IRREGULAR = name_set(
     "person child man woman vertex matrix die mouse tooth goose leaf loaf knife shelf wolf half-hour index radius axis"
 )
@@ -190,7 +191,7 @@ def is_counted(words: list[str], nouns: Set[str], *, one: bool) -> bool:
 
     Args:
         words: The words after the number, at least one.
-        nouns: Nouns that may be counted, beside the built-in ones.
+        nouns: Nouns that may be counted, in addition to the built-in nouns.
         one: Whether the number is at most one, so that its noun may be in the singular.
     """
     if words[-1:] == ["graders"] and words[-2:-1] and words[-2] in ORDINAL_WORDS:

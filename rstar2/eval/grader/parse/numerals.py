@@ -9,7 +9,8 @@ from rstar2.eval.grader.parse.tokens import ParseError
 from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, TENS
 
 MAX_DIGITS = 4000
-"""A little less than the 4,300 digits above which Python refuses to convert between integers and text."""
+"""Maximum number of digits, a little below 4,300. Python refuses to convert between integers and text if there are more
+than 4,300 digits."""
 
 
 def numeral(text: str) -> Node:
@@ -61,10 +62,11 @@ _MAX_WORDS = 24
 
 
 def in_words(text: str) -> tuple[Fraction, str] | None:
-    """Returns the number at the beginning of a text, as in `twenty-five apples`, and the other words.
+    """Returns the number in words at the beginning of a text, as in `twenty-five apples`, and the words after the
+    number.
 
     `three quarters`, `two and a half` and `minus seven` are also read as numbers. A single ordinal such as `third` is
-    not. Returns None if the text does not begin with a number in words.
+    not read as a number. Returns None if the text does not begin with a number in words.
     """
     words = text.lower().replace("-", " ").split()
     sign = -1 if words[:1] in (["minus"], ["negative"]) else 1

@@ -70,7 +70,7 @@ _DECIMAL = re.compile(r"-?\d*\.\d+(?=(?:\.\.\.|\\[lc]?dots)?$)")
 _REPEATING = re.compile(r"-?\d*\.\d*\\overline\s*\{?\d+\}?")
 _OTHER_SIGN = re.compile(r".*(?:\d|\})\s*(?:\\?%|\^\s*\{?\s*\\(?:circ|degree)\s*\}?)")
 _EXACT = re.compile(r"/|\\(?:frac|sqrt|pi|ln|log|binom)(?![A-Za-z])|\^|\\?%")
-"""Signs of an exact value, which a decimal beside it may round."""
+"""Signs that occur in an exact value. A decimal beside an exact value may be the rounded value."""
 _IN_WORDS = re.compile(rf"(?:{_TEXT})?([A-Za-z][A-Za-z\s-]*?)\s*\}}?")
 
 
@@ -86,7 +86,8 @@ class Aside:
 
 
 def rephrased(cleaned: str) -> str:
-    """Returns the answer without words that only name the kind of the answer, and other known phrases as formulas."""
+    """Returns the answer without words that only name the kind of the answer, and with other known phrases as
+    formulas."""
     text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
@@ -117,9 +118,9 @@ def rephrased(cleaned: str) -> str:
 
 
 def spelled_out(text: str) -> str | None:
-    """Returns a number in words, and the noun that it counts, in digits.
+    """Rewrites a number in words, such as `five apples`, with digits.
 
-    Returns None if the text is not a number in words, alone or with a noun.
+    A noun after the number is kept. Returns None if the text is not a number in words, with or without a noun.
     """
     words = _IN_WORDS.fullmatch(text)
     number = in_words(words[1]) if words else None
@@ -134,9 +135,10 @@ def split_aside(text: str) -> Aside | str | None:
     """Splits off a remark in parentheses after a value.
 
     Returns an `Aside` if the remark restates the value, the text without the parentheses if the parentheses hold a
-    unit, and None otherwise. A number in parentheses may be a factor. A number in parentheses restates the value only
-    if a word such as `or` or a sign such as = begins the remark, or if there is a space before the remark and the
-    number is the decimal of a fraction or a root, a percentage, an angle, or a number in words.
+    unit, and None otherwise. A number in parentheses may be a factor. The remark restates the value if a word such as
+    `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The remark also
+    restates the value if there is a space before the remark, and if value and remark have different forms. For example,
+    one of them may be a percentage, an angle, or the decimal of a fraction or a root.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:
@@ -168,6 +170,7 @@ def _is_in_words(text: str) -> bool:
 
 
 def _is_typed_unit(text: str) -> bool:
-    """Whether all words after a number are units, and one cannot be a product of variables: g/cm^3, but not m/s."""
+    """Whether all words after a number are units, and at least one of them cannot be a product of variables: g/cm^3,
+    but not m/s."""
     words = _LETTERS.findall(text)
     return all(measure(word) is not None for word in words) and any(map(is_unit, words))

@@ -18,7 +18,7 @@ from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, t
 from rstar2.eval.grader.parse.vocabulary import ANOTHER_VALUE, DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
-"""The length in characters above which an answer is not parsed."""
+"""An answer with more characters than this is not parsed."""
 
 _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightarrow", "longrightarrow"}
 _LETTERED_NUMERAL = re.compile(
@@ -58,7 +58,8 @@ def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
 
     Args:
         text: An answer in LaTeX, plain text or Python-like mathematics.
-        nouns: Plurals that numbers may count, beside the built-in ones; usually the plurals of the gold answer.
+        nouns: Plural nouns that numbers may count, in addition to the built-in nouns: usually the plurals of the gold
+            answer.
     """
     # A number of a list does not begin with a zero, so the comma in 1,000 groups digits.
     is_ambiguous = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)
@@ -101,7 +102,7 @@ def _read(text: str, thousands: bool, nouns: Set[str]) -> Node:
 
 
 def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
-    """The equation `it = value` for the value at the end of an equation whose left side is outside the grammar.
+    """Returns the equation `it = value` for the value at the end of an equation whose left side is outside the grammar.
 
     The result is None if the left side denies the value, is a calculation or names something else.
     """
@@ -131,7 +132,7 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
     Args:
         text: The answer.
         thousands: Whether 1,234 outside brackets is one number.
-        nouns: Plurals that numbers may count, beside the built-in ones.
+        nouns: Plural nouns that numbers may count, in addition to the built-in nouns.
 
     Raises:
         ParseError: If the text is outside the grammar, too long or too deeply nested.
@@ -153,9 +154,9 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
 
 
 def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
-    """A value and the remark that restates the value, as an equation.
+    """Returns an equation between a value and the remark that restates the value.
 
-    None if the value or the remark is not a single value.
+    Returns None if the value or the remark is not a single value.
     """
     try:
         value, other = (_parsed(side, thousands, nouns) for side in (aside.value, aside.other))
@@ -196,7 +197,7 @@ def _without_suffix(match: re.Match[str]) -> str:
 
 
 def _unions(tokens: list[Token]) -> list[Token]:
-    """The tokens with a letter U between two brackets read as a union sign."""
+    """Returns the tokens with a union sign in place of each letter U between two brackets."""
     joined = list(tokens)
     for i in range(1, len(tokens) - 1):
         if (

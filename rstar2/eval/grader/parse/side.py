@@ -1,6 +1,6 @@
 """One side of a relation: an expression with its name, currency, modulus, ratio or unit.
 
-The rules `side` to `measure` of the grammar in `rstar2.eval.grader.parse`.
+This file has the rules `side` to `measure` of the grammar in `rstar2.eval.grader.parse`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ _QUANTIFIER = re.compile(
 _NUMBER_KINDS = frozenset(
     {"integer", "integers", "number", "numbers", "real", "reals", "odd", "even", "prime", "primes"}
 )
-"""Words that, after an expression with letters, describe the letters rather than name a unit."""
+"""Words that describe letters. After an expression with letters, such a word is not a unit."""
 _DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
 
 
 class Side(Collection):
-    """Reads one side of a relation. `nouns` are plurals that numbers may count, beside the built-in ones."""
+    """Reads one side of a relation. `nouns` are plural nouns that numbers may count, in addition to the built-in
+    nouns."""
 
     def __init__(self, tokens: TokenStream, nouns: Set[str]) -> None:
         super().__init__(tokens)
@@ -91,7 +92,7 @@ class Side(Collection):
     def _named_side(self) -> Node | None:
         r"""A word before an equals sign, as in \text{Area} = 5, or a function being defined, as in y(x) = 5.
 
-        The result is None if no such word or function comes next. The equals sign is not taken.
+        The result is None if no such word or function comes next. The equals sign stays in the token stream.
         """
         tokens, word = self._tokens, self._tokens.next.text
         if not tokens.next.is_words:
@@ -112,7 +113,8 @@ class Side(Collection):
     # --- money ---
 
     def _currency_code(self) -> str:
-        """The currency of a code such as USD before an amount; empty if no such code comes next."""
+        """Returns the currency for which a code such as USD before an amount stands, or an empty text if no such code
+        comes next."""
         code, amount = self._tokens.next, self._tokens.peek()
         is_amount = amount.kind == "number" or (amount.kind == "command" and amount.text in CURRENCY_SIGNS)
         if not (code.is_words and code.text.rstrip(".") in CURRENCY_CODES and is_amount):
@@ -120,9 +122,10 @@ class Side(Collection):
         return CURRENCY_CODES[self._tokens.take().text.rstrip(".")]
 
     def _take_currency(self) -> str:
-        """The currency of the value just read, whose sign or code came before the value or comes next.
+        """Returns the currency of the value that was just read.
 
-        Empty if the value has no currency.
+        The currency's sign or code came before the value, or comes next. Returns an empty text if the value has no
+        currency.
         """
         before, self._currency = self._currency, ""
         after = ""
@@ -210,7 +213,8 @@ class Side(Collection):
         return nodes.Quantity(value, unit)
 
     def _refuse_quantifier(self) -> None:
-        """Raises ConditionError at `for all x > 0` and other quantifiers, which restrict an answer."""
+        """Raises ConditionError if a quantifier such as `for all x > 0` comes next, because quantifiers restrict an
+        answer."""
         if not self._tokens.next.is_words:
             return
         if _QUANTIFIER.match(" ".join(self._tokens.peek(ahead).text for ahead in range(3))):
@@ -305,7 +309,8 @@ class Side(Collection):
 def sum_of_quantities(items: list[Node]) -> Node | None:
     """Quantities such as 5 feet and 3 inches as one quantity, in the first unit.
 
-    The units have to measure the same, and to get smaller. Returns None for any other list.
+    All units have to measure the same kind of quantity, and each unit has to be smaller than the unit before it.
+    Returns None for any other list.
     """
     sizes = list[Fraction]()
     terms = list[Node]()
@@ -323,7 +328,8 @@ def sum_of_quantities(items: list[Node]) -> Node | None:
 
 
 def _sign_in_words(unit: str) -> tuple[str, str]:
-    """The name of the sign and the other words, if words after a number begin with `percent` or `degrees`.
+    """Returns the name of the sign and the remaining words if the words after a number begin with `percent` or
+    `degrees`.
 
     Both strings are empty if the words begin with anything else.
     """
@@ -337,7 +343,8 @@ def _sign_in_words(unit: str) -> tuple[str, str]:
 
 
 def _refuse_words_about_letters(value: Node, unit: str) -> None:
-    """Raises ParseError if words after a value without a number, or about its letters, are not a unit of the value."""
+    """Raises ParseError if the words after a value cannot be its unit: the value has no number, or the words are about
+    its letters."""
     if not any(isinstance(part, nodes.Number) for part in walk(value)):
         raise ParseError("a unit without a number")
     letters = {part.name for part in walk(value) if isinstance(part, nodes.Symbol) and is_unknown(part)}
@@ -362,7 +369,7 @@ def _has_degrees(node: Node) -> bool:
 
 
 def _without_degrees(node: Node) -> Node:
-    """A temperature without its degree signs, which would be read as angles."""
+    """Returns a temperature without degree signs, because degree signs would be read as angles."""
     node = with_parts(node, _without_degrees)
     match node:
         case nodes.Call(name="degree", args=(value,)):

@@ -1,4 +1,4 @@
-"""Tokens of a cleaned answer: the tokenizer, and a stream that the parser reads them from."""
+"""Tokens of a cleaned answer: the tokenizer, and the stream from which the parser reads tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rstar2.eval.grader.parse.units import measure
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
 MAX_TOKENS = 1500
-"""The number of tokens above which an answer is not parsed. The longest real answers have about two hundred."""
+"""An answer with more tokens than this is not parsed. The longest real answers have about two hundred tokens."""
 MAX_DEPTH = 40
-"""The nesting depth above which an answer is not parsed."""
+"""An answer that is nested more deeply than this is not parsed."""
 
 
 class ParseError(Exception):
@@ -54,12 +54,12 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlLNJVWAKT")
-"""Letters that are units if the letters are upright and follow a number."""
+"""Letters that are units if they are upright and follow a number."""
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
 _MAX_UNIT_TOKENS = 30
-"""The number of tokens above which a unit is not recognised."""
+"""A unit with more tokens than this is not recognised."""
 _UNIT_SIGNS = frozenset("/^*-{}()123456")
 
 
@@ -130,7 +130,7 @@ def _group(text: str, start: int) -> tuple[str, int]:
 
 
 def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
-    """The tokens of the content of \\text{...} and the like.
+    """Returns the tokens of the content of a command such as \\text{...}.
 
     Words inside the command stay a single token; other content is mathematics.
     """
@@ -178,16 +178,16 @@ class TokenStream:
 
     @property
     def next(self) -> Token:
-        """The next token, which is not taken; `END` after the last token."""
+        """Returns the next token without taking it. Returns `END` after the last token."""
         return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """The token `ahead` places after the next one, which is not taken. A negative `ahead` looks back."""
+        """Returns the token `ahead` places after the next token, without taking it. A negative `ahead` looks back."""
         index = self.place + ahead
         return self._tokens[index] if index < len(self._tokens) else END
 
     def take(self) -> Token:
-        """Returns the next token and moves past the token."""
+        """Returns the next token, and moves to the token after it."""
         token = self.next
         self.place += token is not END
         return token
@@ -227,11 +227,11 @@ class TokenStream:
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
     def deeper(self) -> Self:
-        """Context manager: the block reads one level deeper. Raises ParseError beyond MAX_DEPTH levels."""
+        """Context manager for a block that reads one level deeper. Raises ParseError beyond MAX_DEPTH levels."""
         return self.enclosed(self.inside_bars)
 
     def enclosed(self, bars: bool = False) -> Self:
-        """Context manager: the block reads the inside of brackets or, with `bars`, of an absolute value.
+        """Context manager for a block that reads the inside of brackets or, if `bars`, the inside of an absolute value.
 
         A | inside brackets does not close an absolute value outside of the brackets. Raises ParseError beyond MAX_DEPTH
         levels.

@@ -1,4 +1,4 @@
-"""Units: which words are units, and whether two units measure the same."""
+"""Decides which words are units, and whether two units measure the same kind of quantity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rstar2.eval.grader.parse.nouns import is_counted
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
-"""The size of a unit in basic units, and the powers of the basic units in it, sorted by name."""
+"""The size of a unit in basic units, and the basic units that the unit contains, each with its power. The basic units
+are sorted by name."""
 
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
@@ -48,7 +49,8 @@ _SIZES = {
     "decibel": {"db decibel": "1"},
     **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "teaspoon", "tablespoon")},
 }  # fmt: skip
-"""For each basic unit: the words for its multiples, and the size of the multiple in the basic unit."""
+"""For each basic unit: the words for units that are multiples of it, and the size of each such unit in the basic
+unit."""
 _PRODUCTS: dict[str, dict[str, int]] = {
     "litre": {"metre": 3}, "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
     "joule": {"gram": 1, "metre": 2, "second": -2},
@@ -74,7 +76,7 @@ _SYMBOLS = {
     "Pa": "pascal", "Hz": "hertz", "eV": "electronvolt", "mol": "mole", "Wb": "weber", "N": "newton", "J": "joule",
     "V": "volt", "W": "watt", "A": "ampere", "T": "tesla", "F": "farad", "H": "henry",
 }  # fmt: skip
-"""Symbols that take prefixes. The case of a symbol matters: mW is not MW."""
+"""Symbols that may have a prefix. The case of a prefix matters: mW is not MW."""
 _PER_SECOND = re.compile(r"\bms(?= \^-)")
 """ms before a negative power, as in ms^{-1}, which always means m/s."""
 _MEGA = re.compile(r"\bM(?=(?:[mgAlL]|eV)\b)")
@@ -96,17 +98,17 @@ CURRENCY_SIGNS = {
     "yen": "yensign",
     "textrupee": "rupee",
 }
-"""Commands for currency signs, and the unit that each stands for."""
+"""Commands for currency signs, each with the unit for which it stands."""
 CURRENCY_CODES = {
     "USD": "dollar", "US": "dollar", "EUR": "euro", "GBP": "sterling", "JPY": "yen", "CNY": "yuan", "RMB": "yuan",
     "INR": "rupee", "Rs": "rupee",
 }  # fmt: skip
-"""Currency codes before an amount, and the unit that each stands for."""
+"""Currency codes before an amount, each with the unit for which it stands."""
 _OTHER_NAMES = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
 }
-"""Names of a currency that may also denote another unit."""
+"""Names of a currency in addition to its usual name. Such a name may also denote another unit."""
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip
@@ -143,7 +145,7 @@ def is_unit(word: str) -> bool:
 def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
     """Whether words after a number say only what the number measures or counts.
 
-    `nouns` and `one` are as in `nouns.is_counted`.
+    `nouns` and `one` mean the same as in `nouns.is_counted`.
     """
     if measure(words) is not None or no_unit(words) or words.lower() in DEGREES | PERCENTS | SCALES.keys():
         return True
@@ -155,13 +157,13 @@ def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
 
 
 def no_unit(text: str) -> bool:
-    """Whether the words only say `units`, without saying which."""
+    """Whether the words only say `units`, without naming a unit."""
     return _SIZE_WORDS.sub("", text.lower()) in {"unit", "units"}
 
 
 @lru_cache(maxsize=1024)
 def measure(text: str) -> Measure | None:
-    """Returns the size and the powers of a unit such as `cm^2`, `miles per hour` or `square feet`.
+    """Returns the size of a unit such as `cm^2`, `miles per hour` or `square feet`, and the powers of its basic units.
 
     Returns None if a word in the text is not a known unit.
     """
@@ -191,18 +193,20 @@ def measure(text: str) -> Measure | None:
 
 
 def same_words(one: str, other: str) -> bool:
-    """Whether two units are the same words. Plurals are ignored, and case is ignored except in a prefix."""
+    """Whether two units are written with the same words. Plurals are ignored, and case is ignored except in a
+    prefix."""
     left, right = (" ".join(map(_singular, _with_prefixes(unit).lower().split())) for unit in (one, other))
     return left == right or right in _OTHER_NAMES.get(left, ()) or left in _OTHER_NAMES.get(right, ())
 
 
 def _with_prefixes(text: str) -> str:
-    """A unit with its prefixes as words: MW as megawatt."""
+    """Returns a unit with its prefixes written as words, such as megawatt for MW."""
     return _MEGA.sub("mega", _PREFIXED.sub(lambda unit: _PREFIXES[unit[1]] + _SYMBOLS[unit[2]], text))
 
 
 def _in_lower_case(text: str) -> str:
-    """A unit in words that lower case does not change: symbols, prefixes and speeds are written out."""
+    """Returns a unit in lower case. Symbols, prefixes and speeds are first written out as words, because lower case
+    would change the meaning of their letters."""
     lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], _with_prefixes(text)).lower()
     lowered = _POINT.sub("", _PER_SECOND.sub("m s", lowered))
     for short, (over, under) in _SPEEDS.items():

@@ -6,7 +6,7 @@ import re
 
 
 def name_set(names: str) -> frozenset[str]:
-    """The words of a text, which are separated by spaces."""
+    """Splits a text at its spaces into a set of words."""
     return frozenset(names.split())
 
 
@@ -27,17 +27,17 @@ RENAMED = {"lg": "log10", "asin": "arcsin", "acos": "arccos", "atan": "arctan", 
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 
 UNKNOWN_FUNCTIONS = name_set("f g h F G H P Q phi varphi Gamma")
-"""Letters that, before a parenthesis, are functions rather than factors."""
+"""Letters that are functions, rather than factors, if a parenthesis follows them."""
 
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
-"""Names of constants that have more than one letter, and the name of the node of each constant."""
+"""Names of constants that have more than one letter, mapped to the name of the constant's node."""
 
 LETTERS = name_set("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
     angle triangle parallel star aleph nabla partial
 """)
-"""Commands, or typed words, that represent one letter."""
+"""Commands and typed words that stand for one letter."""
 
 GREEK = name_set("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi
@@ -60,7 +60,7 @@ MATRICES = name_set("""
 NOT_NAMES = name_set(
     "end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom"
 )
-"""Commands that need an argument or a partner, so these commands are not names by themselves."""
+"""Commands that need an argument or a matching command, and are therefore not names by themselves."""
 
 COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | name_set("""
     cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
@@ -69,14 +69,14 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | n
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top euro pounds yen textrupee
 """)
-"""All commands that the grammar reads. A command that is not listed may be a listed command with a letter joined to
-it."""
+"""All commands that the grammar reads. A command that is not listed may be a listed command and a letter that are
+written together, such as \\cotx."""
 
 SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
     oct nov dec red bob sam tom jim joe ann amy
 """)
-"""Words of up to three letters that, as a whole answer, are words and not products of variables."""
+"""Words of up to three letters that are words, and not products of variables, if they are the whole answer."""
 
 JOINING_WORDS = frozenset(
     {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
@@ -88,14 +88,14 @@ DENIAL = re.compile(
     r"(?:\}[^)\]]*|[$:]*(?:\b[A-Za-z])?[\s$:]*)$",
     re.IGNORECASE,
 )
-"""The end of a text before an equals sign or a colon that denies the value after the sign."""
+"""Words before an equals sign or a colon that deny the value after the sign."""
 
 OF_ANOTHER = re.compile(
     r"(?:the )?(?:twice|double|triple|half|third|quarter|reciprocal|inverse|negative|opposite|minus|square (?:of|root)"
     r"|cube (?:of|root))\b",
     re.IGNORECASE,
 )
-"""The beginning of a name whose value is calculated from the quantity named after it, as in `twice the area`."""
+"""The beginning of a name such as `twice the area`, whose value is calculated from another quantity."""
 
 ANOTHER_VALUE = re.compile(
     r"\b(?:(?:not|wrong|incorrect|false)(?: the| my| our| an?)? (?:answer|result|solution|value)"
@@ -119,4 +119,4 @@ ORDINAL_WORDS = _numbered(1, """
 TENS = dict(zip(
     ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), range(20, 100, 10), strict=True,
 ))  # fmt: skip
-"""Multiples of ten in words. A digit may follow, as in `twenty-five`."""
+"""Multiples of ten in words. A digit in words may follow, as in `twenty-five`."""

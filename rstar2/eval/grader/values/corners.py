@@ -18,19 +18,20 @@ from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, mpmath_c
 from rstar2.eval.grader.values.letters import variables
 
 _MAX_ARGUMENTS, _MAX_CORNERS = 12, 12
-"""Maximum number of expressions whose zeros are corners, and of corners for each letter."""
+"""Maximum number of expressions whose zeros are used as corners, and maximum number of corners for each letter."""
 _STEPS = 12
-"""The number of steps of the secant method. One step is enough for a linear expression."""
+"""Maximum number of steps of the secant method. One step is enough for a linear expression."""
 _STARTS = ((-7, -5), (1, 2), (11, 17))
 """Pairs of values at which the secant method starts."""
 _FAR = 10**9
-"""Zeros beyond this size are ignored."""
+"""Zeros whose absolute value is at least this large are ignored."""
 
 
 def points_between_corners(
     random: Random, a: Node, b: Node, point: Mapping[str, Fraction]
 ) -> Iterator[dict[str, Fraction]]:
-    """Yields points that differ from `point` in one letter: one point per gap between corners of two expressions."""
+    """Yields points that differ from `point` in the value of one letter. The corners of two expressions divide the
+    values of a letter into ranges, and each range gets one point."""
     arguments = [
         value
         for node in (a, b)
@@ -56,7 +57,7 @@ def points_between_corners(
 
 
 def _corner_arguments(part: Node) -> list[Node]:
-    """The expressions at whose zeros a part changes to another formula."""
+    """Returns the expressions at whose zeros a part of an expression changes from one formula to another."""
     match part:
         case Call(name="abs" | "norm" | "sgn", args=(inner,)):
             return [inner]
@@ -71,7 +72,8 @@ def _corner_arguments(part: Node) -> list[Node]:
 
 
 def _zero(value: Node, name: str, point: Mapping[str, Fraction], start: tuple[int, int]) -> Fraction | None:
-    """A zero of an expression as a function of one letter, to a millionth. None if the secant method finds no zero."""
+    """Returns the value of a letter, to a millionth, at which an expression is zero. Returns None if the secant method
+    finds no such value."""
     low, high = map(Fraction, start)
     with contextlib.suppress(NoValue, OverflowError):
         bottom, top = (_real(value, {**point, name: place}) for place in (low, high))

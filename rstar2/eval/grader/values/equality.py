@@ -1,8 +1,8 @@
 """Decides whether two expressions are equal, as numbers or as functions of their letters.
 
 Numbers are compared by their digits (`numbers`). Expressions with letters are compared at random points, which cannot
-be predicted without the secret of the run (`points`). For quotients of polynomials, the comparison proves equality up
-to an error below 10^-12 (`rational`).
+be predicted without the secret of the run (`points`). For quotients of polynomials, the comparison proves equality with
+a probability of error below 10^-12 (`rational`).
 """
 
 from __future__ import annotations
@@ -67,24 +67,26 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""The digits of the first ratios of two equations. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3
-would count as equal."""
+"""The number of digits to which the first ratios between two equations are computed. With 40 digits, the lines y =
+10^40 x + √2 and y = 10^40 x + √3 would count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
-"""The number of points at which expressions have to agree: smooth expressions, and expressions with corners, jumps or
-divisors."""
+"""The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
+second to expressions with corners, jumps or divisors."""
 MANY_POINTS = 500
-"""The number of points at which expressions with corners, jumps or divisors are compared while `affords_large_values`.
-Most points are cheap, and some expressions differ at only one point in a hundred."""
+"""The number of points at which expressions with corners, jumps or divisors are compared, as long as
+`affords_large_values` is true. Most points take little work, and some expressions differ at only one point in a
+hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
-"""The least number of points at which both expressions must have a value: smooth expressions, and expressions with
-corners, jumps or divisors."""
+"""Minimum number of points at which both expressions must have a value. The first number applies to smooth expressions,
+and the second to expressions with corners, jumps or divisors."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
-"""Limits of the points that are tried: `FIRST_TRIES`, and `TRIES_PER_POINT` more for each point of agreement."""
+"""Maximum number of points that are tried: `FIRST_TRIES`, plus `TRIES_PER_POINT` for each point at which the
+expressions agree."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
-"""The number of points, for each point of agreement, at which only one of the expressions may have a value. The second
-number applies if only integers are compared. The third number applies if one expression is piecewise or a letter is an
-integer, and the other expression is undefined: e^(ln(x - 3)) has values only if it equals |x - 3|, and 2n/(1 + (-1)^n)
-only if it equals (-1)^n n."""
+"""For each point at which two expressions agree: the number of further points at which only one of them may have a
+value. The second number applies if only integers are compared. The third number applies to points at which one
+expression is undefined, if an expression is piecewise or a letter is an integer. The third number is small because, for
+example, e^(ln(x - 3)) has values only where it equals |x - 3|, and 2n/(1 + (-1)^n) only where it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +94,30 @@ class Identity:
     """The evidence that two expressions are equal."""
 
     points: tuple[Point, ...]
-    """The points at which the expressions agree: one empty point for numbers, and no point if the expressions have the
-    same form."""
+    """The points at which the expressions agree. For numbers, this is one empty point. For expressions of the same
+    form, there is no point."""
     degree: bool = False
-    """Whether a degree sign was read as π/180, rather than dropped."""
+    """Whether a degree sign was read as π/180. If False, the degree sign was dropped."""
     percent: bool = False
-    """Whether a percent sign was read as 1/100, rather than dropped."""
+    """Whether a percent sign was read as 1/100. If False, the percent sign was dropped."""
     natural_log: bool = True
-    """Whether `log` without a base was read as ln, rather than log10."""
+    """Whether `log` without a base was read as ln. If False, `log` was read as log10."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """The numbers of points that a comparison needs, and of points at which only one expression may have a value."""
+    """How many points a comparison needs, and at how many points only one of the expressions may have a value."""
 
     needed: int
-    """The number of points of agreement that are needed."""
+    """The number of points at which the expressions have to agree."""
     most: int
-    """The number of points up to which further points are compared while the budget has work left for further
-    points."""
+    """While the budget has work left, points are compared until the expressions agree at this many points."""
     undefined: float
-    """The number of points, for each point of agreement, at which one of the expressions may be undefined."""
+    """For each point at which the expressions agree: the number of further points at which only one of them may be
+    undefined."""
     beyond: float
-    """The number of points, for each point of agreement, at which one expression may be too large or a `NotACount`."""
+    """For each point at which the expressions agree: the number of further points at which only one of them may be too
+    large or a `NotACount`."""
 
 
 def equal(a: Node, b: Node) -> bool:
@@ -156,7 +159,8 @@ def identity(a: Node, b: Node) -> Identity | None:
 
 
 def _same_visible_parts(a: Node, b: Node) -> bool:
-    """Whether sums or products with dots, such as 1 + 2 + … + n, have equal parts in the same or the reverse order.
+    """Whether two sums or products with dots, such as 1 + 2 + … + n, have equal parts, in the same order or in reverse
+    order.
 
     Raises NoValue if the visible parts are not equal, because the parts that the dots leave out are not known.
     """
@@ -177,9 +181,10 @@ def _unknown_names(node: Node) -> set[str]:
 
 
 def proportional(a: Node, b: Node) -> Fraction | None:
-    """Returns the sign (1 or -1) of c if a = c·b as functions, for some real number c other than 0.
+    """Returns the sign (1 or -1) of the factor c if two functions are proportional: a = c·b for a real number c other
+    than 0.
 
-    Returns None if no such c exists. Raises NoValue if it cannot be verified whether such a c exists.
+    Returns None if there is no such factor c. Raises NoValue if it cannot be verified whether there is such a factor.
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
@@ -191,7 +196,8 @@ def proportional(a: Node, b: Node) -> Fraction | None:
 
 
 def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> Fraction | None:
-    """`proportional` for quotients of polynomials, whose ratio has to be the same at all points."""
+    """Computes `proportional` for quotients of polynomials. The ratio of the two quotients has to be the same at all
+    points."""
     ratios: list[Fraction] = []
     source = rational_points(point_source(a, b, "ratio"), names, rational.bits)
     for point in islice(source, (rational.points + 1) * TRIES_PER_POINT):
@@ -211,7 +217,8 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
-    """`proportional` for other expressions, under the conditions for the equality of such expressions."""
+    """Computes `proportional` for expressions that are not quotients of polynomials. Points are chosen and counted in
+    the same way as when the equality of such expressions is tested."""
     context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
     whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
     needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
@@ -264,7 +271,7 @@ def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
 
 
 def _same_ratio(one: Value, other: Value, context: Any) -> bool:
-    """Whether two ratios are equal, exactly or, if a ratio is inexact, to three quarters of the digits in use."""
+    """Whether two ratios are equal. If a ratio is inexact, three quarters of the digits in use have to be equal."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     first, second = (
@@ -277,7 +284,8 @@ def _same_ratio(one: Value, other: Value, context: Any) -> bool:
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
-    """The ways to read degree signs, percent signs and logarithms without a base, as settings without a point."""
+    """Yields one setting for each way to read degree signs, percent signs and logarithms without a base. The settings
+    do not contain a point yet."""
     either, both = functions(a) | functions(b), functions(a) & functions(b)
     degrees = [False, True] if "degree" in either else [False]
     percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
@@ -287,7 +295,8 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 
 
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Point, ...] | None:
-    """The points at which two expressions agree in one reading. None if the expressions differ at a point."""
+    """Returns the points at which two expressions agree in one reading of their signs. Returns None if the expressions
+    differ at a point."""
     if not names:
         return ({},) if agree(a, b, setting) else None
     rational = plan(a, b)
@@ -312,7 +321,8 @@ def _rounded(a: Node, b: Node) -> bool:
 def _identical_fractions(
     a: Node, b: Node, names: list[str], rational: Plan, setting: Setting
 ) -> tuple[Point, ...] | None:
-    """`_identical` for quotients of polynomials, with an error below `rational.ERROR`."""
+    """Computes `_identical` for quotients of polynomials. The probability of a wrong result is below
+    `rational.ERROR`."""
     if any(Symbol("pi") in set(walk(node)) for node in (a, b)):
         names = [*names, "pi"]
     if any(Symbol("e") in set(walk(node)) for node in (a, b)):
@@ -338,10 +348,10 @@ def _identical_fractions(
 def _at_whole_points(
     a: Node, b: Node, names: list[str], whole: set[str], setting: Setting
 ) -> tuple[Point, ...] | None:
-    """`_identical` for expressions in which some letters are integers.
+    """Computes `_identical` for expressions in which some letters are integers.
 
-    The expressions have to agree at fractions too, unless an expression behaves differently there, as (-1)^n does. If
-    the expressions have no values at integers, only fractions are compared.
+    The expressions have to agree at fractions too, unless one of them behaves differently at fractions, as (-1)^n does.
+    If the expressions have no values at integers, only fractions are compared.
     """
     source = whole_points(point_source(a, b, "whole"), a, b, names, whole)
     edged = has_steps(a, b) or has_kinks(a, b)
@@ -371,7 +381,8 @@ def _at_whole_points(
 
 
 def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
-    """Whether a series or binomial coefficient is zero at all points, such as that of 9000 out of a small n."""
+    """Whether a node has a series or a binomial coefficient that is zero at all points. An example is the number of
+    ways to choose 9000 of n things, which is zero for small n."""
     candidates = [
         part
         for part in dict.fromkeys(walk(node))
@@ -384,7 +395,8 @@ def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
 
 
 def _is_zero(node: Node, setting: Setting) -> bool:
-    """Whether the value of an expression is zero. False if the expression has no value, like the body of a sum."""
+    """Whether the value of an expression is zero. Returns False if the expression has no value. For example, the body
+    of a sum has no value by itself."""
     try:
         return bool(evaluate(node, setting) == 0)
     except TooMuchWork:
@@ -396,9 +408,9 @@ def _is_zero(node: Node, setting: Setting) -> bool:
 def _at_real_points(
     a: Node, b: Node, names: list[str], positive: set[str], setting: Setting, *, few: bool = False
 ) -> tuple[Point, ...] | None:
-    """`_identical` for real letters, and for letters in Re, Im, arg and |…| that may be complex.
+    """Computes `_identical` for real letters, and for letters in Re, Im, arg and |…|, which may be complex.
 
-    With `few`, only a few points are compared, to confirm the result of other comparisons.
+    If `few`, only a few points are compared, to confirm the result of other comparisons.
     """
     undefined = MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED
     confirming = _Test(LEAST_POINTS, LEAST_POINTS, undefined, MAX_ONE_SIDED)
@@ -431,11 +443,12 @@ def _at_real_points(
 def _points_of_agreement(
     source: Iterable[tuple[Point, bool]], a: Node, b: Node, setting: Setting, test: _Test
 ) -> tuple[Point, ...] | None:
-    """The points at which two expressions have the same value. None if the expressions differ at a point.
+    """Returns the points at which two expressions have the same value. Returns None if the expressions differ at a
+    point.
 
-    `source` yields points, and with each point a flag that says whether only real values count there. Raises NoValue if
-    only one of the expressions has a value at more points than the test allows. Raises SeveralValues if the expressions
-    differ where a power of a negative number has several values.
+    `source` yields pairs of a point and a flag, which says whether only real values count at the point. Raises NoValue
+    if only one of the expressions has a value at more points than the test allows. Raises SeveralValues if the
+    expressions differ at a point at which a power of a negative number has several values.
     """
     points: dict[tuple[Constant, ...], Point] = {}
     undefined = beyond = 0
@@ -474,7 +487,7 @@ def _points_of_agreement(
 
 
 def _reason_for_no_value(node: Node, setting: Setting) -> NoValue | None:
-    """The reason why an expression has no value at a point. None if the expression has a value."""
+    """Returns the reason why an expression has no value at a point, or None if it has a value."""
     try:
         evaluate(node, setting)
     except TooMuchWork:

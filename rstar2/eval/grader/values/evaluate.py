@@ -28,9 +28,9 @@ from rstar2.eval.grader.values.letters import variables
 from rstar2.eval.grader.values.secret import keyed_number
 
 MAX_TERMS = 2000
-"""Maximum number of terms of a sum or product over an index that is computed."""
+"""A sum or product over an index is computed only if it has at most about this many terms."""
 _TERM = 10
-"""The cost of one term of a sum, or of the value of an unknown part, in units of `BUDGET`."""
+"""The cost of computing one term of a sum, or the value of an unknown part, in units of `BUDGET`."""
 _ENDLESS = frozenset({nodes.Symbol("infinity"), nodes.Symbol("none")})
 
 
@@ -40,7 +40,8 @@ def unsolved(node: nodes.Node) -> bool:
 
 
 def is_unsolved(node: nodes.Node) -> bool:
-    """Whether a node itself is a limit, an integral, or a sum or product that is infinite or too long."""
+    """Whether a node, regardless of its parts, is a limit, an integral, or a sum or product that is infinite or too
+    long."""
     match node:
         case nodes.Apply(name=name):
             return name in {"int", "iint", "oint"}
@@ -54,7 +55,8 @@ def is_unsolved(node: nodes.Node) -> bool:
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
     """Returns the value of an expression.
 
-    Raises NoValue if the expression has no value, or no value within the guards.
+    Raises NoValue if the expression has no value, or if its value cannot be computed within the limits of
+    `guarded_numbers`.
     """
     setting.step()
     match node:
@@ -110,7 +112,7 @@ def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value
 
 
 def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
-    """The determinant by elimination. The determinant is exact if the entries are exact."""
+    """Computes the determinant of a matrix by elimination. The determinant is exact if the entries are exact."""
     if not isinstance(matrix, nodes.Matrix) or not len(matrix.rows) == len(matrix.rows[0]) <= 12:
         raise NoValue("a determinant of a matrix that is not square or too large")
     rows = [[evaluate(cell, setting) for cell in row] for row in matrix.rows]
@@ -132,7 +134,8 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
 
 
 def _remembered(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a sum without free letters, computed once per grading: the value is the same at every point."""
+    """Returns the value of a sum without free letters. The value is computed only once while an answer is graded,
+    because it is the same at every point."""
     reading = (setting.degree, setting.percent, setting.real, setting.natural_log, setting.others)
     key = (node, setting.context.dps, reading)
     cache = setting.budget.values
@@ -153,7 +156,8 @@ def _remembered(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _series(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a series: computed term by term if its bounds allow, and otherwise the value of an unknown part."""
+    """Returns the value of a series. If the bounds allow it, the series is computed term by term. Otherwise, the series
+    counts as an unknown part."""
     if is_unsolved(node):
         return _unknown_series(node, setting)
     low, high = integers((evaluate(node.low, setting), evaluate(node.high, setting)))
@@ -170,7 +174,7 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a series that is not computed.
+    """Returns a value for a series that is not computed term by term.
 
     The value depends on the bounds, and on the terms at one positive and one negative index.
     """
@@ -207,7 +211,8 @@ def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
 
 
 def _as_text(value: Value, setting: Setting) -> str:
-    """A value as text, to half of the digits in use. Equal values have equal texts, whether exact or inexact."""
+    """Returns a value as text, to half of the digits in use. Equal values have equal texts, even if one is exact and
+    the other is inexact."""
     digits = setting.context.dps // 2
     if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > 10 ** (digits // 2):
         return f"{value.numerator:x}/{value.denominator:x}"

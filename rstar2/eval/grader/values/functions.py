@@ -19,11 +19,12 @@ from rstar2.eval.grader.values.guarded_numbers import (
 )
 
 MAX_ARGUMENT = 10_000
-"""The largest argument of a factorial or binomial coefficient."""
+"""Maximum argument of a factorial or a binomial coefficient."""
 MAX_DEGREE = 60
-"""The largest lower number of a binomial coefficient that is computed as a polynomial."""
+"""A binomial coefficient is computed as a polynomial only if its lower number is at most this number."""
 MAX_GAMMA_DIGITS = 230
-"""Maximum number of digits to which factorials of fractions are computed. For 1,000 digits, mpmath takes a second."""
+"""Maximum number of digits to which factorials of fractions are computed. For 1,000 digits, mpmath would take a
+second."""
 
 ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 _EXPONENTIAL = frozenset({"exp", "sinh", "cosh", "tanh", "coth", "sech", "csch"})
@@ -33,14 +34,15 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
     "arctan": "atan",
     "arccot": "acot",
 }
-"""Functions of one argument, and their names in mpmath."""
+"""Functions of one argument, each with its name in mpmath."""
 TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
 """Functions of calculus. In an expression with a function of calculus, `log` without a base is the natural
 logarithm."""
 
 
 def call(name: str, values: list[Value], setting: Setting) -> Value:
-    """Returns the value of a function. Raises NoValue if the function is not known, or has no value there."""
+    """Returns the value of a function. Raises NoValue if the function is not known, or has no value at these
+    arguments."""
     if name in _PLAIN and len(values) == 1:
         return _plain(_PLAIN[name], values[0], setting)
     function, arity = _SPECIAL.get(name, (None, None))
@@ -70,7 +72,7 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
 
 
 def _root(setting: Setting, value: Value, index: Value) -> Value:
-    """The real root, if a real root exists. A rational root is exact."""
+    """Returns the real root if there is one. A rational root is exact."""
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
         return setting.power(value, setting.divide(Fraction(1), index))
     order = abs(int(index))
@@ -89,7 +91,7 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
 
 
 def _whole_root(value: int, order: int) -> int | None:
-    """The integer whose power of this order is `value`, or None if no such integer exists."""
+    """Returns the root of `value` of the given order if the root is an integer, otherwise None."""
     if value < 0:
         positive = _whole_root(-value, order) if order % 2 else None
         return None if positive is None else -positive
@@ -124,7 +126,7 @@ def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> 
 
 
 def _double_factorial(setting: Setting, value: Value) -> Value:
-    """n (n - 2) (n - 4) … down to 1 or 2."""
+    """Returns the product n (n - 2) (n - 4) …, whose last factor is 1 or 2."""
     (number,) = integers((value,))
     if number < 0:
         raise NotACount("a factorial of a negative number")
@@ -135,7 +137,8 @@ def _double_factorial(setting: Setting, value: Value) -> Value:
 
 
 def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
-    """The number of subsets if both numbers are integers, or a polynomial in `top` if `bottom` is a small integer."""
+    """Returns a binomial coefficient: the number of subsets if both numbers are integers, or the value of a polynomial
+    in `top` if `bottom` is a small integer."""
     if not (isinstance(top, Fraction) and isinstance(bottom, Fraction)):
         return _gamma(setting, setting.context.binomial, top, bottom)
     if top.denominator == bottom.denominator == 1 and (top < 0 or bottom < 0):
@@ -152,7 +155,8 @@ def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
 
 
 def _floor(setting: Setting, value: Value) -> Fraction:
-    """The floor. An inexact value that differs from an integer only by rounding noise counts as that integer."""
+    """Returns the floor of a value. An inexact value that differs from an integer only by rounding noise counts as this
+    integer."""
     value = setting.as_real(value)
     if isinstance(value, Fraction):
         return Fraction(math.floor(value))
@@ -170,7 +174,7 @@ def _sign(setting: Setting, value: Value) -> Fraction:
 
 
 def _largest(setting: Setting, values: Iterable[Value], sign: int) -> Value:
-    """The maximum of real values or, with sign -1, the minimum. The values may be exact or inexact."""
+    """Returns the maximum of real values, or the minimum if `sign` is -1. The values may be exact or inexact."""
 
     def larger(one: Value, other: Value) -> Value:
         left, right = setting.alike(one, other)
@@ -211,5 +215,5 @@ _SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
     "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
     "sgn": (_sign, 1),
 }
-"""Functions with rules of their own, and their number of arguments; None for a function that takes any number of
-arguments."""
+"""Functions with rules of their own, each with its number of arguments. The number is None for a function with any
+number of arguments."""

@@ -1,4 +1,5 @@
-"""Arithmetic under guards: on exact fractions if possible and else on mpmath numbers, with limited work."""
+"""Arithmetic with limits on the size of numbers and on the work. Numbers are exact fractions if possible, and otherwise
+mpmath numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 MAX_BITS = 60_000
-"""The largest size of an exact number in bits, numerator and denominator together."""
+"""Maximum size of an exact number, in bits of its numerator and denominator together."""
 MAX_LOG10 = 60_000
 """Values are limited to about 10^-MAX_LOG10 to 10^MAX_LOG10."""
 MAX_SPREAD_BITS = 200
-"""Inexact numbers whose sizes differ by more bits are not added: the smaller one would be lost in rounding noise."""
+"""Inexact numbers whose sizes differ by more than this many bits are not added, because the smaller number would be
+lost in rounding noise."""
 BUDGET = 40_000
-"""The work that one grading may take. A unit of work is about one microsecond on a processor of 2024."""
+"""Maximum work for grading one answer. A unit of work is about one microsecond on a processor of 2024."""
 _STEP = 3
 """The cost of visiting a node, in units of `BUDGET`."""
 _EXACT_BITS = 500
-"""Arithmetic on exact numbers of up to this many bits costs nothing beyond the visit of the node."""
+"""Arithmetic on exact numbers of up to this many bits costs nothing more than visiting the node."""
 
 Value: TypeAlias = Any
 """A Fraction if the value is exact, otherwise an mpmath number (mpf or mpc)."""
@@ -30,7 +32,7 @@ Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
 
 
 class NoValue(Exception):
-    """The expression has no value within the guards: the value is too large, undefined or not a number."""
+    """The expression has no value that can be computed: it is too large, undefined or not a number."""
 
 
 class SeveralValues(NoValue):
@@ -42,25 +44,26 @@ class BeyondGuards(NoValue):
 
 
 class NotACount(NoValue):
-    """A factorial or binomial coefficient of negative numbers, or a sum whose last term comes before its first."""
+    """The expression is a factorial or binomial coefficient of negative numbers, or a sum whose last index is smaller
+    than its first."""
 
 
 class TooMuchWork(NoValue):
-    """The budget of this grading is used up."""
+    """The work that is allowed for grading this answer is used up."""
 
 
 class Budget:
-    """The work left for one grading, and the values that the grading has cached."""
+    """The work that is left for grading one answer, and the values that were cached while it is graded."""
 
     __slots__ = ("left", "values")
 
     def __init__(self, units: float = BUDGET) -> None:
         self.left = units
         self.values: dict[Any, Any] = {}
-        """The cached values of sums without free letters, by expression, digits and reading."""
+        """The cached values of sums without free letters, by expression, number of digits and reading of signs."""
 
     def spend(self, units: float) -> None:
-        """Uses up some of the work. Raises TooMuchWork, in this call and all later ones, if not enough work is left."""
+        """Uses up some of the work. If not enough work is left, this call and all later calls raise TooMuchWork."""
         self.left -= units
         if self.left < 0:
             raise TooMuchWork("too much work")
@@ -72,7 +75,7 @@ _budget: ContextVar[Budget | None] = ContextVar("grading budget", default=None)
 
 @contextlib.contextmanager
 def limited_work() -> Iterator[Budget]:
-    """Context manager: all comparisons inside the block share one budget.
+    """Context manager for a block in which all comparisons share one budget.
 
     Nested blocks share the budget of the outer block.
     """
@@ -89,7 +92,7 @@ def limited_work() -> Iterator[Budget]:
 
 
 def current_budget() -> Budget:
-    """Returns the budget of the current grading, or a new one outside of a grading."""
+    """Returns the budget for the answer that is being graded, or a new budget if no answer is being graded."""
     return _budget.get() or Budget()
 
 
@@ -114,9 +117,11 @@ class Notes:
     """Observations from the evaluation of two expressions at one point."""
 
     bits: int = 0
-    """The size in bits of the largest inexact number, or of the inverse of the smallest inexact number."""
+    """The size in bits of the largest inexact number, or of the inverse of the smallest inexact number if that is
+    larger."""
     largest: int = 0
-    """The size in bits of the largest inexact number, at least 0. The last digits of that number are rounding noise."""
+    """The size in bits of the largest inexact number, at least 0. The last digits of the largest inexact number are
+    rounding noise."""
     several_values: bool = False
     """Whether a negative number was raised to a power that is not an integer."""
 
@@ -127,7 +132,8 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A point and the way to evaluate expressions at it, with arithmetic under the guards."""
+    """A point and the way in which expressions are evaluated at it, with arithmetic that keeps the limits of this
+    module."""
 
     symbols: Mapping[str, Constant]
     """The values of the letters."""
@@ -136,26 +142,27 @@ class Setting:
     budget: Budget = field(default_factory=current_budget)
     notes: Notes = field(default_factory=Notes)
     degree: bool = False
-    """Whether a degree sign is π/180, rather than a unit to drop. Inside sin, cos and tan, a degree sign is always
-    π/180."""
+    """Whether a degree sign is read as π/180. If False, the degree sign is dropped like a unit. Inside sin, cos and
+    tan, a degree sign is always π/180."""
     percent: bool = False
-    """Whether a percent sign is 1/100, rather than a unit to drop."""
+    """Whether a percent sign is read as 1/100. If False, the percent sign is dropped like a unit."""
     real: bool = False
-    """Whether even roots, logarithms and fractional powers of negative numbers have no value."""
+    """Whether only real values count. If True, an even root, a logarithm or a fractional power of a negative number has
+    no value."""
     natural_log: bool = True
-    """Whether `log` without a base is ln, rather than log10."""
+    """Whether `log` without a base is read as ln. If False, `log` is read as log10."""
     others: bool = False
     """Whether unknown functions get a second set of values, to test that the result does not depend on the first
     set."""
 
     def step(self) -> None:
-        """Pays for the visit of a node."""
+        """Spends the work for visiting a node."""
         self.budget.spend(_STEP)
 
     def library(self, function: Callable[..., Any], *arguments: Any, cost: float = 10) -> Value:
-        """Returns the result of an mpmath function. Raises NoValue if the function has no value there.
+        """Returns the result of an mpmath function. Raises NoValue if the function has no value at these arguments.
 
-        `cost` is the cost at 40 digits, in units of `BUDGET`.
+        `cost` is the cost of the call with 40 digits, in units of `BUDGET`.
         """
         self.budget.spend(cost * (self.context.dps / 40) ** 1.3)
         try:
@@ -177,7 +184,7 @@ class Setting:
         return self.inexact(a), self.inexact(b)
 
     def guard(self, value: Value) -> Value:
-        """Returns the value. Raises NoValue if the value is too large or not finite."""
+        """Returns the value unchanged. Raises NoValue if the value is too large or not finite."""
         if isinstance(value, Fraction):
             self._pay(value, reduced=value.denominator != 1)
         elif not self.context.isfinite(value):
@@ -191,7 +198,8 @@ class Setting:
         return value
 
     def _pay(self, value: Fraction, *, reduced: bool) -> None:
-        """Pays for an exact number by the square of its size, and more if the fraction has to be reduced."""
+        """Spends work on computing an exact number. The cost grows with the square of the number's size, and is higher
+        if the fraction has to be reduced."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
             raise BeyondGuards("a number that is too large")
@@ -240,7 +248,7 @@ class Setting:
         return self.library(context.power, a, b, cost=12)
 
     def as_real(self, value: Value) -> Value:
-        """Returns a real value. Raises NoValue if the value is not real."""
+        """Returns the value as a real number. Raises NoValue if the value is not real."""
         if isinstance(value, Fraction):
             return value
         if self.context.im(value) != 0:
@@ -272,7 +280,7 @@ def _exact_power(base: Fraction, exponent: int) -> Fraction:
 
 
 def integers(values: tuple[Value, ...]) -> list[int]:
-    """Returns values as integers. Raises NoValue if a value is not an integer."""
+    """Returns the values converted to integers. Raises NoValue if a value is not an integer."""
     if any(not isinstance(value, Fraction) or value.denominator != 1 for value in values):
         raise NoValue("values that are not integers")
     return [int(value) for value in values]

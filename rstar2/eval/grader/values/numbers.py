@@ -1,7 +1,7 @@
 """Compares the values of two expressions at one point.
 
-Rational numbers are exact. Other numbers are computed to 40 and to 80 digits: a true difference keeps its size, while
-rounding noise shrinks with the precision.
+Rational numbers are exact. Other numbers are computed to 40 and to 80 digits. With more digits, a true difference
+between two values keeps its size, but rounding noise becomes smaller.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from rstar2.eval.grader.values.guarded_numbers import (
 )
 
 ROUNDED_DIGITS = 7
-"""The number of significant digits from which a decimal may be the rounding of a value without an exact decimal."""
+"""A decimal with at least this many significant digits may be the rounded form of a value that has no exact decimal."""
 FLOAT_DIGITS = 15
 """A float that is not a short decimal is printed with at least this many significant digits."""
 FLOAT_PLACES = 20
-"""The text that Python prints for a float differs from all numbers that round to this float by less than this many
-units in its last digit."""
+"""The decimal that Python prints for a float differs by less than this many units of its last digit from every number
+that is rounded to this float."""
 MAX_FLOAT = 10**300
 LOW_DIGITS, HIGH_DIGITS = 40, 80
-"""The digits of the first comparison, and of the second comparison, which confirms the first."""
+"""The number of digits in the first comparison of two values, and in the second comparison, which confirms the
+first."""
 _SMALL_BITS = 100
-"""With numbers of at most this many bits, 80 digits are enough to distinguish two values."""
+"""If no number in a computation has more than this many bits, 80 digits are enough to distinguish two values."""
 _FOR_LARGE_VALUES = 0.6
-"""After the first points, large values are compared only while more than this share of the budget is left."""
+"""After the first points, large values are compared only as long as more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""Numbers of digits that may be added if the values hold larger numbers. Three times the digits of the larger numbers
-are needed: √(10^100 + 1) differs from 10^50 in its 101st digit, their difference has 101 digits less, and cos(10^-100)
-differs from 1 in its 201st digit. The list is short because each length has a context of its own."""
+"""How many digits may be added if a computation contains numbers with more than `_SMALL_BITS` bits. Three times as many
+digits as these numbers have are needed: √(10^100 + 1) differs from 10^50 in its 101st digit, their difference has 101
+digits less, and cos(10^-100) differs from 1 in its 201st digit. The list is short because each number of digits needs
+its own mpmath context."""
 
 
 def infinite(node: Node) -> int:
-    """Returns 1 for infinity, -1 for minus infinity, 0 for anything else."""
+    """Returns 1 for infinity, -1 for minus infinity, and 0 for any other node."""
     if node == Symbol("infinity"):
         return 1
     match node:
@@ -57,9 +59,9 @@ def infinite(node: Node) -> int:
 
 
 def real_value(node: Node) -> Any:
-    """Returns a constant as an mpmath real or infinity.
+    """Returns a constant as a real mpmath number, which may be infinite.
 
-    Raises NoValue if the constant has letters, is complex or too large.
+    Raises NoValue if the constant has letters, is complex or is too large.
     """
     value, context = constant_value(node), mpmath_context(LOW_DIGITS)
     if abs(context.im(value)) > context.mpf(10) ** -30:
@@ -68,7 +70,7 @@ def real_value(node: Node) -> Any:
 
 
 def constant_value(node: Node) -> Any:
-    """Returns a constant as an mpmath number or infinity.
+    """Returns a constant as an mpmath number, which may be infinite.
 
     Raises NoValue if the constant has letters or cannot be computed.
     """
@@ -100,12 +102,13 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
     Args:
         a: The first expression.
         b: The second expression.
-        setting: The point, and how to evaluate there.
+        setting: The point, and how to evaluate expressions at it.
         briefly: Whether agreement to 25 digits is enough, because all digits were compared at other points.
 
     Raises:
         SeveralValues: If the values differ, but one of them depends on a choice, such as the choice of a complex root.
-        NoValue: If an expression has no value at the point, or a value that is not real where only real values count.
+        NoValue: If an expression has no value at the point, or a value that is not real although only real values
+            count.
     """
     setting = replace(setting, notes=Notes())
     first = _difference(a, b, setting)
@@ -142,21 +145,23 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
 
 
 def affords_large_values(budget: Budget) -> bool:
-    """Whether the budget still allows large values. Large values take up to 200 times as long as small ones."""
+    """Whether the budget still allows large values. Large values take up to 200 times as long as small values."""
     return budget.left >= BUDGET * _FOR_LARGE_VALUES
 
 
 def _more_digits(needed: int) -> int:
-    """The smallest of `_MORE_DIGITS` that is at least `needed`. Raises NoValue if `needed` exceeds all of them."""
+    """Returns the smallest number in `_MORE_DIGITS` that is at least `needed`. Raises NoValue if `needed` is larger
+    than all these numbers."""
     if needed > _MORE_DIGITS[-1]:
         raise NoValue("numbers that are too large to compare")
     return next(more for more in _MORE_DIGITS if more >= needed)
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """Whether the values are equal, if both values are exact or one value rounds the other.
+    """Returns whether two values are equal, if both values are exact.
 
-    For other values, returns |a - b|, the larger of |a| and |b|, and whether both values are real.
+    Returns True if one value is a rounded form of the other. For other values, returns |a - b|, the larger of |a| and
+    |b|, and whether both values are real.
     """
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
@@ -175,7 +180,7 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
 
 
 def _rounds(node: Node, value: Value, setting: Setting) -> bool:
-    """Whether `node` is a long decimal that rounds or truncates a value without an exact decimal."""
+    """Whether `node` is a long decimal that is the rounded or truncated form of `value`, which has no exact decimal."""
     if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS:
         return False
     decimal: Value = node.value

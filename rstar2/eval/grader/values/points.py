@@ -38,58 +38,61 @@ Point: TypeAlias = Mapping[str, Constant]
 """The value of each letter."""
 
 ROUNDING = frozenset({"floor", "ceil", "sgn"})
-"""Functions that jump at some arguments."""
+"""Functions whose value jumps at some arguments."""
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler functions everywhere except at some numbers or at large numbers."""
 LENGTHS = frozenset({"abs", "norm"})
-"""Functions that are the length of a number."""
+"""Functions whose value is the length of a number, which is its absolute value."""
 COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
 _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
-"""Functions whose letters are integers, whatever their names."""
+"""Functions in whose arguments all letters are integers, whatever the letters are."""
 _USUALLY_WHOLE = frozenset("jkmn")
 """Letters that are usually integers."""
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
-"""The ranges from which the denominators of fractions are drawn, and the turns at which the fine range is used. A fixed
-denominator would miss some differences: sin(2018πx) is zero at all fractions over 2018. Fine denominators usually have
-large prime factors, so that their fractions times a factorial are not integers."""
+"""The usual range and the fine range, from which the denominators of fractions are drawn, and the indices of the points
+for which the fine range is used. A fixed denominator would miss some differences: sin(2018πx) is zero at all fractions
+over 2018. Denominators in the fine range usually have large prime factors, so that a factorial times a fraction is not
+an integer."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
-"""The largest integers that letters are set to, in turn."""
+"""Maximum values for letters that are integers. The points use these maximum values in turn."""
 _SERIES_SIZES = (5, 10, 20, 40)
-"""The largest integers for letters, in turn, if a letter is the bound of a sum or product, which is computed term by
-term."""
+"""Maximum values, in turn, for letters that are integers, if a letter is a bound of a sum or product. They are small
+because the sum or product is computed term by term."""
 _MIXED_SIZES = (4, 8, 16, 40)
-"""The largest integers for letters, in turn, if the expressions also have real letters, as in x^n."""
+"""Maximum values, in turn, for letters that are integers, if the expressions also have real letters, as in x^n."""
 _STEPPED_SIZES = (300, 3000)
-"""Further largest integers for letters if the expressions have steps and real letters: ⌊n/100⌋ equals its square for n
-up to 199."""
+"""Further maximum values for letters that are integers, if the expressions have steps and real letters: ⌊n/100⌋ equals
+its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
-"""The intervals that real letters are drawn from, in turn."""
+"""The intervals from which values of real letters are drawn. The points use these intervals in turn."""
 _NEGATIVE_TURN = 6
-"""If some letters are integers, the real letters are negative at one point out of `_NEGATIVE_TURN`: x^(n/2) has few
+"""If some letters are integers, the real letters are negative only at one of this many points, because x^(n/2) has few
 values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
-"""Maximum number of digits of letters in expressions with steps, and the distance of a point just below a jump."""
+"""Two numbers for expressions with steps: the maximum number of digits of a letter's value, and the distance between a
+jump and a point just below it."""
 _MAX_CENTRE, _MAX_CENTRES, _CENTRE_DENOMINATOR = 10**60, 8, 10**6
-"""Centres are constants of an expression that are tried as values of letters. The three numbers are the largest centre,
-the maximum number of centres of a pair of expressions, and the denominator to which irrational centres are rounded."""
+"""Centres are constants of an expression that are tried as values of letters. The three numbers are the maximum value
+of a centre, the maximum number of centres for two expressions, and the denominator to which irrational centres are
+rounded."""
 
 
 def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
-    """Yields points of positive integers up to 2^bits, without end."""
+    """Yields an endless series of points at which each letter is a positive integer up to 2^bits."""
     while True:
         yield {name: Fraction(random.randint(1, 1 << bits)) for name in names}
 
 
 def point_source(a: Node, b: Node, purpose: str) -> Random:
-    """Returns the random generator for a pair of expressions, in any order, and a purpose."""
+    """Returns the random generator for two expressions and a purpose. The order of the expressions does not matter."""
     return keyed_random(purpose, *sorted((_fingerprint(a), _fingerprint(b))))
 
 
 def _fingerprint(node: Node) -> str:
-    """A text that identifies an expression. `repr` would fail for numbers of more than 4,300 digits."""
+    """Returns a text that identifies an expression. `repr` would fail for numbers with more than 4,300 digits."""
     parts = [
         f"{value.numerator:x}/{value.denominator:x}" if isinstance(value, Fraction) else str(value)
         for part in walk(node)
@@ -102,8 +105,8 @@ def _fingerprint(node: Node) -> str:
 def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
 
-    Both expressions have to count by a letter, unless the other expression is rational. If gcd(x, x) is compared with
-    |x|, x is not an integer.
+    Both expressions have to count by the letter. If only one expression counts by the letter, the other has to be
+    rational: when gcd(x, x) is compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -115,7 +118,8 @@ def whole_letters(a: Node, b: Node) -> set[str]:
 
 
 def _counting_letters(node: Node) -> set[str]:
-    """The letters by which an expression counts: in factorials and the like, and in the bounds of sums."""
+    """Returns the letters by which an expression counts: the letters in factorials and similar functions, and in the
+    bounds of sums and products."""
     letters = set[str]()
     for part in walk(node):
         if isinstance(part, Call) and part.name in _COUNTING:
@@ -126,7 +130,8 @@ def _counting_letters(node: Node) -> set[str]:
 
 
 def has_plain_counts(node: Node) -> bool:
-    """Whether the arguments of factorials and the like are rational, such as 2n - k, rather than (-1)^n."""
+    """Whether the arguments of factorials and similar functions are rational expressions, as 2n - k is and (-1)^n is
+    not."""
     return all(
         degree(arg) is not None
         for part in walk(node)
@@ -136,12 +141,12 @@ def has_plain_counts(node: Node) -> bool:
 
 
 def _bare_letters(node: Node) -> set[str]:
-    """The letters of an argument such as 2n - k; no letters if the argument contains a function."""
+    """Returns the letters of an argument such as 2n - k, or no letters if the argument contains a function."""
     return set() if any(isinstance(part, Call) for part in walk(node)) else variables(node)
 
 
 def only_for_whole_numbers(node: Node, letters: set[str]) -> bool:
-    """Whether a formula behaves differently at fractions, as (-1)^n, ⌊n/2⌋ and cos nπ do."""
+    """Whether a formula behaves differently at fractions than at integers, as (-1)^n, ⌊n/2⌋ and cos nπ do."""
     return any(_has_whole_argument(part, letters) for part in walk(node))
 
 
@@ -165,10 +170,11 @@ def _is_positive_constant(base: Node) -> bool:
 
 
 def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[str]) -> Iterator[Point]:
-    """Yields points without end: integers of all sizes for the letters in `whole`, and fractions for the other letters.
+    """Yields an endless series of points. The letters in `whole` are integers of all sizes, and the other letters are
+    fractions.
 
     The fractions are seldom negative. If an expression has corners or jumps, about half of the points have a letter
-    near or at a constant of the expression.
+    whose value is equal or close to a constant of the expression.
     """
     is_bounded = any(
         isinstance(part, Series) and variables(part.low) | variables(part.high)
@@ -222,7 +228,8 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
 
 
 def _divided(a: Node, b: Node) -> Iterator[Node]:
-    """The parts of two expressions whose divisors matter: n + 2 in gcd(n + 2, 59) and in (n + 2) mod 59."""
+    """Yields the parts of two expressions whose divisors matter, such as n + 2 in gcd(n + 2, 59) and in (n + 2) mod
+    59."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"gcd", "lcm"}:
@@ -232,7 +239,8 @@ def _divided(a: Node, b: Node) -> Iterator[Node]:
 
 
 def _rounded(a: Node, b: Node) -> Iterator[Node]:
-    """The parts of two expressions that cause a jump when the part is an integer: x/7 in ⌊x/7⌋ and in x mod 7."""
+    """Yields the parts of two expressions that cause a jump where the part is an integer, such as x/7 in ⌊x/7⌋ and in x
+    mod 7."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"floor", "ceil"}:
@@ -244,7 +252,7 @@ def _rounded(a: Node, b: Node) -> Iterator[Node]:
 def _with_multiple(
     random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
 ) -> dict[str, Fraction]:
-    """A letter, and its value for which an argument is a multiple of a number.
+    """Returns a letter and the value of the letter at which an argument is a multiple of a number.
 
     The result is empty if the argument is not linear.
     """
@@ -254,7 +262,8 @@ def _with_multiple(
 
 
 def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) -> Fraction | None:
-    """The value of a letter for which an argument is `target`. None if the argument is not linear and rational."""
+    """Returns the value of a letter at which an argument equals `target`. The argument is taken to be linear. Returns
+    None if the argument does not depend on the letter, or is not rational."""
     places = [Fraction(1), Fraction(2)]
     with contextlib.suppress(NoValue):
         first, second = (
@@ -268,11 +277,12 @@ def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) 
 def real_points(
     random: Random, a: Node, b: Node, names: list[str], positive: set[str]
 ) -> Iterator[tuple[Point, bool]]:
-    """Yields points of fractions without end. A flag with each point says whether only real values count there.
+    """Yields an endless series of points whose letters are fractions. A flag with each point says whether only real
+    values count at the point.
 
-    Every third point has negative letters, except the letters in `positive`. If an expression has corners, points
-    between the corners come first. If an expression has corners or jumps, every second point has a letter near or at a
-    constant of the expression, or at a jump.
+    At every third point, letters are negative, except the letters in `positive`. If an expression has corners, points
+    between the corners come first. If an expression has corners or jumps, at every second point a letter is equal or
+    close to a constant of the expression, or to a jump.
     """
     has_jumps = has_steps(a, b)
     if has_kinks(a, b):
@@ -319,7 +329,7 @@ def real_points(
 
 
 def complex_points(random: Random, a: Node, b: Node, names: list[str]) -> Iterator[Point]:
-    """Yields points without end at which the letters that may be complex are complex.
+    """Yields an endless series of points at which the letters that may be complex are complex.
 
     Yields nothing if no letter may be complex.
     """
@@ -353,7 +363,7 @@ def has_steps(a: Node, b: Node) -> bool:
 
 
 def is_piecewise(a: Node, b: Node) -> bool:
-    """Whether one of two expressions has |…|, minima, floors, (-1)^x or the like, and so may be piecewise."""
+    """Whether one of two expressions may be piecewise, because it has |…|, minima, floors, (-1)^x or the like."""
     return bool((functions(a) | functions(b)) & (LENGTHS | STEPS)) or any(
         (isinstance(part, Power) and _has_whole_argument(part, variables(part))) or _is_root_of_a_square(part)
         for node in (a, b)
@@ -370,7 +380,8 @@ def _is_root_of_a_square(part: Node) -> bool:
 
 
 def has_kinks(a: Node, b: Node) -> bool:
-    """Whether one of two expressions may be different formulas in different places, as |x|, √(x²) and max(x, 1) are."""
+    """Whether one of two expressions may follow different formulas for different values of its letters, as |x|, √(x²)
+    and max(x, 1) do."""
     return any(_is_kinked(part) for node in (a, b) for part in walk(node))
 
 
@@ -387,12 +398,13 @@ def _is_kinked(part: Node) -> bool:
 
 
 def _has_unknown_parts(a: Node, b: Node) -> bool:
-    """Whether one of two expressions has unknown parts such as f(x), whose values depend on the text of arguments."""
+    """Whether one of two expressions has unknown parts such as f(x), whose values depend on the text of their
+    arguments."""
     return any(isinstance(part, Apply | Series) for node in (a, b) for part in walk(node))
 
 
 def _centres(a: Node, b: Node) -> list[Fraction]:
-    """The constants in two expressions, their quotients, and 1."""
+    """Returns the constants in two expressions, the quotients of these constants, and 1."""
     values = {abs(value) for node in (a, b) for value in _constants(node)}
     sizes = sorted(value for value in values if 0 < value <= _MAX_CENTRE)
     if len(sizes) > _MAX_CENTRES:
@@ -402,7 +414,8 @@ def _centres(a: Node, b: Node) -> list[Fraction]:
 
 
 def _constants(node: Node) -> Iterator[Fraction]:
-    """The values of the largest parts without letters, such as 10^6 in |x - 10^6|. Irrational values are rounded."""
+    """Yields the values of the parts without letters, such as 10^6 in |x - 10^6|. Parts of such a part are not used.
+    Irrational values are rounded."""
     context = mpmath_context(_DIGITS)
     pending: list[Any] = [node]
     while pending:

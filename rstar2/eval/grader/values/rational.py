@@ -1,4 +1,5 @@
-"""Quotients of polynomials: random points prove that two of them are equal, up to a known error.
+"""Compares two quotients of polynomials at random points. Such a comparison proves that the two are equal, with a known
+probability of error.
 
 Two different polynomials of degree d in n letters agree at a random point of S^n with a probability of at most d / |S|
 (Schwartz 1980, Zippel 1979).
@@ -13,11 +14,11 @@ from rstar2.eval.grader.parse.nodes import Based, Call, Node, Number, Power, Pro
 from rstar2.eval.grader.values.functions import MAX_DEGREE
 
 ERROR = 1e-12
-"""The largest acceptable probability that two different formulas are found equal."""
+"""Maximum probability that two different formulas are found equal."""
 _LARGEST_BITS, _SMALLEST_BITS = 60, 12
-"""The largest and the smallest size in bits of the integers that letters are set to."""
+"""Maximum and minimum size, in bits, of the integers that are the values of letters."""
 _VALUE_BITS = 20_000
-"""The approximate size in bits up to which a formula of high degree is computed exactly."""
+"""A formula of high degree is computed exactly only if its value has at most about this many bits."""
 _MAX_POINTS = 12
 
 
@@ -26,16 +27,16 @@ class Plan:
     """The test that decides whether two formulas are equal."""
 
     bits: int
-    """The size of the integers that letters are set to."""
+    """The size, in bits, of the integers that are the values of letters."""
     points: int
-    """The number of points."""
+    """The number of points at which the formulas are compared."""
 
 
 def degree(node: Node) -> int | None:
-    """Returns an upper bound on the degrees of an expression's numerator and denominator.
+    """Returns an upper bound on the degrees of the numerator and of the denominator if an expression is written as one
+    fraction. π and e count as letters: π is transcendental, and no rational relation between π and e is known.
 
-    The expression is taken as one fraction. π and e count as letters: π is transcendental, and no rational relation
-    between π and e is known. Returns None if the expression is not a quotient of polynomials.
+    Returns None if the expression is not a quotient of polynomials.
     """
     match node:
         case Number() | Based():
@@ -62,10 +63,10 @@ def _total(parts: tuple[Node, ...]) -> int | None:
 
 
 def plan(a: Node, b: Node) -> Plan | None:
-    """Returns a test that distinguishes two formulas with an error below `ERROR`.
+    """Returns a test that distinguishes two formulas. The probability of an error is below `ERROR`.
 
-    With n points of b bits, and a difference of degree d, the error is at most (d / 2^b)^n. Returns None if a formula
-    is not a quotient of polynomials, or if the degrees are too high.
+    With n points of b bits, and a difference of degree d, the probability of an error is at most (d / 2^b)^n. Returns
+    None if a formula is not a quotient of polynomials, or if the degrees are too high.
     """
     one, other = degree(a), degree(b)
     if one is None or other is None:

@@ -1,6 +1,6 @@
-"""The secret of a run, from which its test points are drawn.
+"""The secret of a run, from which the run's test points are drawn.
 
-A model that knew the points could write an answer that agrees with several gold answers at all of them.
+If a model knew the test points, it could write an answer that agrees with several gold answers at all these points.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def secret() -> bytes:
 def _decoded(text: str) -> bytes:
     if not re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", text):
         raise UserError(
-            f"{VARIABLE} is not an even number of at least 16 hexadecimal digits; unset it or set one such as"
-            f" {os.urandom(_BYTES).hex()}"
+            f"{VARIABLE} is not an even number of at least 16 hexadecimal digits; unset the variable, or set it to"
+            f" digits such as {os.urandom(_BYTES).hex()}"
         )
     return bytes.fromhex(text)
 

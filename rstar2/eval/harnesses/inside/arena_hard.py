@@ -9,7 +9,7 @@ class Worker:
     """Reads the package's source, so that the package's dependencies need not be installed."""
 
     def words(self) -> dict[str, str]:
-        """The prompts: `system`, and `template` with the fields question, answer_1 and answer_2."""
+        """Returns the two prompts: `system`, and `template`, which has the fields question, answer_1 and answer_2."""
         spec = importlib.util.find_spec("evalscope")
         assert spec is not None
         assert spec.submodule_search_locations

@@ -1,4 +1,4 @@
-"""The parts that the workers of both BFCL versions share: the order of entries, conversations and checks."""
+"""Code that the workers of both BFCL versions share: it orders the entries, runs conversations and checks results."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ class Entry:
     for_checker: dict[str, Any]
     """The entry in the form that the checker reads."""
     answer: dict[str, Any] | None
-    """The possible answers. None in the categories that have no possible answers."""
+    """The answers that are accepted. None if the entry's category has no such answers."""
 
 
 class BFCLWorker:
@@ -38,11 +38,11 @@ class BFCLWorker:
 
     @contextmanager
     def own_model_name(self) -> Iterator[str]:
-        """A new model name for one conversation or one check.
+        """Provides a new model name for one conversation or one check.
 
         The harness stores the state of an entry, such as file systems and accounts, in the globals of its module
-        `backends` under the model's name, as long as the process runs. With the same name, a second conversation about
-        an entry would start from the state that the first one left.
+        `backends` under the model's name, as long as the process runs. If two conversations about an entry used the
+        same name, the second would start from the state that the first left.
         """
         name = f"rstar2_model_{next(self._numbers)}"
         try:
@@ -53,7 +53,7 @@ class BFCLWorker:
                 del module_globals[key]
 
     def entries(self) -> list[dict[str, str]]:
-        """All entries, taken in turn from each category."""
+        """Returns all entries, taken in turn from each category."""
         place: dict[str, int] = {}
         ordered = []
         for name, entry in self._entries.items():
@@ -68,15 +68,15 @@ class BFCLWorker:
         """Run the conversation of one entry with the model at `url`. Returns the conversation's result, as the harness
         stores it.
 
-        Conversations that the entry presupposes are first run at `url_before`.
+        If other conversations must come before the entry, they are first run with the model at `url_before`.
         """
         self.prepare(id, url_before)
         return self.converse(self._entries[id].for_model, url)
 
     def prepare(self, id: str, url: str) -> None:
-        """Run the conversations that an entry presupposes with the model at `url`.
+        """With the model at `url`, run the conversations that must come before an entry.
 
-        Entries of most categories presuppose no conversation.
+        In most categories, entries need no earlier conversations.
         """
 
     def converse(self, entry: dict[str, Any], url: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class BFCLWorker:
         return {"id": entry["id"], "result": result, **without_logs}
 
     def check(self, id: str, result: dict[str, Any]) -> dict[str, Any]:
-        """The verdict of the harness's checker on one result."""
+        """Returns the verdict of the harness's checker on one result."""
         entry = self._entries[id]
         with tempfile.TemporaryDirectory() as folder, self.own_model_name() as model:
             accuracy, _ = self.run_checker(entry.category, [entry], [result], Path(folder), model)
@@ -99,7 +99,7 @@ class BFCLWorker:
         return {"valid": accuracy == 1.0, "category": entry.category, "error": errors[0] if errors else ""}
 
     def check_all(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """The accuracy of each category when the harness's checker gets all its results in one call."""
+        """Returns the accuracy of each category. The harness's checker gets all results of a category in one call."""
         of_category: dict[str, list[dict[str, Any]]] = {}
         for result in results:
             of_category.setdefault(self._entries[result["id"]].category, []).append(result)
@@ -111,7 +111,7 @@ class BFCLWorker:
         return accuracies
 
     def handler(self, url: str) -> Any:
-        """The harness's handler for a server with OpenAI's API at `url`, which ends with /v1."""
+        """Returns the harness's handler for the server with OpenAI's API at `url`, which ends with /v1."""
         raise NotImplementedError
 
     def run_checker(
@@ -119,10 +119,10 @@ class BFCLWorker:
     ) -> tuple[float, int]:
         """Run the harness's checker of a category, which writes a score file into `folder`.
 
-        `model` is the name under which the checker stores the state that calls change.
+        `model` is the name under which the checker stores the state that function calls change.
 
         Returns:
-            The accuracy (0 to 1), and the number of entries.
+            The accuracy (0 to 1), and the number of checked entries.
         """
         raise NotImplementedError
 

@@ -25,7 +25,8 @@ class Worker(BFCLWorker):
     """The worker of BFCL v3.
 
     Args:
-        native_calls: whether functions go into the request's `tools`. If False, functions go into the prompt.
+        native_calls: whether the functions are sent in the request's `tools`. If False, the functions are written into
+            the prompt.
         temperature: sampling temperature.
     """
 

@@ -35,7 +35,7 @@ _REQUEST_S = 86400.0
 
 
 MEMORY = ("memory_kv", "memory_rec_sum")
-"""The categories of memory. The third kind, memory_vector, is left out because it downloads a model."""
+"""The categories that test memory. A third category, memory_vector, is left out, because it downloads a model."""
 
 
 class Worker(BFCLWorker):
@@ -45,9 +45,10 @@ class Worker(BFCLWorker):
     remember. The earlier conversations are run once for all questions of a scenario.
 
     Args:
-        native_calls: whether functions go into the request's `tools`. If False, functions go into the prompt.
+        native_calls: whether the functions are sent in the request's `tools`. If False, the functions are written into
+            the prompt.
         temperature: sampling temperature.
-        memory: folder in which memories are stored.
+        memory: folder in which the model's memories are stored.
     """
 
     def __init__(self, native_calls: bool, temperature: float, memory: str = "") -> None:
@@ -115,7 +116,8 @@ def _entries(memory: Path) -> Iterator[Entry]:
 
 
 def _earlier_conversations(memory: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The conversations that come before the questions of each memory category and scenario, in order."""
+    """Returns, by memory category and scenario, the conversations that come before the questions. The conversations are
+    in the order in which they are run."""
     conversations: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for category in MEMORY:
         entries = utils.populate_initial_settings_for_memory_test_cases(

@@ -12,7 +12,7 @@ from left_out import leave_out
 
 
 def _package_folder(name: str) -> Path:
-    """The folder of a package, without importing the package."""
+    """Returns the folder of a package, without importing the package."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.submodule_search_locations
@@ -50,15 +50,16 @@ class Worker:
     def __init__(self, benchmark: str) -> None:
         self._benchmark: Any = benchmark
         self._lock = threading.Lock()
-        """Lets one thread check at a time, because the checkers have state in their modules."""
+        """Lets only one thread at a time run the checkers, because the checkers store state in their modules."""
 
     def prompts(self) -> list[dict[str, Any]]:
-        """IFBench's test set."""
+        """Returns the prompts of IFBench's test set."""
         path = _package_folder("ifbench") / "data" / "IFBench_test.jsonl"
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def score(self, row: dict[str, Any], response: str) -> list[dict[str, Any]]:
-        """For each instruction of a prompt, whether the reply follows it, strictly and loosely."""
+        """Returns, for each instruction of a prompt, whether the reply passes the strict check, and whether it passes
+        the loose check."""
         sample: Any = Sample(row["key"], row["prompt"], row["instruction_id_list"], row["kwargs"])
         with self._lock:
             results, _ = evaluate_output_for_sample(self._benchmark, sample, response)

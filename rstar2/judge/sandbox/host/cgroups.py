@@ -1,10 +1,10 @@
 """Limits the memory, processes and CPU share of a whole jail with control groups (versions 1 and 2).
 
-Nothing is limited if control groups cannot be written. The memory limit is the memory of the zygotes plus the memory
-that the program may use. The whole jail gets the CPU share of one process. A control group is needed for that only if
-the kernel does not already group processes by session.
+If this process cannot write control groups, nothing is limited. The memory limit is the memory of the zygotes plus the
+memory that the program may use. The whole jail gets the CPU share of one process. If the kernel already divides the CPU
+between sessions of processes, no control group for the CPU share is made.
 
-For speed only: the jail has one group, because moving each program into a separate group takes milliseconds.
+Only for speed, all programs of the jail share one group: moving each program into a separate group takes milliseconds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from rstar2.judge.sandbox.inside.processes import group_cpu_seconds
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
 _REMOVE_S = 20.0
-"""Time limit for killed processes to leave a group."""
+"""Seconds to wait until killed processes have left a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
-"""Files of a memory group: its limit, its current use, and the number of processes that the kernel killed."""
+"""Files of a memory group, which contain the memory limit, the memory in use, and the number of processes that the
+kernel killed."""
 _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
 def _own_groups() -> dict[str, str]:
-    """Returns this process's group for each controller. The key of version 2 is empty."""
+    """Returns the path of this process's group for each controller.
+
+    The key of the group of version 2 is an empty text.
+    """
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -38,7 +42,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _candidates(controller: str) -> list[Path]:
-    """Returns the groups under which a group of this controller may be created, best first."""
+    """Returns the groups in which a child group with this controller can be created, the preferred group first."""
     groups = _own_groups()
     parents = []
     if controller in groups:
@@ -52,10 +56,10 @@ def _candidates(controller: str) -> list[Path]:
 
 
 def _sessions_share_processors() -> bool:
-    """Returns whether the kernel gives each session, and so each program, an equal CPU share (autogroup).
+    """Returns whether the kernel gives each session of processes an equal CPU share (autogroup).
 
-    The kernel gives equal shares only to sessions in the root group. The group of a container is not the root group,
-    even if its name is `/` there. Source: sched(7).
+    Each program is a session of its own. The kernel gives equal shares only to sessions in the root group. The group of
+    a container is not the root group, even if its name is `/` there. Source: sched(7).
     """
     try:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
@@ -71,7 +75,10 @@ def _sessions_share_processors() -> bool:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the groups of dead workers. The kernel refuses to remove groups that are in use."""
+    """Remove the groups of dead workers.
+
+    Groups that are still in use remain, because the kernel refuses to remove them.
+    """
     for path in parent.glob(f"{_PREFIX}*"):
         if not Path(f"/proc/{path.name.split('-')[1]}").exists():
             _remove(path)
@@ -86,7 +93,7 @@ def _remove(path: Path) -> None:
 class Cgroup:
     """New control groups, one for each controller.
 
-    `close` removes the groups. The group of a missing controller is None.
+    `close` removes the groups. If a controller is missing, its group is None.
     """
 
     def __init__(self) -> None:
@@ -96,7 +103,7 @@ class Cgroup:
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self.cpu_time = self._make("cpuacct", (_CPU_TIME_V1, _CPU_TIME_V2))
         self.cpu_time_fd = -1
-        """Descriptor for `group_cpu_seconds`, or -1 if there is no group."""
+        """File descriptor to pass to `group_cpu_seconds`, or -1 if there is no group."""
         if self.cpu_time is not None:
             name = _CPU_TIME_V1 if (self.cpu_time / _CPU_TIME_V1).exists() else _CPU_TIME_V2
             self.cpu_time_fd = os.open(self.cpu_time / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -134,7 +141,7 @@ class Cgroup:
     def add(self, pid: int) -> None:
         """Move a process into the groups.
 
-        The process's later children are in the groups, too. Each group that refuses the process is dropped.
+        The process's later children are in the groups, too. If a group refuses the process, the group is removed.
         """
         for path in self._paths():
             try:
@@ -149,7 +156,7 @@ class Cgroup:
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
-        """Open the process lists of the groups. A process that writes `0` to such a list moves into that group."""
+        """Open the file `cgroup.procs` of each group. A process that writes `0` to that file moves into the group."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def cpu_seconds(self) -> float:
@@ -161,11 +168,11 @@ class Cgroup:
             (self.pids / "pids.max").write_text(str(count))
 
     def used(self) -> int:
-        """Returns the memory of the group in bytes, or 0 if there is no memory group."""
+        """Returns how many bytes of memory the group uses, or 0 if there is no memory group."""
         return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
-        """Set the memory limit in bytes."""
+        """Set the group's memory limit in bytes."""
         if self.memory is None or limit == self._limit:
             return
         # Version 1 refuses a limit below the memory that is in use and cannot be freed. The old limit then remains.
@@ -176,7 +183,7 @@ class Cgroup:
     def kills(self) -> int:
         """Returns the number of processes in the group that the kernel killed for lack of memory.
 
-        The number is 0 if the kernel does not report it.
+        Returns 0 if the kernel does not report this number.
         """
         if self._counter < 0:
             return 0

@@ -1,4 +1,4 @@
-"""Moves folders away at once, and removes them with their contents in the background."""
+"""Moves folders away at once, and removes the moved folders and their contents in the background."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from pathlib import Path
 from rstar2.judge.sandbox import rootfs
 
 _WAIT_S = 20.0
-"""How long to wait for the removing process if too many folders are left."""
+"""Seconds to wait for the process that removes folders if too many folders are not yet removed."""
 _CLOSE_S = 5.0
-"""How long `Removal.close` waits for the removing process."""
+"""Seconds for which `Removal.close` waits for the process that removes folders."""
 _MAX_WAITING = 8
-"""Number of folders that may wait to be removed."""
+"""Maximum number of folders that may wait to be removed."""
 
 
 class Removal:
-    """Removes folders of one sandbox with one separate process, which continues if the worker dies.
+    """Removes folders of one sandbox in a separate process, which continues if the worker dies.
 
-    If the separate process dies, too, the next such process removes the remaining folders. Any thread may use this
-    object.
+    If the separate process dies, too, the next process of this kind removes the remaining folders. Any thread may use
+    this object.
 
     Args:
-        root: an existing folder that only this sandbox uses, on the file system of the folders to remove.
+        root: an existing folder that only this sandbox uses, and that is on the same file system as the folders to
+            remove.
     """
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "removed"
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        """Locked while `_process` is replaced, but never during a wait."""
+        """Locked while `_process` is replaced, but not while a thread waits for the process."""
 
     def take(self, path: Path, *, wait: bool = True) -> None:
         """Move a folder away, if it exists, and remove it in the background. Raises OSError if the move fails.
 
         Args:
-            path: the folder.
-            wait: as for `sweep`.
+            path: the folder to remove.
+            wait: the same as the argument `wait` of `sweep`.
         """
         with contextlib.suppress(FileNotFoundError):
             try:
@@ -58,7 +59,8 @@ class Removal:
         """Start to remove all folders that were moved away, including those of an earlier worker.
 
         Args:
-            wait: whether to wait a while if too many folders are left. Use False to move many folders in turn.
+            wait: whether to wait up to `_WAIT_S` seconds if too many folders are not yet removed. Use False to move
+                many folders one after the other.
         """
         waiting = len(os.listdir(self._folder)) if self._folder.exists() else 0
         if wait and waiting > _MAX_WAITING:
@@ -80,12 +82,15 @@ class Removal:
         return subprocess.Popen(command, env=rootfs.ENVIRONMENT, cwd="/")
 
     def close(self) -> None:
-        """Wait a moment for the removing process. If the process needs longer, it continues alone."""
+        """Wait up to `_CLOSE_S` seconds for the process that removes folders.
+
+        If the process needs longer, it continues alone.
+        """
         self.sweep(wait=False)
         self._wait(_CLOSE_S)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the removing process to end, for at most this many seconds."""
+        """Wait at most this many seconds until the process that removes folders has ended."""
         process = self._process
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
 """Chooses the host's user ids for a worker's programs, so that no two workers use the same ids.
 
-The kernel limits some resources per user: processes, pipes, locked memory, watches. Programs of two workers with the
-same user ids would take these resources from each other.
+The kernel limits some resources for each user: processes, pipes, locked memory and watches on files. Programs of two
+workers with the same user ids would take these resources from each other.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from rstar2.errors import Failure
 
 USERS_PER_JAIL = 2048
 _UNASSIGNED = range(1_879_048_192, (1 << 32) - 2 * USERS_PER_JAIL)
-"""User ids that no distribution assigns."""
+"""User ids that no Linux distribution assigns."""
 _RARELY_ASSIGNED = range(32_768, 60_000)
-"""User ids that are rarely assigned. Such ids are used in containers whose user namespace has no other ids."""
+"""User ids that Linux distributions rarely assign. Rarely assigned ids are used only in containers whose user namespace
+lacks the ids of `_UNASSIGNED`."""
 _ATTEMPTS = 100
 
 
 @cache
 def first_host_uid() -> int:
-    """Returns the first of `USERS_PER_JAIL` user and group ids that this process may use until it ends.
+    """Returns the first id of a range of `USERS_PER_JAIL` user and group ids, which this process may use until it ends.
 
     Processes in one network namespace claim their ranges, so that the ranges differ. Containers cannot see each other's
     claims, so each container can only choose a random range, out of more than a million.
@@ -44,9 +45,9 @@ _claims: list[socket.socket] = []
 
 
 def _claim(first: int) -> bool:
-    """Claim a range by binding an abstract socket, which only one process of this network namespace can do.
+    """Claim a range by binding an abstract socket. Only one process of this network namespace can bind the same socket.
 
-    The claim ends with the process. Returns False if another process has the range.
+    The claim ends when the process ends. Returns False if another process has claimed the range.
     """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

@@ -1,5 +1,5 @@
 """The code that runs inside the jail, in the interpreter that programs get.
 
-The code in `inside` imports only itself and the standard library. The code imports as little as possible, because every
-program inherits the memory of all loaded modules.
+Modules in `inside` import only each other and the standard library. Code in `inside` imports as few modules as
+possible, because every program inherits the memory of all loaded modules.
 """

@@ -1,7 +1,8 @@
-"""The cleaner: a separate process that measures what programs use and removes their files.
+"""The cleaner: a separate process that measures the memory and disk space of programs and removes their files.
 
-No program is forked from the cleaner. The cleaner reads names of files, which stay in the cleaner's memory. A zygote
-must not read names of files, because later programs inherit the zygote's memory.
+The cleaner reads the names of programs' files, which stay in the cleaner's memory. No program is forked from the
+cleaner, so no later program can find these names. A zygote must not read the names, because later programs inherit the
+zygote's memory.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _SIGKILL = 9
 
 
 class Cleaner:
-    """The cleaner's process, and a socket to it. Zygotes that are forked later use the same process.
+    """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same process.
 
-    The cleaner is forked before the first program, because a program may use up all processes that its jail may have.
-    The methods raise wire.Closed if the process is gone.
+    The cleaner is forked before the first program, because a program may use up the number of processes to which its
+    jail is limited. The methods raise wire.Closed if the cleaner's process has ended.
 
     Args:
-        scratch: the folders that programs may write.
+        scratch: the folders to which programs may write.
     """
 
     def __init__(self, scratch: Scratch) -> None:
@@ -44,25 +45,31 @@ class Cleaner:
         cleaner_socket.close()
 
     def clean(self) -> bool:
-        """Remove all files that a program left. Returns False if some could not be removed, or not quickly."""
+        """Remove all files that a program left.
+
+        Returns False if some files could not be removed, or could not be removed in time.
+        """
         return bool(self._request("clean"))
 
     def take_snapshot(self) -> None:
-        """Record the present contents of the folders as the empty state."""
+        """Record the present contents of the scratch folders. `clean` restores this state."""
         self._request("take snapshot")
 
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
-        """Measure a program. Returns the outcome for a limit that the program has exceeded: `memory` or `output_limit`.
+        """Measure whether a program exceeds a limit.
+
+        If the program exceeds a limit, returns the program's outcome, which is `memory` or `output_limit`.
 
         Args:
-            pids: the program's processes.
-            max_memory_bytes: bytes that the processes may use together. If 0, memory is not measured.
-            folder: the folder to which the processes write, if its file system has no quota. If empty, no folder is
+            pids: ids of the program's processes.
+            max_memory_bytes: maximum number of bytes of memory that the processes may use together. If 0, memory is not
                 measured.
+            folder: the folder to which the processes write. If the text is empty, no folder is measured, for example
+                because the folder's file system enforces a quota.
 
         Returns:
-            An empty string if no limit is exceeded. Returns None if the folder could not be measured, usually because a
-            file in the folder was moved or removed meanwhile.
+            An empty string if the program exceeds no limit. Returns None if the folder could not be measured, usually
+            because a file in the folder was moved or removed meanwhile.
         """
         answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer

@@ -1,4 +1,7 @@
-"""Confines a forked process before a program's code runs in it: limits, user, Landlock and seccomp."""
+"""Confines a forked process before a program's code runs in it.
+
+Sets resource limits, the user, Landlock rules and a seccomp filter.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
 _PENDING_SIGNALS = 256
-"""Limit for pending signals and timers. The kernel counts them for each user, and also for the user that owns the
-jail's user namespace."""
+"""Maximum number of pending signals and timers. The kernel counts signals and timers for each user, and also for the
+user that owns the jail's user namespace."""
 _JAIL_TASKS = 8
-"""Number of processes of a jail besides programs and sessions: zygotes and their helpers."""
+"""Number of processes of a jail that belong to no program or session: zygotes and their helpers."""
 _OTHER_TASKS = 64
-"""Margin for processes that the same user starts outside the jail while a program runs."""
+"""The limit leaves room for this many processes that the same user starts outside the jail while a program runs."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
 
 class Confinement:
-    """The restrictions for a zygote's programs.
+    """The restrictions for the programs that one zygote forks.
 
-    The restrictions are prepared once, so that `apply` is fast for each program.
+    The restrictions are prepared once for all programs, so that `apply` is fast.
     """
 
     def __init__(self, spec: JailSpec) -> None:
@@ -55,9 +58,10 @@ class Confinement:
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
     def count_user_tasks(self) -> None:
-        """Count the processes of this user, in the landlock tier.
+        """In the landlock tier, count the processes and threads of this user.
 
-        The next program's limit is added to the counted number. Call this before the program is forked.
+        The next program's limit is then the counted number plus the number of processes that the program may start.
+        Call `count_user_tasks` before the program is forked.
         """
         if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()
@@ -73,7 +77,7 @@ class Confinement:
 
         Args:
             command: the command that starts the program.
-            groups: descriptors of the process lists of the control groups to join.
+            groups: file descriptors of the `cgroup.procs` files of the control groups that this process joins.
         """
         for fd in groups:
             os.write(fd, b"0")
@@ -101,10 +105,10 @@ class Confinement:
             self._filter.load()
 
     def _enter_private_scratch(self, work_dir: str, memory_mb: int) -> syscalls.Landlock | None:
-        """Mount a scratch space and a /proc for this program alone.
+        """Mount a scratch space and a /proc that only this program sees.
 
-        Returns the program's Landlock rules, or None if the tier or the kernel has no Landlock. The scratch space is
-        not larger than the program's memory limit.
+        Returns the program's Landlock rules, or None if the tier does not use Landlock or the kernel lacks it. The size
+        of the scratch space is at most the program's memory limit.
         """
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -131,7 +135,7 @@ class Confinement:
 
 
 def _hard_limit(kind: int) -> int:
-    """Returns the highest limit that this process may set."""
+    """Returns the hard limit of a resource, which is the highest limit that this process may set."""
     hard = resource.getrlimit(kind)[1]
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 

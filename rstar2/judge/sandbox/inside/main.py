@@ -1,8 +1,9 @@
-"""The first code in a new jail: it builds the jail, becomes the first zygote, and runs a program in each fork.
+"""The first code in a new jail: it builds the jail and becomes the first zygote. A process that is forked for a program
+runs the program in `main`.
 
 The worker starts this code in a new interpreter with a fixed environment and one control socket. In the strict tier,
-this process only builds the jail and then waits outside the new PID namespace. If this process dies, the jail dies,
-too. If the jail dies, this process ends.
+the process that the worker starts only builds the jail and then waits outside the new PID namespace. If the waiting
+process dies, the kernel kills the jail. If the jail dies, the waiting process ends.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 
 _ZYGOTES = 4
-"""Number of zygotes: one of each kind."""
+"""Number of zygotes. There is one zygote of each kind."""
 
 
 def main(control_fd: int) -> None:
-    """Build the jail and serve the worker. In each process that is forked for a program, run that program."""
+    """Build the jail and carry out the worker's commands.
+
+    In each process that is forked for a program, run that program.
+    """
     forked = _serve(control_fd)
     # The zygote's frames no longer exist here, so a program that walks its stack finds only its own frames.
     if forked is not None:
@@ -33,9 +37,9 @@ def main(control_fd: int) -> None:
 
 
 def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
-    """Build the jail and serve on the control socket until it closes.
+    """Build the jail and carry out commands from the control socket until the socket closes.
 
-    Returns what to run in a process that was forked for a program, or None if there is nothing to run.
+    In a process that was forked for a program, returns the code to run. In every other process, returns None.
     """
     control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
     os.close(control_fd)

@@ -1,7 +1,8 @@
 """Estimates the memory of all processes of a program from /proc, for machines without a memory control group.
 
-The code reads names that programs choose, and these names stay in the memory of the process that reads them. Only the
-cleaner may therefore run this code, not a zygote, whose memory later programs inherit.
+The functions read names that programs choose, and these names stay in the memory of the process that reads them.
+Therefore only the cleaner may call the functions. A zygote must not call the functions, because later programs inherit
+the zygote's memory.
 """
 
 from __future__ import annotations
@@ -11,31 +12,37 @@ import stat
 from rstar2.judge.sandbox.inside import namespaces, processes
 
 _BUFFER_BYTES = 208 << 10
-"""Maximum number of bytes that one socket has sent and nobody has received. Source: net.core.wmem_default."""
+"""Maximum number of bytes that one socket can have sent but that nobody has received yet. Source:
+net.core.wmem_default."""
 _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
-"""Upper bound for the bytes of one socket: the data that it has sent, and the waiting data of senders that ended."""
+"""Upper bound for the kernel memory of one socket in bytes, including data that the socket has sent, and waiting data
+from senders that have already ended."""
 _MAPPING_BYTES = 1 << 10
-"""Kernel memory for one mapping of a process. A shared mapping also needs an inode."""
+"""Bytes of kernel memory for one memory mapping of a process, including the inode that a shared mapping needs."""
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 _PRIVATE_SHARE, _SHARED_SHARE = (b"Pss_Anon:", b"SwapPss:"), (b"Pss_Shmem:",)
 _SHARED_MEMORY = (b"/dev/zero (deleted)", b"[anon_shmem:")
-"""Beginnings of the name of shared memory without a file in /proc/PID/maps. Programs can give it the second name."""
+"""The name that /proc/PID/maps shows for shared memory without a file begins with one of these texts. A program can
+itself give its shared memory a name that begins with the second text."""
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Returns the bytes of memory and page tables of processes. Memory that they share counts for each process."""
+    """Returns the bytes of memory and page tables of some processes.
+
+    Memory that several of the processes share is counted for each of them.
+    """
     return _sum_of_fields(pids, "status", _RESIDENT)
 
 
 def memory_bytes(pids: list[int], limit: int) -> int:
-    """Returns the bytes of memory that processes use together, including shared memory and kernel memory.
+    """Returns the bytes of memory that some processes use together, including shared memory and kernel memory.
 
-    The result is only as exact as a comparison with `limit` needs. A fast estimate counts shared memory once for each
-    process. If that estimate is at most `limit`, it is the result. If kernel memory alone is above `limit`, that is the
-    result.
+    The result is only exact enough to compare it with `limit`. First, a fast estimate counts shared memory once for
+    each process. If this estimate is at most `limit`, the function returns the estimate. If the kernel memory alone is
+    above `limit`, the function returns the bytes of kernel memory.
 
     Args:
-        pids: the processes.
+        pids: ids of the processes.
         limit: the memory limit in bytes.
     """
     kernel_bytes = _socket_bytes(pids)
@@ -56,7 +63,7 @@ def memory_bytes(pids: list[int], limit: int) -> int:
 
 
 def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int:
-    """Returns the sum, in bytes, of some fields in a file of /proc/PID over all processes."""
+    """Adds up some fields of the file /proc/PID/`name` of each process. Returns the sum in bytes."""
     total = 0
     for pid in pids:
         try:
@@ -68,13 +75,16 @@ def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int
 
 
 def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
-    """Returns the bytes of kernel memory for the mappings of a process. Reading stops above `limit`.
+    """Returns the bytes of kernel memory for the memory mappings of a process.
+
+    Stops reading when the sum is above `limit`.
 
     Args:
-        pid: the process.
-        limit: bytes of kernel memory.
-        shared: receives the mapped bytes of each piece of shared memory without a file, by its inode. The bytes of
-            shared memory stay allocated even if a process declares that it does not need them (MADV_DONTNEED).
+        pid: id of the process.
+        limit: maximum number of bytes of kernel memory.
+        shared: a dictionary that receives, by inode, the mapped bytes of each piece of shared memory without a file.
+            All mapped bytes count, because shared memory stays allocated even if a process declares that it does not
+            need it (MADV_DONTNEED).
     """
     kernel_bytes = 0
     try:
@@ -95,7 +105,10 @@ def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
 
 
 def _socket_bytes(pids: list[int]) -> int:
-    """Returns the maximum of bytes that wait in the sockets of processes, including connections not yet accepted."""
+    """Returns the maximum number of bytes that can wait in the sockets of some processes.
+
+    The number includes bytes in connections that are not yet accepted.
+    """
     # The actual number is not read: the kernel's list of sockets contains names that programs choose, unescaped.
     sockets = {
         file.st_ino for pid in pids for file in processes.open_files(pid) if stat.S_ISSOCK(file.st_mode)

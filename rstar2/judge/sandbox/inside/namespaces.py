@@ -1,12 +1,13 @@
-"""Builds the jail of the strict tier: namespaces, and a read-only root with only the files that an interpreter needs.
+"""Builds the jail of the strict tier. The jail has its own namespaces, and a read-only root folder with only the files
+that an interpreter needs.
 
-The order of the steps matters. A worker that is root first binds the files, while it may still read them all, and then
-enters the user namespace. Another worker first enters the user namespace, because only there it may mount. The first
-process of the new PID namespace must mount /proc while the old /proc is still visible. The functions raise OSError if
-the machine refuses a namespace or a mount.
+The order of the steps matters. A worker that runs as root first binds the files, while it may still read all of them,
+and then enters the user namespace. A worker that does not run as root first enters the user namespace, because it may
+mount files only there. The first process of the new PID namespace must mount /proc while the old /proc is still
+visible. The functions raise OSError if the machine refuses a namespace or a mount.
 
-All programs of a worker share the jail's namespaces, but each program has its own PID namespace. For speed only: a
-separate mount and IPC namespace would cost each program several milliseconds.
+All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share the
+other namespaces only for speed: a separate mount and IPC namespace would cost each program several milliseconds.
 """
 
 from __future__ import annotations
@@ -26,35 +27,40 @@ if TYPE_CHECKING:
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
 _COVERED = "/.covered"
-"""Place for bound folders that the scratch space would cover, such as an interpreter installed below /tmp."""
+"""Folder in which folders are bound that the scratch space would otherwise hide, such as an interpreter installed below
+/tmp."""
 _NEW_ROOT = "/tmp"
-"""Mount point of the new root until it becomes the root, in this mount namespace only. Every user may enter it."""
+"""The new root folder is mounted here, in this mount namespace only, until it becomes the root. Every user may enter
+/tmp."""
 WORK_DIR = "/box"
-"""The work folder of programs."""
+"""The folder in which programs start."""
 PRELOAD_DIR = "/.preload"
-"""Folder for the caches that libraries write while zygotes load them."""
+"""Folder for the caches that libraries write while zygotes load the libraries."""
 _WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
-"""Folders to which programs may write. All are on one small file system in memory."""
+"""Folders to which programs may write. All these folders are on one small file system in memory."""
 
 OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
-"""Folders that belong to the user of the jail. If the worker is not root, programs run as this user."""
+"""Folders that belong to the jail's user. If the worker does not run as root, programs run as this user."""
 MAX_WAITING = 10
-"""Maximum number of connections that wait for a listening socket, and of datagrams that wait for a socket."""
+"""Maximum number of connections that a listening socket has not accepted yet, and of datagrams that wait in a Unix
+socket."""
 _WAITING_LIMITS = ("core/somaxconn", "unix/max_dgram_qlen")
-"""Settings of a network namespace for MAX_WAITING. The kernel allows one more than the setting."""
+"""Settings of a network namespace that enforce MAX_WAITING. The kernel allows one more than the value of the
+setting."""
 _PENDING_SIGNALS = 4096
-"""Limit of pending signals for all programs and sessions of a worker. The kernel also counts them for its user."""
+"""Maximum number of pending signals of all programs and sessions of a worker together. The kernel also counts these
+signals for the user of the worker."""
 
 
 def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
-    """Enter new namespaces and fork their first process.
+    """Enter new namespaces and fork the first process in them.
 
-    Returns False in that process. Returns True in the calling process, after the first process has ended.
+    Returns False in the first process. Returns True in the calling process, after the first process has ended.
 
     Args:
-        spec: how to build the jail.
-        ask_for_mapping: makes the worker write the user mapping of this process.
+        spec: describes how to build the jail.
+        ask_for_mapping: a function that makes the worker write the user mapping of this process.
     """
     uid, gid = os.geteuid(), os.getegid()
     if spec["is_root"]:
@@ -84,10 +90,11 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
 
 
 def _limit_waiting() -> None:
-    """Limit the connections and datagrams that wait for sockets of the new network namespace.
+    """Limit how many connections and datagrams can wait in a socket of the new network namespace.
 
-    Each waiting connection can keep a buffer of a socket that its sender has closed. The limits are not set if
-    /proc/sys is read-only, as in many containers, or if the kernel has these settings only for the host's namespace.
+    Each waiting connection can keep the buffer of a socket in memory although its sender has closed the socket. The
+    limits are not set if /proc/sys is read-only, as in many containers, or if the kernel has these settings only for
+    the host's namespace.
     """
     for name in _WAITING_LIMITS:
         try:
@@ -97,7 +104,10 @@ def _limit_waiting() -> None:
 
 
 def _build_root(spec: JailSpec) -> None:
-    """Build the new root at spec["mount_point"]. Needed files are bound, read-only, at the paths they have outside."""
+    """Build the new root at spec["mount_point"].
+
+    The files that programs need are bound, read-only, at the same paths as outside the jail.
+    """
     root = spec["mount_point"]
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("rstar2", root, "tmpfs", syscalls.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
@@ -155,15 +165,18 @@ def enter_root(spec: JailSpec) -> None:
 
 
 def mount_proc(path: str) -> None:
-    """Mount the /proc of this process's PID namespace, without processes of other users and files of the kernel."""
+    """Mount a /proc for the PID namespace of this process.
+
+    The new /proc does not show processes of other users or files of the kernel.
+    """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", path, "proc", flags, "hidepid=2,subset=pid")
 
 
 def replace_scratch(spec: JailSpec) -> None:
-    """Mount an empty scratch space instead of the old one.
+    """Mount an empty scratch space in place of the old scratch space.
 
-    The kernel frees the old scratch space when nothing uses it any more.
+    The kernel frees the old scratch space when no process uses it any more.
     """
     for path in (*WRITABLE, _SCRATCH):
         syscalls.unmount(path)
@@ -171,7 +184,7 @@ def replace_scratch(spec: JailSpec) -> None:
 
 
 def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
-    """Mount an empty scratch space over the writable folders."""
+    """Mount an empty scratch space at the folders to which programs may write."""
     size = f"mode=711,size={min(size_mb, scratch.MAX_MB)}m,nr_inodes={scratch.MAX_INODES}"
     syscalls.mount("scratch", _SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
     for name, path in _WRITABLE.items():
@@ -191,6 +204,6 @@ def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
 
 
 def _below_writable(path: str) -> str:
-    """Returns the folder that contains a covered path and is directly below a writable folder."""
+    """Returns the folder that contains `path` and lies directly in one of the folders to which programs may write."""
     folder = next(folder for folder in WRITABLE if path.startswith(folder + "/"))
     return f"{folder}/{path[len(folder) + 1 :].split('/')[0]}"

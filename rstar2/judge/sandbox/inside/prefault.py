@@ -1,11 +1,13 @@
-"""Makes each fork immediately copy the memory pages that nearly every program writes.
+"""Makes each fork immediately copy the memory pages to which nearly every program writes.
 
-A fork shares all memory with its parent. Each page costs a page fault when the child first writes to it, and another
-when the parent does. Most small programs write to the same pages: reference counts, caches, the stack. If a device may
-write to a page, the kernel copies it during the fork, which is much cheaper than two faults. Buffers that are
-registered with io_uring count as pages that a device may write to, although nothing is ever read into the buffers here.
+A fork shares all memory with its parent. Each page costs one page fault when the child first writes to it, and another
+page fault when the parent writes to it. Most small programs write to the same pages, which contain reference counts,
+caches and the stack. If a device may write to a page, the kernel copies it during the fork, which is much cheaper than
+two faults. Buffers that are registered with io_uring count as pages that a device may write to, although nothing is
+ever read into the buffers here.
 
-For speed only: without prefaulting, a small numpy program takes 1.3 times the CPU time, a sympy solve 1.15 times.
+Prefaulting exists only for speed. Without prefaulting, a small numpy program needs 1.3 times the CPU time, and a
+program that solves an equation with sympy needs 1.15 times the CPU time.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ if TYPE_CHECKING:
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OWN = 1 << 63 | 1 << 56
-"""Bits of a page that is in memory and mapped by one process only. Source: proc_pid_pagemap(5)."""
+"""Bits in the page map that are set for a page that is in memory and that only one process maps. Source:
+proc_pid_pagemap(5)."""
 
 
 def open_rings(count: int) -> list[int]:
-    """Open up to `count` io_uring instances, one per zygote.
+    """Open up to `count` io_uring instances. Each zygote needs one instance.
 
-    Returns fewer than `count` instances, or none, if the machine refuses to open them. If this process is root, call
-    `open_rings` before the process drops its rights: the kernel then decides whether locked memory is limited.
+    If the machine refuses to open some instances, returns fewer than `count` or none. If this process runs as root,
+    call `open_rings` before the process drops its rights: when an instance is opened, the kernel decides whether to
+    limit the instance's locked memory.
     """
     rings = []
     try:
@@ -42,11 +46,11 @@ def open_rings(count: int) -> list[int]:
 
 
 def register(ring: int, pages: set[int]) -> None:
-    """Make every later fork of this process copy these pages immediately. Call this once for each ring.
+    """Make every later fork of this process copy these pages immediately. Call this function only once for each ring.
 
     Args:
-        ring: descriptor of an io_uring instance.
-        pages: addresses of the pages.
+        ring: file descriptor of an io_uring instance.
+        pages: addresses of the memory pages.
 
     Raises:
         OSError: io_uring is not available, or this process may not lock this much memory.
@@ -55,7 +59,7 @@ def register(ring: int, pages: set[int]) -> None:
 
 
 def _spans(pages: set[int]) -> list[tuple[int, int]]:
-    """Join adjacent pages. Returns (address, bytes) of each span."""
+    """Join adjacent pages to spans. Returns the address and the number of bytes of each span."""
     spans: list[tuple[int, int]] = []
     for page in sorted(pages):
         if spans and page == sum(spans[-1]):
@@ -66,13 +70,13 @@ def _spans(pages: set[int]) -> list[tuple[int, int]]:
 
 
 def written_since_fork(pid: int) -> set[int]:
-    """Returns the addresses of the private pages that only this process maps.
+    """Returns the addresses of the private memory pages of the process `pid` that no other process maps.
 
-    In a fork, and in its parent while the fork lives, the returned pages are the pages that this process wrote to since
-    the fork.
+    If the process is a fork, or has a fork that is still alive, the returned pages are those to which the process wrote
+    after the fork.
 
     Raises:
-        OSError: the kernel does not allow this process to read the page maps.
+        OSError: the kernel does not allow the caller to read the page map.
     """
     pages = set()
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
@@ -89,9 +93,10 @@ def written_since_fork(pid: int) -> set[int]:
 
 
 def written_by_either(pid: int) -> set[int]:
-    """Returns the addresses of the pages that this process, or its living fork `pid`, wrote to since the fork.
+    """Returns the addresses of memory pages to which this process or its child `pid` wrote after the child's fork.
 
-    A page that only this process wrote to is missing if a third process still shares the old page.
+    The child must still be alive. A page to which only this process wrote is missing if a third process still shares
+    the old page.
 
     Raises:
         OSError: the kernel does not allow this process to read the page maps, or to start another process.
@@ -119,9 +124,9 @@ def written_by_either(pid: int) -> set[int]:
 
 
 def _send_written(pid: int, fd: int) -> NoReturn:
-    """Write the addresses of the pages to a descriptor and end this process.
+    """Write the addresses of the pages to a file descriptor and end this process.
 
-    The exit code of the process is 0 or an errno.
+    The exit code of the process is 0, or the errno of the error that occurred.
     """
     code = errno.EIO
     try:

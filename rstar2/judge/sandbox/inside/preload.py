@@ -1,11 +1,11 @@
 """Loads the libraries of each zygote, so that programs find them already imported.
 
-Each page of a zygote's memory makes every fork slower, so the smallest zygote has almost no libraries. The libraries
-are not only imported but also used, because they do much work only once: sympy, for example, fills caches and imports
-half of itself when it is first used. A library that is missing or broken is skipped: a program
-that imports it gets its error.
+Each page of a zygote's memory makes every fork slower, so the smallest zygote loads almost no libraries. A zygote not
+only imports the libraries but also uses them, because they do much of their work at the first use. For example, sympy
+fills caches and imports half of its modules when it is first used. A library that is missing or broken is skipped. A
+program that imports the library gets the error.
 
-For speed only: a program gets numpy, sympy and pandas without the time they take to import.
+Preloading exists only for speed: a program can use numpy, sympy and pandas without waiting until they are imported.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import sys
 from rstar2.judge.sandbox.inside import program, syscalls
 
 ROUNDS = 4
-"""Number of rounds of work. The interpreter specializes repeated code, and after this many rounds it is specialized."""
+"""Number of times that the preloading code is repeated. The interpreter replaces repeated code by faster, specialized
+code, and after this many repetitions it has done so."""
 
 
 def bare() -> None:
-    """Prepare an interpreter like that of `python -c`, with the names that `site` would add."""
+    """Prepare an interpreter as `python -c` does, and add the builtin names that `site` would add."""
     import _sitebuiltins
     import builtins
 
@@ -103,10 +104,10 @@ def full() -> None:
 
 
 def freeze_memory() -> None:
-    """Exclude all current objects from garbage collection, and move them into huge pages.
+    """Exclude all current objects from garbage collection, and move their memory into huge pages.
 
-    For speed only: garbage collections in programs then do not write to, and so do not copy, the zygote's pages. For
-    the effect of huge pages see `syscalls.use_huge_pages`.
+    Freezing memory exists only for speed: a garbage collection in a program does not write to the frozen memory pages
+    of the zygote, so these pages are not copied. For the effect of huge pages see `syscalls.use_huge_pages`.
     """
     if "tempfile" in sys.modules:
         # Programs have another folder for temporary files, and must not all draw the same names.

@@ -16,18 +16,21 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
 """The system call number of read(2)."""
 _FREE_TASKS = 4
-"""Number of tasks of a program that may compute at the same time without a lower priority."""
+"""A program keeps its normal CPU priority if at most this many of its tasks compute at the same time."""
 _STOPPED_STATES = (b"T", b"t", b"Z", b"X", b"D")
-"""States of a task that runs no code of its program after SIGSTOP was sent. A task that waits in the kernel (D) stops
-when it returns from the kernel."""
+"""After SIGSTOP was sent, a task in one of these states runs no code of its program. A task that waits in the kernel
+(D) stops as soon as it returns from the kernel."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
-"""Each step of niceness divides a task's CPU share by about _NICE_STEP. Source: sched(7)."""
+"""Each increase of the niceness by 1 divides a task's CPU share by about _NICE_STEP. Source: sched(7)."""
 _MAX_TASKS = 1 << 22
-"""Maximum number of tasks of the kernel. Source: PID_MAX_LIMIT."""
+"""Maximum number of tasks that the kernel supports. Source: PID_MAX_LIMIT."""
 
 
 def children(pid: int) -> set[int]:
-    """Returns the children of all threads of a process, including ended children that nobody reaped."""
+    """Returns the ids of the children of all threads of a process.
+
+    Children that have ended but were not reaped are included.
+    """
     pids: set[int] = set()
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as file:
@@ -36,9 +39,10 @@ def children(pid: int) -> set[int]:
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """Returns all descendants of some processes, including ended ones that nobody reaped.
+    """Returns the ids of all descendants of some processes.
 
-    Descendants of processes that vanish meanwhile are missing.
+    Descendants that have ended but were not reaped are included. If a process vanishes during the search, its
+    descendants are missing.
     """
     all_below: list[int] = []
     unvisited = list(pids)
@@ -53,7 +57,7 @@ def descendants(pids: Iterable[int]) -> list[int]:
 
 
 def count_tasks() -> int:
-    """Returns the number of threads of all processes that this /proc shows."""
+    """Returns the number of threads of all processes that /proc shows to this process."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -68,9 +72,9 @@ def count_tasks() -> int:
 def count_user_tasks() -> int | None:
     """Returns the number of processes and threads of this process's user, as the kernel counts them for limits.
 
-    Returns None if the kernel does not limit the number. The count includes processes in other containers, which /proc
-    does not show. The count is found by a search for the lowest limit under which one more process can start. The
-    search takes about a millisecond.
+    Returns None if the kernel does not limit the processes of this user. The count includes processes in other
+    containers, which /proc does not show. The function finds the number by searching for the lowest limit under which
+    one more process can start. The search takes about a millisecond.
     """
     limit_before, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     too_low, high_enough = 1, _MAX_TASKS if hard == resource.RLIM_INFINITY else hard
@@ -95,7 +99,7 @@ def count_user_tasks() -> int | None:
 
 
 def open_files(pid: int) -> Iterator[os.stat_result]:
-    """Yield the status of the file behind each descriptor of a process. Descriptors closed meanwhile are missing."""
+    """Yield the status of each file that a process has open. Files that the process closes meanwhile are missing."""
     try:
         fds = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -108,7 +112,7 @@ def open_files(pid: int) -> Iterator[os.stat_result]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Returns the CPU seconds of processes, and of the children that each has waited for."""
+    """Returns the sum of the CPU seconds of some processes and of the children for which they have waited."""
     ticks = 0
     for pid in pids:
         try:
@@ -119,9 +123,9 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def precise_cpu_seconds(pid: int) -> float:
-    """Returns the CPU seconds of one process and of the children that it has waited for.
+    """Returns the CPU seconds of one process and of the children for which it has waited.
 
-    The process's own part is exact. The children's part is in ticks of the kernel.
+    The process's own CPU time is exact. The CPU time of the children is a multiple of the kernel's clock tick.
     """
     own = own_cpu_seconds(pid)
     try:
@@ -138,18 +142,18 @@ def own_cpu_seconds(pid: int) -> float:
 
 
 def group_cpu_seconds(fd: int) -> float:
-    """Returns the CPU seconds of a control group.
+    """Returns the CPU seconds that a control group has used.
 
-    `fd` is an open cpuacct.usage (version 1) or cpu.stat (version 2) of the group.
+    `fd` is a descriptor of the group's file cpuacct.usage (version 1) or cpu.stat (version 2).
     """
     fields = os.pread(fd, 64, 0).split()
     return int(fields[1]) / 1e6 if fields[0] == b"usage_usec" else int(fields[0]) / 1e9
 
 
 def waits_for_cell(pid: int) -> bool:
-    """Returns whether the first thread of a session waits in read(3, …) for a cell.
+    """Returns whether the first thread of a session waits for a cell, that is, in a call of read(2) on descriptor 3.
 
-    Returns True if the kernel hides the thread's state.
+    Returns True, too, if the kernel does not show what the thread is doing.
     """
     try:
         with open(f"/proc/{pid}/syscall") as call:
@@ -159,14 +163,14 @@ def waits_for_cell(pid: int) -> bool:
 
 
 def count_computing(pids: Iterable[int]) -> int:
-    """Returns the number of tasks of these processes that run or wait for a processor."""
+    """Returns how many tasks of these processes run or wait for a CPU."""
     return sum(state == b"R" for pid in pids for state in _task_states(pid))
 
 
 def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
-    """Returns the CPU seconds by process if all processes are stopped or dead.
+    """If all processes are stopped or dead, returns the CPU seconds of each process by its id.
 
-    Returns None if any task of the processes may run.
+    Returns None if any task of the processes may still run.
     """
     cpu_by_pid = {}
     for pid in pids:
@@ -180,7 +184,10 @@ def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
 
 
 def _task_states(pid: int) -> list[bytes]:
-    """Returns the states of a process's threads, or a running state if a thread ended meanwhile."""
+    """Returns the states of a process's threads.
+
+    If a thread ended meanwhile, the list contains a running state, because the other threads may still run.
+    """
     states = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -192,11 +199,11 @@ def _task_states(pid: int) -> list[bytes]:
 
 
 def bound_share(pids: Iterable[int]) -> None:
-    """If more than _FREE_TASKS tasks of these processes compute, give all of them together the CPU share of one task.
+    """If more than _FREE_TASKS tasks of these processes compute, give all tasks together the CPU share of one task.
 
     The function only raises the niceness, which every user may do. The function also raises the niceness of tasks that
-    wait, because new processes inherit the niceness. A program could start new processes faster than they are found, if
-    new processes did not inherit the niceness.
+    wait, because the processes that these tasks start inherit the niceness. If new processes did not inherit the
+    niceness, a program could start new processes faster than this function finds them.
     """
     tasks = []
     computing = 0
@@ -225,7 +232,7 @@ def bound_share(pids: Iterable[int]) -> None:
 
 
 def _stat_fields(path: str) -> list[bytes]:
-    """Returns the fields of a stat file from the third field on.
+    """Returns the fields of a `stat` file in /proc, beginning with the third field.
 
     The indices of the returned fields are: 0 for the state, 11 and 12 for the process's own CPU times, 13 and 14 for
     the CPU times of its children, 16 for the niceness. Source: proc_pid_stat(5).

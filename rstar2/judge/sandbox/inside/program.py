@@ -1,9 +1,9 @@
 """Runs one program's source, like `python main.py`, in a process that is already confined.
 
-The code here decides only two facts about the program: the text of its value, and whether it failed for lack of memory,
-because a refused allocation is not visible from outside. The two facts are in a report that must contain a nonce. A
-program can therefore not forge a report with a simple write. A program can forge a report by searching this process's
-memory, or by replacing functions of this module.
+This module reports only two facts about the program: the text of its value, and whether it failed for lack of memory.
+The module reports a lack of memory because nobody outside this process sees that an allocation was refused. A report
+must contain a nonce, so a program cannot forge a report by simply writing one. A program can forge a report by
+searching this process's memory, or by replacing functions of this module.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 _ONLY_AST = 0x400
 NAME = "main.py"
 _READERS = ("__file__", "spawn", "forkserver", "inspect", "runpy")
-"""A program that contains one of these words may read its own source from its file."""
+"""If a program contains one of these words, it may read its own source, so the source is written to a file first."""
 # Bound here because a program may replace names in modules, and these are needed after it has run.
 _exit, _write, _getpid, _run_exit_functions = os._exit, os.write, os.getpid, atexit._run_exitfuncs
 # Copied here because a program may replace built-in names, which the functions of this module use.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 NONCE = 16
 HEADER = 1 + NONCE + 4
-"""Number of bytes before a report's text: its kind, the nonce, and the length of the text in big-endian order."""
+"""Number of bytes before the text of a report: the kind of the report, the nonce, and the length of the text as a
+big-endian integer."""
 VALUE_BYTES = (1 << 20) - HEADER
-"""Maximum length of a value's text. Longer texts are cut."""
+"""Maximum length in bytes of the text of a value. Longer texts are cut."""
 
 
 class Program:
@@ -42,8 +43,8 @@ class Program:
 
     Args:
         code: the nonce for the program's report, and then the program's source.
-        report_fd: descriptor for the program's report.
-        work_dir: the program's work folder.
+        report_fd: file descriptor to which the program's report is written.
+        work_dir: the folder in which the program runs.
     """
 
     def __init__(self, code: bytes, report_fd: int, work_dir: str) -> None:
@@ -65,7 +66,7 @@ class Program:
         return nonce
 
     def _report(self, nonce: bytes, end: _End) -> int:
-        """Report the value or the lack of memory, and print the exception. Returns the exit code."""
+        """Report the program's value or its lack of memory, and print its exception. Returns the exit code."""
         kind, text, error = end
         # A child process that the program forked also gets here, but it must not report.
         if kind and _getpid() == self._pid:
@@ -80,11 +81,11 @@ class Program:
 
 
 def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
-    """Create a new `__main__` module and reseed random number generators. Returns the module's namespace.
+    """Create a new `__main__` module and reseed random number generators. Returns the module's variables.
 
     Args:
         path: path of the program's source file.
-        source: the program's source. The source is None for a session, because the sources of its cells are not known
+        source: the program's source. For a session, the source is None, because the sources of its cells are not known
             yet.
     """
     module = type(sys)("__main__")
@@ -100,7 +101,7 @@ def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
 
 
 def _reseed() -> None:
-    """Reseed generators that would have the same state in every fork. os.fork() reseeds only the `random` module."""
+    """Reseed random number generators that would have the same state in every fork. os.fork() reseeds only `random`."""
     modules = sys.modules
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
@@ -109,9 +110,10 @@ def _reseed() -> None:
 
 
 def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
-    """Compile a source.
+    """Compile a program's source.
 
-    Returns the code of its statements, and the code of its last expression. Each of the two codes may be None.
+    Returns the code of its statements, and the code of its last expression. If the source has no statements or no last
+    expression, the corresponding code is None.
     """
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
@@ -125,7 +127,7 @@ def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType |
 def _future_flags(tree: Any) -> int:
     """Returns the compiler flags of the module's `__future__` imports.
 
-    The module's last expression needs the same flags.
+    The last expression of the module must be compiled with the same flags.
     """
     flags = 0
     for node in tree.body:
@@ -138,7 +140,7 @@ def _future_flags(tree: Any) -> int:
 
 
 def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
-    """Run a source, and let its exceptions pass. Returns the value of the source's last expression, or None."""
+    """Run a program's source, and do not catch its exceptions. Returns the value of the last expression, or None."""
     body, last = compile_program(source.removeprefix("\ufeff"), path)
     if body is not None:
         exec(body, namespace)
@@ -159,7 +161,7 @@ def _run(program: Program) -> _End:
 
 
 def repr_bytes(value: object) -> bytes:
-    """Returns the repr of a value in UTF-8, cut at VALUE_BYTES."""
+    """Returns the repr of a value in UTF-8, cut to at most VALUE_BYTES bytes."""
     return str.encode(repr(value), "utf-8", "backslashreplace")[:VALUE_BYTES]
 
 
@@ -174,7 +176,7 @@ def send_report(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
 
 
 def print_exception(error: BaseException, source: str, path: str) -> None:
-    """Print an exception to standard error like the interpreter, with lines of the source."""
+    """Print an exception to standard error, with lines of the source, as the interpreter does."""
     _write_source(path, source)
     error.__traceback__ = _without_package_frames(error.__traceback__)
     flush()
@@ -188,7 +190,7 @@ def _without_package_frames(trace: TracebackType | None) -> TracebackType | None
 
 
 def exit_code(code: object) -> int:
-    """Returns the process's exit code for SystemExit(code). Prints `code` if it is a message."""
+    """Returns the exit code of a process that raises SystemExit(code). Prints `code` if it is a message."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -200,7 +202,7 @@ def exit_code(code: object) -> int:
 
 
 def _write_source(path: str, source: str) -> None:
-    """Write the source to the file where tracebacks and `inspect` look for it. Does nothing if that fails."""
+    """Write the source to the file in which tracebacks and `inspect` look for it. Ignores an OSError."""
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(source)
@@ -209,7 +211,10 @@ def _write_source(path: str, source: str) -> None:
 
 
 def finalize(code: int, source: str = "") -> int:
-    """Wait for threads, call exit handlers and flush, like the interpreter at exit. Returns the exit code."""
+    """Wait for threads, call exit handlers and flush the output, as the interpreter does at exit.
+
+    Returns the exit code.
+    """
     try:
         # Flushed before the wait for threads, because they may never end.
         flush()
@@ -228,7 +233,7 @@ def finalize(code: int, source: str = "") -> int:
 
 
 def flush() -> bool:
-    """Flush both output streams. Returns False if that failed."""
+    """Flush standard output and standard error. Returns False if a flush failed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,5 @@
-"""Limits the files that programs write, and empties their folders, so that every program finds them empty.
+"""Limits the size and number of files that programs write. Empties the programs' folders, so that every program finds
+them empty.
 
 `remove_in_background` runs in a separate process outside the jail.
 """
@@ -17,28 +18,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_MB, MAX_INODES = 256, 16384
-"""Quota of a program or a session: MiB, and number of files and folders."""
+"""Quota of a program or a session: its disk space in MiB, and its number of files and folders."""
 _MAX_DEPTH = 128
-"""Folders nested more deeply than this count as over the quota. Used if no file system enforces the quota."""
+"""A folder counts as over the quota if folders in it are nested more deeply than this. This limit applies if no file
+system enforces the quota."""
 _FREE_TIMEOUT_S = 0.1
-"""Time that the kernel may take to free files that no process has open."""
+"""Seconds that the kernel may take to free files that no process has open."""
 _CLEAN_TIMEOUT_S = 0.1
-"""The next program waits at most this long for the removal of files from a disk.
-
-After this time the folder is moved away.
+"""The next program waits at most this many seconds until files on a disk are removed. After this time the whole folder
+is moved away instead.
 """
 _NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """Records the empty state of the scratch space, and restores it.
+    """Records what the scratch space contains before the first program runs, and restores this state.
 
     Args:
         folders: the folders to which programs may write.
-        dedicated: whether all folders are on one file system that nothing else uses. If True, the counters of the file
-            system show whether there is anything to remove.
-        changeable: folders whose modes and times programs may change, because they belong to the programs' user.
+        dedicated: whether all folders are on one file system that nothing else uses. If True, the number of files and
+            blocks in use on the file system shows whether there is anything to remove.
+        changeable: folders whose permissions and times programs may change, because the folders belong to the programs'
+            user.
     """
 
     def __init__(
@@ -50,20 +52,20 @@ class Scratch:
         self.take_snapshot()
 
     def take_snapshot(self) -> None:
-        """Record the present contents as the empty state."""
+        """Record the present contents of the folders. `clean` restores these contents."""
         self._empty = [set(os.listdir(folder)) for folder in self._folders]
         self._usage_when_empty = self._usage()
         self._attributes = [_attributes(folder) for folder in self._changeable]
 
     def _usage(self) -> tuple[int, int]:
-        """Returns the number of files and of blocks in use."""
+        """Returns the number of files and the number of blocks in use on the file system."""
         if not self._dedicated:
             return 0, 0
         numbers = os.statvfs(self._folders[0])
         return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
 
     def restore_attributes(self) -> None:
-        """Restore the modes and times of folders that a program has changed."""
+        """If a program has changed the permissions or times of a folder, restore them."""
         for folder, (mode, accessed, modified) in zip(self._changeable, self._attributes, strict=True):
             if _attributes(folder) != (mode, accessed, modified):
                 os.chmod(folder, mode)
@@ -82,9 +84,9 @@ class Scratch:
         return zip(self._folders, self._empty, strict=True)
 
     def clean(self) -> bool:
-        """Remove all files that a program left. Returns False if some could not be removed, or not quickly.
+        """Remove all files that a program left. Returns False if some files could not be removed in time.
 
-        Call this only after all processes of the program have ended.
+        Call `clean` only after all processes of the program have ended.
         """
         # On a dedicated file system there is no time limit: it is small, and files that remain would use memory.
         seconds = _NO_LIMIT if self._dedicated else _CLEAN_TIMEOUT_S
@@ -103,15 +105,15 @@ class Scratch:
 
 
 def _attributes(folder: str) -> tuple[int, int, int]:
-    """Returns the permissions, the time of the last access and the time of the last change (nanoseconds)."""
+    """Returns a folder's permissions, and the times in nanoseconds at which it was last accessed and last changed."""
     status = os.stat(folder)
     return stat.S_IMODE(status.st_mode), status.st_atime_ns, status.st_mtime_ns
 
 
 def _collect_sockets() -> None:
-    """Make the kernel free Unix sockets that only refer to each other, and the files that were sent over them.
+    """Make the kernel free unused Unix sockets that only refer to each other, and the files sent over these sockets.
 
-    The kernel looks for such sockets, in a separate thread, when a process closes a Unix socket while it runs.
+    Whenever a running process closes a Unix socket, a separate thread of the kernel looks for such sockets.
     """
     for end in _socket.socketpair():
         end.close()
@@ -122,10 +124,10 @@ class _Moved(Exception):
 
 
 def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
-    """Returns the bytes on disk of deleted files that processes still use.
+    """Returns how many bytes on disk are taken by deleted files that the processes still use.
 
-    If a deleted file of this folder is mapped but not open, its size is unknown and counts as the whole quota. Python
-    itself keeps the files open that it maps.
+    If a process maps a deleted file of this folder but does not have the file open, the file's size is unknown, and the
+    file counts as the whole quota. Python itself keeps every file open that it maps.
     """
     # A program's standard input does not count: it is a file in memory that never had a name.
     with open(os.memfd_create("input"), "rb") as memory:
@@ -149,11 +151,11 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
 
 
 def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
-    """Returns whether a program's folder exceeds the quota. The program may be writing to the folder meanwhile.
+    """Returns whether a program's folder exceeds the quota. The program may write to the folder at the same time.
 
     Args:
-        folder: the folder.
-        other_bytes: bytes of the program's files that are not in the folder.
+        folder: the program's folder.
+        other_bytes: bytes on disk of the program's files that are not in the folder.
 
     Returns:
         None if the counted files do not exceed the quota, but other files were moved or removed before they could be
@@ -173,12 +175,13 @@ def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
 
 
 def _fits(folder_fd: int, remaining: list[int], depth: int) -> bool:
-    """Returns whether an open folder fits into the remaining quota. Closes the folder.
+    """Returns whether the contents of an open folder fit into the remaining quota. Closes the folder.
 
     Args:
-        folder_fd: descriptor of the folder.
-        remaining: inodes and bytes that remain of the quota. The contents of the folder are subtracted.
-        depth: maximum depth of nested folders below this folder.
+        folder_fd: file descriptor of the folder.
+        remaining: number of inodes and number of bytes that remain of the quota. The function subtracts the contents of
+            the folder.
+        depth: how deeply folders may be nested in this folder.
 
     Raises:
         _Moved: a file or folder could not be counted.
@@ -227,7 +230,10 @@ def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
 
 
 def remove_in_background(folder: str) -> None:
-    """Empty a folder at the lowest CPU priority. Other folders may be moved into the folder meanwhile."""
+    """Remove everything in a folder at the lowest CPU priority.
+
+    Meanwhile, more folders may be moved into the folder.
+    """
     os.nice(19)
     while os.path.isdir(folder) and os.listdir(folder):
         try:
@@ -237,10 +243,10 @@ def remove_in_background(folder: str) -> None:
 
 
 def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT) -> None:
-    """Remove everything in a folder except the names in `excluded`. Nobody else may be writing to the folder.
+    """Remove everything in a folder except the names in `excluded`. No other process may write to the folder meanwhile.
 
-    The function opens one folder at a time, so that any depth of folders and any length of paths works. The function
-    changes the disk once per file and folder.
+    The function opens one folder at a time, so that folders may be nested to any depth and paths may have any length.
+    The function makes one change to the disk for each file and folder.
 
     Raises:
         OSError: a file or folder could not be removed.
@@ -269,7 +275,7 @@ def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT)
 
 
 def _open_next(name: str, folder_fd: int) -> int:
-    """Open the folder `name` in an open folder, close the open folder, and return the new descriptor."""
+    """Open the folder `name` inside an open folder, and close the outer folder. Returns the descriptor of `name`."""
     try:
         next_fd = os.open(name, _FOLDER, dir_fd=folder_fd)
     except PermissionError:
@@ -280,9 +286,10 @@ def _open_next(name: str, folder_fd: int) -> int:
 
 
 def _unlink_all(folder_fd: int, excluded: set[str], deadline: float) -> list[str]:
-    """Remove all files and empty folders in an open folder. Returns the names of the other folders.
+    """Remove all files and empty folders in an open folder.
 
-    Raises TimeoutError after the deadline (monotonic seconds).
+    Returns the names of the folders that are not empty. Raises TimeoutError after the deadline, which is a time in
+    monotonic seconds.
     """
     with os.scandir(folder_fd) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

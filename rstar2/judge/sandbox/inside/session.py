@@ -1,10 +1,10 @@
-"""The process of a session, inside the jail: it runs its cells one after another in the same namespace.
+"""The process of a session, inside the jail, which runs the session's cells one after another with the same variables.
 
-The code of the cells controls this process, so its report about a cell cannot be trusted, unlike the end of a program.
-Each cell comes with a nonce that its answer must contain. The cell cannot get the nonce by writing, or by looking at
-frames and objects. The cell can get the nonce by replacing functions of this module or searching this process's memory.
-The worker outside therefore measures the deadline and the CPU time. For the worker, a cell has ended only when this
-process waits for the next cell.
+The code of the cells controls this process, so what this process reports about a cell cannot be trusted. The end of a
+program, in contrast, is reported by the kernel. The worker sends each cell with a nonce that the cell's answer must
+contain. A cell does not find the nonce by looking at frames and objects. A cell can find the nonce by replacing
+functions of this module or by searching this process's memory. Therefore the worker, outside the jail, enforces the
+time limit and measures the CPU time. For the worker, a cell has ended only when this process waits for the next cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SIGINT = 2
 LENGTH = 4
-"""Number of bytes of a cell's length, which is sent in big-endian order between its nonce and its source."""
+"""The length of a cell's source is sent between the nonce and the source, as a big-endian integer of this many
+bytes."""
 # Bound here because a cell may replace names in modules, and built-in names.
 _receive, _getpid, _exit = os.read, os.getpid, os._exit
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
@@ -32,7 +33,7 @@ class _ChannelClosed(Exception):
 
 
 class CellLoop:
-    """Reads cells from a descriptor, runs them, and writes their answers to the same descriptor."""
+    """Reads cells from a file descriptor, runs the cells, and writes their answers to the same descriptor."""
 
     def __init__(self, channel_fd: int, work_dir: str) -> None:
         self._fd = channel_fd
@@ -70,7 +71,8 @@ class CellLoop:
     def _run_cell(self, source: str) -> tuple[bytes, bytes]:
         """Run a cell. Returns the kind and the text of the cell's answer.
 
-        Kinds: `v` has the value's repr as text, `o` has no value, `e` failed, `m` failed for lack of memory.
+        The kinds are: `v`, the cell has a value, and the text is its repr; `o`, the cell has no value; `e`, the cell
+        failed; `m`, the cell failed for lack of memory.
         """
         self._count += 1
         path = f"{self._work_dir}/cell{self._count}.py"

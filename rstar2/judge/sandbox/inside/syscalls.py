@@ -1,8 +1,9 @@
-"""Wrappers for system calls that Python lacks: namespaces, mounts, Landlock, seccomp, bare processes, memory.
+"""Wrappers for system calls that Python does not offer: calls for namespaces, mounts, Landlock, seccomp, processes that
+share memory, and huge pages.
 
-This module is loaded inside the jail, so ctypes is the largest module that it imports. Every function raises OSError if
-its call fails. Sources: the Linux manual pages of the calls, and the kernel's uapi headers. Numbers without a table are
-the same on x86-64 and arm64.
+This module is loaded inside the jail, so it imports no module that is larger than ctypes. Every function raises OSError
+if its system call fails. Sources: the Linux manual pages of the calls, and the kernel's uapi headers. A constant that
+is a single number has the same value on x86-64 and arm64.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def setns(fd: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Call mount(2). An error contains the target."""
+    """Call mount(2). If the call fails, the error message contains the target."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
     _check(result, f"mount {target}")
 
@@ -83,13 +84,13 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 def unmount(path: str) -> None:
     """Unmount `path` and all mounts below it.
 
-    A process that uses one of these mounts keeps it until the process ends.
+    A mount that a process still uses remains usable for this process until the process ends.
     """
     _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Bind `source`, with all mounts below it, to `target`. `read_only` applies to the whole tree."""
+    """Bind `source`, with all mounts below it, to `target`. If `read_only` is True, all these mounts are read-only."""
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
     result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)
@@ -105,7 +106,7 @@ def make_root(path: str) -> None:
 
 
 def is_empty_folder(path: str) -> bool:
-    """Returns whether a folder is empty. No name in the folder gets into this process's memory."""
+    """Returns whether a folder is empty. Does not read the names in the folder into this process's memory."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         # The first call has room for `.` and `..`. The second has room for no entry, so it fails if there is another.
@@ -121,7 +122,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def become_user(uid: int) -> None:
-    """Change to the user `uid`, with the group of the same number and no other group."""
+    """Make this process run as the user `uid`, in the group with the same number and in no other group."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -138,13 +139,15 @@ def drop_capabilities() -> None:
 
 
 class BareInit:
-    """The first process of a new PID namespace. The first process shares this process's memory and only waits.
+    """The first process of a new PID namespace.
+
+    The first process shares the memory of the calling process and only waits.
 
     The first process runs libc's pause() on a separate stack, with all signals blocked. If the first process is killed,
-    the kernel kills all processes of its namespace.
+    the kernel kills all processes of the namespace.
 
-    For speed only: because the first process shares the memory, a namespace per program costs as little as a thread,
-    and needs no second copy of the page table.
+    The first process shares memory only for speed: a namespace for each program then costs as little as a thread, and
+    needs no second copy of the page table.
     """
 
     def __init__(self) -> None:
@@ -160,7 +163,10 @@ class BareInit:
         self.pidfd = os.pidfd_open(self.pid)
 
     def end(self) -> None:
-        """Kill the whole namespace and wait for its end. The caller must already have reaped the program's process."""
+        """Kill all processes of the namespace and wait for the end of the first process.
+
+        The caller must already have reaped the program's process.
+        """
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
@@ -169,7 +175,7 @@ class BareInit:
 def can_start_process() -> bool:
     """Returns whether this process may start another process.
 
-    The function starts a process that ends at once, in the same memory.
+    To find out, the function starts a process that shares this process's memory and ends at once.
     """
     stack = ctypes.create_string_buffer(16384)
     top = (ctypes.addressof(stack) + 16384) & ~15
@@ -184,13 +190,13 @@ class _FilterProgram(ctypes.Structure):
 
 
 class SyscallFilter:
-    """A compiled seccomp filter (BPF bytes), which can be loaded several times."""
+    """A compiled seccomp filter (BPF bytes). The same filter can be loaded in several processes."""
 
     def __init__(self, bpf: bytes) -> None:
         self._program = _FilterProgram(len(bpf) // 8, bpf)
 
     def load(self) -> None:
-        """Apply the filter to this process permanently. no_new_privs must be set."""
+        """Apply the filter to this process permanently. The process must already have set no_new_privs."""
         number = _SYS_SECCOMP[_machine]
         _check(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
 
@@ -203,9 +209,9 @@ def landlock_abi() -> int:
 class Landlock:
     """A Landlock ruleset.
 
-    The ruleset allows reading and executing below some paths, everything below other paths, and nothing else. From
-    version 4 of Landlock, the ruleset refuses TCP. From version 6 of Landlock, the ruleset also refuses abstract
-    sockets and signals outside the process's own domain.
+    The ruleset allows reading and executing files below some paths, every access below other paths, and no other access
+    to files. From version 4 of Landlock, the ruleset refuses TCP. From version 6 of Landlock, the ruleset also refuses
+    abstract sockets and signals to processes outside the process's own Landlock domain.
 
     Args:
         abi: the kernel's version of Landlock.
@@ -243,17 +249,20 @@ class Landlock:
             os.close(fd)
 
     def enforce(self) -> None:
-        """Confine this process permanently. no_new_privs must be set."""
+        """Apply the ruleset to this process permanently. The process must already have set no_new_privs."""
         _check(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
 
 
 def open_ring() -> int:
-    """Open an io_uring instance that is only used to register buffers. Returns its descriptor."""
+    """Open an io_uring instance, which is used only to register buffers. Returns the descriptor of the instance."""
     return _check(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
 
 
 def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
-    """Register spans of this process's memory, (address, bytes), with an io_uring that has no buffers yet."""
+    """Register spans of this process's memory as buffers of an io_uring instance that has no buffers yet.
+
+    Each span is an address and a number of bytes.
+    """
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
     _check(_syscall(IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
@@ -262,8 +271,8 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
 def use_huge_pages() -> None:
     """Collapse this process's private memory into huge pages if possible.
 
-    For speed only: a fork copies one page table entry for a huge page instead of 512. Copies of page table entries are
-    most of the cost of a fork here.
+    Huge pages are used only for speed: for each huge page, a fork copies one page table entry instead of 512. Most of
+    the time of a fork here goes into copying page table entries.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]

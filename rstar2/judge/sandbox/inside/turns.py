@@ -1,14 +1,15 @@
-"""Stops sessions: each session between its cells, and all but one of the sessions whose cells compute.
+"""Stops a session while none of its cells runs. If the cells of several sessions compute, stops all of these sessions
+except one.
 
-All sessions of a zygote together therefore use no more CPU time than one program. A cell that sleeps delays no other
-cell. Every second turn belongs to the oldest cell. If all cells had equal shares, cells that began together would all
-end late, at the same time, possibly after their clients have given up.
+Therefore all sessions of a zygote together use no more CPU time than one program. A cell that sleeps delays no other
+cell. Every second turn belongs to the oldest cell. If all cells had equal shares of the CPU, cells that began at the
+same time would all end late, possibly after their clients have given up.
 
 Sessions are stopped with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
 control groups. A program can neither catch SIGSTOP nor undo it. The other processes of the session, which could send
 SIGCONT, are stopped, too, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape the
-signal by starting new processes faster than they are stopped: nobody reaps processes whose parents have ended, and they
-count towards the limit of processes.
+signal by starting new processes faster than they are stopped. Processes whose parents have ended are not reaped, so
+they still count towards the limit of processes, and the program reaches this limit.
 """
 
 from __future__ import annotations
@@ -33,21 +34,24 @@ class ProcessTree:
     """All processes of a program or session, which are stopped and continued together.
 
     Args:
-        list_pids: returns the ids of these processes.
+        list_pids: a function that returns the ids of these processes.
     """
 
     def __init__(self, list_pids: Callable[[], list[int]]) -> None:
         self._list_pids = list_pids
         self.is_stopping = False
-        """Whether the processes were last told to stop, not to continue."""
+        """Whether the last signal to the processes was SIGSTOP and not SIGCONT."""
         self.is_stopped = False
         """Whether `stop` has seen that all processes are stopped."""
         self._waited_s = 0.0
         self._waits_since: float | None = None
-        """Monotonic seconds since which the session has waited for its turn, or None if the session does not wait."""
+        """Monotonic time at which the session began to wait for its turn, or None if the session does not wait."""
 
     def stop(self) -> bool:
-        """Stop all processes. Returns whether all processes are stopped. If some are not stopped, call `stop` again."""
+        """Stop all processes.
+
+        Returns whether all processes are stopped. If some processes are not stopped yet, call `stop` again.
+        """
         self.is_stopping = True
         for _ in range(_STOP_ATTEMPTS):
             self._signal(_SIGSTOP)
@@ -62,7 +66,7 @@ class ProcessTree:
         return self.is_stopped
 
     def resume(self) -> None:
-        """Continue all processes."""
+        """Let all processes continue."""
         self.stop_waiting()
         if self.is_stopping:
             self.is_stopping = self.is_stopped = False
@@ -89,25 +93,26 @@ class ProcessTree:
         self._waited_s, self._waits_since = self.waited_s(), None
 
     def waited_s(self) -> float:
-        """Returns the seconds for which the session has waited for its turn since its cell began."""
+        """Returns how many seconds the session has waited for its turn since its cell began."""
         current_s = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
         return self._waited_s + current_s
 
 
 class Turns:
-    """Lets one session at a time compute.
+    """Lets only one session at a time compute.
 
-    A cell joins the queue when it begins. The cell leaves the queue if a check finds it sleeping, and joins the end of
-    the queue again if a check finds it computing. Every second turn belongs to the oldest cell in the queue.
+    A cell joins the queue when it begins. If a check finds that the cell sleeps, the cell leaves the queue. If a later
+    check finds that the cell computes, it joins the end of the queue again. Every second turn belongs to the oldest
+    cell in the queue.
     """
 
     def __init__(self) -> None:
         self._running: list[ProcessTree] = []
         """Sessions whose cells are running. The oldest cell comes first."""
         self._queue: deque[ProcessTree] = deque()
-        """Sessions whose cells compute. The first session has its turn, and the others are stopped."""
+        """Sessions whose cells compute. The first session has its turn, and the other sessions are stopped."""
         self._turn_ends_at = 0.0
-        """Monotonic seconds at which the current turn ends."""
+        """Monotonic time at which the current turn ends."""
 
     def begin(self, session: ProcessTree) -> None:
         """Begin a session's cell. The cell computes at once, unless another session's cell is computing."""
@@ -119,7 +124,7 @@ class Turns:
         self._give_turn()
 
     def end(self, session: ProcessTree) -> None:
-        """Remove a session whose cell has ended, or that has itself ended."""
+        """Remove a session if its cell has ended or if the session itself has ended."""
         if session in self._running:
             self._running.remove(session)
         if session in self._queue:
@@ -128,11 +133,11 @@ class Turns:
         session.stop_waiting()
 
     def seconds_left(self) -> float | None:
-        """Returns the seconds until the turn ends, or None if fewer than two cells are running."""
+        """Returns the seconds until the current turn ends, or None if fewer than two cells are running."""
         return None if len(self._running) < 2 else max(0.0, self._turn_ends_at - time.monotonic())
 
     def next_turn(self) -> None:
-        """End the current turn, and give the next session its turn."""
+        """End the current turn, and begin the turn of the next session."""
         began = time.monotonic()
         computing = [
             session for session in self._running if session not in self._queue and session.is_computing()

@@ -1,7 +1,7 @@
-"""Sends and receives messages between the worker and the zygotes. A message is a value and a list of descriptors.
+"""Sends and receives messages between the worker and the zygotes. A message is a value and a list of file descriptors.
 
-Values are encoded with `marshal`. `marshal` is safe here because both ends run this package in the same interpreter,
-and programs never have a socket of this channel.
+Values are encoded with `marshal`. `marshal` is safe here because both ends use the same version of Python and of this
+package, and a program never has a socket on which these messages are sent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 64 * 1024
-"""Maximum number of bytes of one message. Longer texts are sent as a descriptor of a file in memory."""
+"""Maximum number of bytes of one message. A longer text is written to a file in memory, and the file's descriptor is
+sent."""
 _MAX_FDS = 16
 _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
 
 class Closed(Exception):
-    """The other end has closed or died."""
+    """The process at the other end of the socket has closed it or has died."""
 
 
 def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Send one message. Raises Closed if the other end is gone."""
+    """Send one message. Raises Closed if the other end of the socket is closed."""
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         sock.sendmsg([marshal.dumps(message)], ancillary)
@@ -36,7 +37,8 @@ def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
 def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
     """Wait for one message.
 
-    Returns the message and its descriptors, which are closed on exec. Raises Closed at the end.
+    Returns the value and the file descriptors, which are closed on exec. Raises Closed if the other end of the socket
+    is closed.
     """
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, _FD_SPACE, _socket.MSG_CMSG_CLOEXEC)

@@ -1,10 +1,11 @@
 """The zygote: a preloaded interpreter that forks one confined process per program and reports how each program ended.
 
-A zygote contains no secret and never runs a program's code. Namespaces (strict tier), or Landlock and seccomp (landlock
-tier), keep programs away from it. A zygote's reports come from the kernel (wait4), not from the program.
+A zygote contains no secret and never runs a program's code. Programs cannot reach the zygote: in the strict tier
+because of namespaces, in the landlock tier because of Landlock and seccomp. What a zygote reports about the end of a
+program comes from the kernel (wait4), not from the program.
 
-For speed only: on two busy cores, the sandbox runs 7 times (trivial programs) to 26 times (numpy) as many programs per
-second as new interpreters would.
+Zygotes exist only for speed. Compared with a new interpreter for each program, the sandbox runs 7 times as many trivial
+programs per second on two busy cores, and 26 times as many programs that use numpy.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 _SIGINT, _SIGKILL, _SIGCONT, _SIGSTOP = 2, 9, 18, 19
 _CHECK_S = 0.1
-"""Shortest time between two checks of programs. A random time is added, so that programs cannot predict the check."""
+"""Minimum number of seconds between two checks of programs. A random time is added, so that programs cannot predict
+when a check comes."""
 _CHECK_SHARE = 4
 """The time between two checks is at least this many times the duration of a check."""
 _FORK_INTERVAL_MS = 50.0
@@ -51,7 +53,10 @@ _hidden_modules: list[object] = []
 
 
 def prepare(spec: JailSpec) -> None:
-    """Bring this process into the state that all zygotes inherit. Raises OSError if the machine refuses a step."""
+    """Prepare this process as the process from which all zygotes are forked.
+
+    Raises OSError if the machine refuses a step.
+    """
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if os.path.exists(_CORE_DUMPS):
         # Forks inherit this. The size limit of core dumps alone is not enough: it has no effect if the machine pipes
@@ -67,14 +72,16 @@ def prepare(spec: JailSpec) -> None:
 
 
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
-    """Serve the worker until it is gone. Returns only in a process that was forked for a program: the code to run.
+    """Carry out the worker's commands until the worker is gone.
+
+    Returns only in a process that was forked for a program. The return value is the code to run.
 
     Args:
-        spec: how the jail is built.
+        spec: describes how the jail is built.
         control: the socket of the first zygote.
-        rings: io_uring instances from `open_rings`. Each zygote takes one instance.
-        usage: descriptor of a file with the CPU time of the jail's control group (see `group_cpu_seconds`). -1 if there
-            is no group.
+        rings: descriptors of io_uring instances from `open_rings`. Each zygote takes one instance.
+        usage: descriptor of the file that contains the CPU time of the jail's control group (see `group_cpu_seconds`),
+            or -1 if there is no group.
     """
     # Programs inherit this interpreter's modules, and must not find this package among them.
     for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
@@ -95,10 +102,10 @@ class _Child:
     """A running program or session.
 
     Args:
-        start: the command that started it.
-        pid: the process of the program or session.
-        init: the first process of its PID namespace, or None if the tier has no namespaces.
-        others_s: CPU seconds in the control group that other programs have used.
+        start: the command that started the program or session.
+        pid: id of the process that runs the program or session.
+        init: the first process of the PID namespace, or None if the tier has no namespaces.
+        others_s: CPU seconds that earlier programs have used in the control group.
         control: the socket for reports. For a session, the socket also receives commands.
     """
 
@@ -118,16 +125,17 @@ class _Child:
         self.has_ended = False
         self.others_s = others_s
         self.unreaped_cpu_s = 0.0
-        """CPU seconds of descendants that the program had not waited for. Measured just before it is killed."""
+        """CPU seconds of descendants for which the program had not waited, measured just before the program is
+        killed."""
         self.max_memory_bytes = start["max_memory_bytes"]
         self.exceeded = ""
-        """The limit for which the program was killed, as an outcome: `output_limit`, `memory`, or empty for none."""
+        """Why this zygote killed the program: `output_limit`, `memory`, or empty if the program exceeded no limit."""
         # Files in a private scratch space vanish with it, or the worker removes them.
         self.shares_scratch = not start["session"] and not (start["private_scratch"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
 
     def roots(self) -> list[int]:
-        """Returns the ancestors of all its processes: its own process, and the first process of its namespace."""
+        """Returns the ids of the program's process and of the first process of its namespace, if it has one."""
         return [self.pid] if self.init is None else [self.pid, self.init.pid]
 
     def all_processes(self) -> list[int]:
@@ -135,7 +143,7 @@ class _Child:
 
 
 class Zygote:
-    """One zygote. The zygote starts and kills programs, and reports on them.
+    """One zygote, which starts programs, kills programs, and reports how programs end.
 
     Commands come from the zygote's control socket and from the control sockets of its sessions. See `serve` for the
     arguments.
@@ -162,9 +170,10 @@ class Zygote:
         self._next_check = 0.0
         self._check_count = 0
         self._children: dict[int, _Child] = {}
-        """All running programs and sessions, by the pidfd of their process."""
+        """All running programs and sessions, by the pidfd of their first process."""
         self._sessions: dict[int, _Child] = {}
-        """Sessions, by the descriptor of their control socket. An ended session stays until the worker closes it."""
+        """Sessions, by the descriptor of their control socket. A session that has ended stays in this dictionary until
+        the worker closes it."""
         self._turns = turns.Turns()
         self._zygotes: set[int] = set()
         self._delayed: list[tuple[str, int, list[int], int]] = []
@@ -174,7 +183,10 @@ class Zygote:
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if spec["tier"] == "strict" else -1
 
     def serve(self) -> Forked | _socket.socket:
-        """Serve until the worker is gone. Returns only in a fork: the code to run, or the socket of a new zygote."""
+        """Carry out commands until the worker is gone.
+
+        Returns only in a forked process. The return value is the code to run there, or the socket of a new zygote.
+        """
         while True:
             if (control := self._fork_delayed_zygotes()) is not None:
                 return control
@@ -216,7 +228,10 @@ class Zygote:
         os._exit(0)
 
     def _start(self, start: StartCommand, fds: list[int]) -> Forked | None:
-        """Fork one program. Returns None in the zygote, and the code to run in the fork."""
+        """Fork a process for one program.
+
+        Returns None in the zygote. In the forked process, returns the code to run.
+        """
         self._confinement.count_user_tasks()
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         control = self._control
@@ -245,9 +260,11 @@ class Zygote:
         return None
 
     def _fork(self) -> tuple[syscalls.BareInit | None, int]:
-        """Fork, into a new PID namespace if the tier has namespaces.
+        """Fork a process.
 
-        Returns the first process of the namespace, if there is one, and the process id (0 in the fork).
+        If the tier has namespaces, the forked process is in a new PID namespace. Returns the first process of the
+        namespace, or None if there is no namespace, and the id of the forked process. In the forked process, the id is
+        0.
         """
         if self._own_pids < 0:
             return None, os.fork()
@@ -264,7 +281,10 @@ class Zygote:
         return init, pid
 
     def _become_program(self, start: StartCommand, fds: list[int], control: _socket.socket) -> Forked:
-        """Take the program's descriptors, confine this process, and close everything else. Runs in the fork."""
+        """Take over the program's file descriptors, confine this process, and close all other descriptors.
+
+        Runs in the fork.
+        """
         try:
             os.setsid()
             names = start["fds"]
@@ -320,7 +340,7 @@ class Zygote:
                 self._end_cell(child, count_descendants=op == "end cell of all")
 
     def _end_cell(self, child: _Child, *, count_descendants: bool) -> None:
-        """Stop a session if it waits for its next cell. Report whether it is stopped.
+        """Stop a session if it waits for its next cell. Report whether the session is stopped.
 
         Args:
             child: the session.
@@ -351,7 +371,7 @@ class Zygote:
                 self._prefault(child)
 
     def _prefault(self, child: _Child) -> None:
-        """Make every later fork begin with copies of the pages that this zygote and the child have written to."""
+        """Make every later fork immediately copy the memory pages to which this zygote or the child has written."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
             # Registered while the child lives. A page that the two processes no longer share is then a small page, and
@@ -364,7 +384,7 @@ class Zygote:
         wire.send(self._control, answer)
 
     def _group_cpu_seconds(self) -> float:
-        """Returns the CPU seconds of all programs of the jail, from its control group, or 0 if there is no group."""
+        """Returns the CPU seconds that all programs of the jail have used, or 0 if the jail has no control group."""
         if self._usage < 0:
             return 0.0
         helpers_s = time.process_time()
@@ -372,9 +392,10 @@ class Zygote:
         return processes.group_cpu_seconds(self._usage) - helpers_s
 
     def _check_when_due(self) -> float | None:
-        """Check all programs if a check is due, and end a session's turn if the turn is over.
+        """If a check of the programs is due, check them. If the turn of a session is over, begin the next turn.
 
-        Returns the milliseconds until the next check or the end of the turn, or None if no program is running.
+        Returns the milliseconds until the next check or until the end of the turn, whichever comes first. Returns None
+        if no program is running.
         """
         if not self._children:
             return None
@@ -397,7 +418,7 @@ class Zygote:
         return 1000 * (check_left_s if turn_left_s is None else min(check_left_s, turn_left_s))
 
     def _check(self, child: _Child) -> None:
-        """Limit a program's CPU share, and kill it if it uses too much disk space or memory."""
+        """Limit a program's CPU share, and kill the program if it uses too much disk space or memory."""
         pids = child.all_processes()
         if child.processes.is_stopped:
             # They are stopped again as a precaution, because that is cheap.
@@ -410,7 +431,10 @@ class Zygote:
                 self._kill(child)
 
     def _exceeded_limit(self, child: _Child, pids: list[int]) -> str:
-        """Returns the outcome for an exceeded limit that the kernel does not enforce here, or an empty string."""
+        """Returns the outcome of a program that exceeds a limit, or an empty string if it exceeds no limit.
+
+        Checks only limits that the kernel does not enforce here.
+        """
         max_memory_bytes = self._memory + child.max_memory_bytes if child.max_memory_bytes else 0
         # In the strict tier, the file system has a quota.
         folder = child.work_dir if self._own_pids < 0 else ""
@@ -426,14 +450,14 @@ class Zygote:
         return exceeded or ""
 
     def _kill(self, child: _Child) -> None:
-        """Kill a program and all processes that it started. The end of the program is reported as usual."""
+        """Kill a program and all processes that it started. `_reap` later reports the end of the program as usual."""
         # Without a control group, the CPU times of processes that die with their namespace would be lost.
         if self._usage < 0 or child.session:
             child.unreaped_cpu_s = processes.cpu_seconds(processes.descendants(child.roots()))
         os.kill(child.init.pid if child.init is not None else child.pid, _SIGKILL)
 
     def _reap(self, child: _Child) -> None:
-        """Reap an ended program, end its namespace, report its end, and then remove its files."""
+        """Reap a program that has ended, end its namespace, report the program's end, and remove its files."""
         _, status, usage = os.wait4(child.pid, 0)
         cpu = usage.ru_utime + usage.ru_stime
         if child.init is not None:
@@ -463,10 +487,10 @@ class Zygote:
             wire.send(self._control, {"key": child.key, "clean": self._cleaner.clean()})
 
     def _is_scratch_clean(self) -> bool:
-        """Returns whether the scratch space is empty, after removing the source file that a traceback needed.
+        """Returns whether the scratch space is empty. Removes a leftover source file first.
 
-        For speed only: most programs that leave any file leave only their source file. If the program left only the
-        source file, the cleaner is not needed.
+        The source file is written for a traceback, for example. Removing this file here is only for speed: most
+        programs that leave files leave only their source file, and the cleaner is then not needed.
         """
         if self._scratch.is_clean():
             return True
@@ -477,7 +501,10 @@ class Zygote:
         return self._scratch.is_clean()
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
-        """Use a new scratch space. Exactly one zygote has to mount the space; `mount` says whether this zygote does."""
+        """Use a new scratch space.
+
+        If `mount` is True, this zygote mounts the space. Exactly one zygote has to mount the new space.
+        """
         answer: dict[str, Any] = {"key": key}
         try:
             if mount:
@@ -490,15 +517,15 @@ class Zygote:
         wire.send(self._control, answer)
 
     def _kill_orphans(self, spared: set[int]) -> float:
-        """Kill the orphaned processes of ended programs, in the tiers without PID namespaces.
+        """In the tiers without PID namespaces, kill the orphaned processes of programs that have ended.
 
-        Orphaned processes have become children of this process.
+        The orphaned processes have become children of this process.
 
         Args:
-            spared: processes of running programs.
+            spared: ids of the processes of running programs, which are not killed.
 
         Returns:
-            The CPU seconds of the killed processes.
+            The CPU seconds that the killed processes have used.
         """
         cpu = 0.0
         while orphans := processes.children(os.getpid()) - spared - self._zygotes - {self._cleaner.pid}:
@@ -509,10 +536,12 @@ class Zygote:
         return cpu
 
     def _fork_delayed_zygotes(self) -> _socket.socket | None:
-        """Fork the requested zygotes. Returns None in this process, and the new zygote's socket in the fork.
+        """Fork the zygotes that the worker requested.
 
-        If a program of another zygote uses up all processes that the jail may have, the requested zygotes must wait for
-        the end of that program.
+        Returns None in this process, and the new zygote's socket in each fork.
+
+        If a program of another zygote uses up the number of processes to which the jail is limited, the new zygotes
+        have to wait for the end of that program.
         """
         while self._delayed:
             try:
@@ -531,11 +560,11 @@ class Zygote:
 
         Args:
             kind: the kind of the new zygote.
-            fd: descriptor of the new zygote's control socket, on which the zygote reports when it has loaded its
+            fd: descriptor of the new zygote's control socket. On this socket the zygote reports that it has loaded its
                 libraries.
-            groups: descriptors of process lists of control groups. The new zygote joins the first `preload_groups`
-                groups while it loads libraries, and then joins the other groups.
-            preload_groups: how many of `groups` to join first.
+            groups: descriptors of the `cgroup.procs` files of control groups. The new zygote joins the first
+                `preload_groups` groups before it loads its libraries, and the other groups after that.
+            preload_groups: number of groups that the zygote joins before it loads its libraries.
         """
         if pid := os.fork():
             self._zygotes.add(pid)
@@ -568,7 +597,7 @@ class Zygote:
 
 
 def _report(child: _Child, report: dict[str, Any]) -> None:
-    """Send a report about a program. If the worker has closed a session's socket, send nothing."""
+    """Send a report about a program or session. If the worker has closed a session's socket, send nothing."""
     try:
         wire.send(child.control, {"key": child.key, **report})
     except wire.Closed:

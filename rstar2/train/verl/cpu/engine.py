@@ -1,8 +1,9 @@
-"""VERL's FSDP training engine on a CPU, with other micro-batches, and with memory freed between them.
+"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into other micro-batches, and memory is freed
+before each micro-batch.
 
 On a GPU, VERL removes padding and counts tokens without padding. VERL also mixes long and short rows, so that each
 micro-batch takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With
-VERL's division of rows, micro-batches would be mostly padding, and nothing would limit their memory.
+VERL's division of rows, micro-batches would be mostly padding, and nothing would limit the memory of a micro-batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def padded_micro_batches(
     function divides the batch.
 
     Returns:
-        The micro-batches, and for each of them the indices of its rows in `data`.
+        The micro-batches, and for each micro-batch the indices of its rows in `data`.
     """
     if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
         micro_batches, rows = prepare_micro_batches(data, dp_group=dp_group, **more)
@@ -62,14 +63,14 @@ transformer_impl.prepare_micro_batches = padded_micro_batches
 class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """VERL's engine for CUDA, registered for the CPU.
 
-    VERL's value models have no engine for the CPU, because no algorithm here trains a critic.
+    No engine for VERL's value models is registered for the CPU, because no algorithm of rstar2 trains a critic.
     """
 
     def forward_step(self, *args: Any, **kwargs: Any) -> Any:
         """Computes a micro-batch's loss and outputs, after freeing unused memory.
 
-        The micro-batch before had other lengths. Activations of the new micro-batch would not fit into the memory
-        blocks that the earlier one left.
+        The rows of the micro-batch before had other lengths. The activations of the new micro-batch would therefore not
+        fit into the memory blocks that the micro-batch before left.
         """
         free_unused()
         return super().forward_step(*args, **kwargs)

@@ -1,6 +1,7 @@
-"""Groups rows of similar lengths, so that padding them to the longest row of their group adds little.
+"""Groups rows of similar lengths, so that little padding is needed to make each row as long as the longest row of its
+group.
 
-This module imports nothing, because `rstar2 plan` uses it on machines without VERL.
+This module imports only the standard library, because `rstar2 plan` uses it on machines without VERL.
 """
 
 from __future__ import annotations
@@ -8,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST_PADDING = 0.25
-"""The largest share of padding in a micro-batch. A lower value makes more micro-batches, and each micro-batch takes
-some time by itself."""
+"""At most this share of a micro-batch may be padding. A lower value leads to more micro-batches, and every additional
+micro-batch takes some time."""
 
 
 def rows_of_like_lengths(lengths: Sequence[float], limit: int) -> list[list[int]]:
     """Divides rows into groups of similar lengths.
 
-    With padding, a group has at most `limit` tokens, unless it is a single longer row. At most `MOST_PADDING` of a
-    group is padding.
+    Including padding, a group has at most `limit` tokens, unless the group is a single row with more tokens. At most
+    `MOST_PADDING` of a group is padding.
 
     Args:
-        lengths: tokens of each row.
-        limit: the largest number of tokens of a group, with padding.
+        lengths: number of tokens of each row.
+        limit: maximum number of tokens of a group, including padding.
 
     Returns:
-        For each group the indices of its rows, the longest row first.
+        For each group, the indices of its rows. The longest row comes first.
     """
     groups: list[list[int]] = []
     longest = tokens = 0.0

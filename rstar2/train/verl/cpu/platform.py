@@ -13,9 +13,9 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 NAME = "cpu"
 CPU_ROLLOUT = "rstar2_cpu"
-"""The name of the rollout backend in VERL's config."""
+"""The name of our rollout backend for CPUs in VERL's config."""
 WORTH_FREEING = 256 << 20
-"""Memory in free blocks is returned to the system if it is at least this many bytes."""
+"""Memory in free blocks is returned to the operating system only if at least this many bytes are free."""
 _FROM_TORCH_CPU = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
 _NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
@@ -27,8 +27,8 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`, which has ten sizes. The ninth size, `fordblks`, is the number of bytes in free
-    blocks."""
+    """glibc's `struct mallinfo2`, which consists of ten numbers. The ninth number, `fordblks`, is the number of bytes
+    in free blocks."""
 
     _fields_ = [
         *((f"size{i}", ctypes.c_size_t) for i in range(8)),
@@ -40,10 +40,10 @@ class _Mallinfo(ctypes.Structure):
 def free_unused(*args: Any, **kwargs: Any) -> None:
     """Returns freed memory to the operating system. If the C library is not glibc, nothing happens.
 
-    glibc keeps freed blocks of up to 32 MiB, such as a layer's activations. VERL calls this function after each update.
-    Without this function, the process would still own an update's memory while the next step computes its
-    log-probabilities. Less than `WORTH_FREEING` is not returned, because allocating it again would cost a small model a
-    tenth of its time.
+    By itself, glibc does not return freed blocks of up to 32 MiB, such as a layer's activations. VERL calls this
+    function after each update. Without this function, the process would still own the memory of an update while the
+    next step computes its log-probabilities. If less than `WORTH_FREEING` is free, nothing is returned, because a small
+    model would spend a tenth of its time on allocating the memory again.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
@@ -82,7 +82,7 @@ def _device_module() -> types.ModuleType:
 class CpuPlatform(PlatformBase):  # type: ignore[misc]
     """VERL's platform for a CPU, with one logical device per rank.
 
-    Ray sees the number of logical GPUs that `ray_init.num_gpus` sets.
+    `ray_init.num_gpus` sets how many logical GPUs Ray sees.
     """
 
     device_name = NAME

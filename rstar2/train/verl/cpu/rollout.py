@@ -1,4 +1,4 @@
-"""A rollout server for VERL on a CPU: our in-process engine, with VERL's replica interface."""
+"""A rollout server for VERL on a CPU: our in-process engine, behind VERL's interface for replicas."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from rstar2.train.verl.cpu.platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 
 READY_S = 300.0
-"""Limit for the seconds in which a server loads a model, or new weights."""
+"""Maximum number of seconds that a server may take to load a model, or to load new weights."""
 _STREAM = 7_368_787
-"""This number is added to a seed for each interruption, so that a turn that continues draws new random numbers."""
+"""This number is added to a seed for each interruption, so that a turn that continues after an interruption draws new
+random numbers."""
 
 
 class CpuServer:
@@ -70,7 +71,8 @@ class CpuServer:
         )
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Replaces the weights between two steps of the engine. Raises KeyError for a weight that the model lacks."""
+        """Replaces the weights between two steps of the engine. Raises KeyError if a new weight has a name that the
+        model does not have."""
 
         def load() -> None:
             state = self._engine.model.state_dict()
@@ -86,10 +88,10 @@ class CpuServer:
         self._global_steps = global_steps
 
     async def abort_all_requests(self, **_: Any) -> None:
-        """Ends every request with the tokens that the request has so far. Later requests wait for `resume_generation`.
-        The wait lasts for the duration of an update, which `rstar2.train.launch` limits: after `hardware.hung_after_s`
-        without a sign of life, the launcher ends the trainer, and this actor with it.
-        """
+        """Ends every request, which then returns the tokens that were generated so far. Later requests wait until
+        `resume_generation` is called. Requests wait as long as an update takes. `rstar2.train.launch` limits this time:
+        if the trainer gives no sign of life for `hardware.hung_after_s` seconds, the launcher ends the trainer, and
+        with it this actor."""
         self._generates.clear()
         self._interruptions += 1
         await self._engine.interrupt()
@@ -111,7 +113,7 @@ def _actor_name(replica_rank: int) -> str:
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
-    """A replica of VERL, which has one server actor."""
+    """One of VERL's replicas of the rollout engine. The replica has one server actor."""
 
     async def launch_servers(self) -> None:
         server = (
@@ -126,7 +128,8 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuRollout(BaseRollout):  # type: ignore[misc]
-    """The part in the trainer's worker, which sends its weights to the server actor."""
+    """The part of the rollout backend that runs in the trainer's worker. This part sends the trainer's weights to the
+    server actor."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)

@@ -1,1 +1,1 @@
-"""Rollout engines for training and for the filter before a stage, and the router that assigns rollouts to them."""
+"""Rollout engines for training and for the filter before a stage, and the router that assigns rollouts to engines."""

@@ -1,9 +1,9 @@
-"""A router plugin for VERL, in which our scheduler assigns rollouts to engines. VERL runs it as a Ray actor.
+"""A router plugin for VERL, in which our scheduler assigns rollouts to engines. VERL runs the router as a Ray actor.
 
-VERL's client calls `acquire_server` before each turn of a rollout, and `release_server` after the turn. The first call
-returns when an engine has room. Two further calls are ours: the agent loop calls `end_session` when a rollout has
-ended, and `engine_failed` when its engine has died. VERL's setting `rollout.router_config_path` names the file with the
-settings, which `rstar2.train.command` writes.
+VERL's client calls `acquire_server` before each turn of a rollout, and `release_server` after the turn.
+`acquire_server` returns when an engine has room. Our agent loop makes two more calls: `end_session` when a rollout has
+ended, and `engine_failed` when the engine of a rollout has died. The router's settings are in a file that
+`rstar2.train.command` writes and that VERL's setting `rollout.router_config_path` names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rstar2.train.scheduler.metrics import read_vllm
 from rstar2.train.scheduler.policy import Scheduler, SchedulerSettings
 
 MOST_CALLS = 1 << 20
-"""Limit for the actor's concurrent calls. Every waiting rollout is one call. With Ray's default limit of 1,000, waiting
-calls could block the calls that make room for the waiting ones."""
+"""Maximum number of calls that the actor handles at the same time. Every waiting rollout is one call. With Ray's
+default limit of 1,000, waiting calls could block the calls that would make room for the waiting rollouts."""
 READ_EVERY_S = 2.0
 _HTTP_S = 5.0
 _PING_S = 10.0
 _FIRST_READING_S = 30.0
 GROUP_ENDS = "/"
-"""Separator in a request's id. The part of the id before the separator is the rollout's group."""
+"""The separator in a request's id. The part of the id before the separator is the name of the rollout's group."""
 _NO_SERVER = "No available servers in load balancer"
 """The text of an error after which VERL's asynchronous client waits and tries again."""
 
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 class SessionRouter:
-    """The scheduler behind VERL's interface (`verl.workers.rollout.router.RequestLoadBalancer`).
+    """Our scheduler, behind VERL's interface for routers (`verl.workers.rollout.router.RequestLoadBalancer`).
 
     Args:
-        servers: the engines' actor handles by `address:port`.
+        servers: the actor handle of each engine, by the engine's `address:port`.
         config: the settings: `in_flight` and `quiet_s` of `SchedulerSettings`, and `metrics`, which says whether the
             engines have a page `/metrics` at their address.
     """
@@ -78,7 +78,7 @@ class SessionRouter:
     async def acquire_server(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> tuple[str, Any]:
-        """Waits for an engine for a rollout's next turn, and returns its name and handle.
+        """Waits for an engine for a rollout's next turn, and returns the engine's name and handle.
 
         Raises:
             RuntimeError: there is no engine, or the rollout does not fit into any engine's KV cache, or no engine had
@@ -110,7 +110,7 @@ class SessionRouter:
 
         Args:
             request_id: the id of the rollout's requests.
-            tokens: the rollout's number of tokens, with the prompt, or None if the rollout failed.
+            tokens: the rollout's number of tokens, including the prompt, or None if the rollout failed.
         """
         self.refused(request_id, "the rollout has ended")
         self._scheduler.end(request_id, tokens, time.monotonic())
@@ -119,7 +119,7 @@ class SessionRouter:
             self._report()
 
     async def engine_failed(self, request_id: str) -> bool:
-        """Whether a rollout's engine is dead, so that the rollout should request another."""
+        """Whether a rollout's engine is dead, so that the rollout should request another engine."""
         session = self._scheduler.sessions.get(request_id)
         if session is None or session.engine is None:
             return True
@@ -164,7 +164,8 @@ class SessionRouter:
         }
 
     def _report(self) -> None:
-        """Prints the number of rollouts and turns since the last report. Ray sends the output to the trainer's log."""
+        """Prints how many rollouts and turns have ended since the last report. Ray sends the output to the trainer's
+        log."""
         engines = (
             f"{name} {self._turns[name]} turns, KV cache of {state.capacity or 'unknown'} tokens"
             for name, state in self._scheduler.engines.items()
@@ -204,7 +205,7 @@ class SessionRouter:
             self._scheduler.read(name, reading, time.monotonic())
 
     async def _drop_if_dead(self, name: str) -> bool:
-        """Removes an engine if Ray reports that its actor is dead. Returns whether the engine is dead."""
+        """Removes an engine if Ray reports that the engine's actor is dead. Returns whether the engine is dead."""
         handle = self._handles.get(name)
         if handle is None:
             return True
@@ -222,4 +223,4 @@ class SessionRouter:
 
 
 RolloutRouter = ray.remote(num_cpus=0, max_concurrency=MOST_CALLS)(SessionRouter)
-"""The actor class that VERL creates."""
+"""The class from which VERL creates the router's actor."""

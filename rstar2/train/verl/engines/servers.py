@@ -1,9 +1,9 @@
 """Starts vLLM servers on all GPUs of a Ray cluster. The servers run until this process ends.
 
 `python -m rstar2.train.verl.engines.servers COUNT GPUS READY NAMES command …` starts the command COUNT times, with
-`--host` and `--port`. Each server gets as many GPUs of one node as GPUS says. When all servers respond, their URLs are
-written to the file READY as a JSON list. NAMES are names of environment variables, separated by commas, that are copied
-to the nodes. The servers' logs are in the folder of READY.
+`--host` and `--port` added. GPUS is the number of GPUs that each server gets, all on one node. When all servers
+respond, their URLs are written to the file READY as a JSON list. NAMES are names of environment variables, separated by
+commas, that are copied to the nodes. The servers' logs are in the folder of READY.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rstar2.processes import free_port
 from rstar2.serve import running_server
 
 READY_S = 1800.0
-"""Limit for the seconds in which a server loads its model, from when it has its GPUs."""
+"""Maximum number of seconds that a server may take to load its model after it has got its GPUs."""
 
 
 class Server:
@@ -32,7 +32,7 @@ class Server:
         self._stack = ExitStack()
 
     def start(self, command: list[str], log: Path) -> str:
-        """Starts the server, and returns its URL when it responds. Raises Failure if it does not respond."""
+        """Starts the server, and returns its URL when it responds. Raises Failure if the server does not respond."""
         host, port = ray.util.get_node_ip_address(), free_port()
         url = f"http://{host}:{port}"
         words = [*command, "--host", host, "--port", str(port)]

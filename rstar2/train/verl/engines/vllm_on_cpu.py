@@ -19,7 +19,8 @@ from vllm.model_executor.layers import utils
 
 
 def _use_as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Replaces `dispatch_cpu_unquantized_gemm` (vLLM 0.32), which would make layers multiply by repacked copies."""
+    """Replaces `dispatch_cpu_unquantized_gemm` (vLLM 0.32), which would make layers use repacked copies of their
+    weights."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
@@ -30,7 +31,8 @@ def _end_engine_with_server() -> None:
     """Starts a thread that kills vLLM's engine when VERL's server ends.
 
     VERL's server has started the engine, and the engine has started this process. Without the thread, the engine would
-    survive a server that was killed, and keep its memory. The worker, which is this process, ends with the engine.
+    keep running, and keep its memory, after the server was killed. The worker, which is this process, ends with the
+    engine.
     """
     engine = os.getppid()
     server = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
@@ -45,7 +47,8 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's extension of vLLM's worker, which receives new weights. With this class, layers use the new weights."""
+    """VERL's extension of vLLM's worker, which receives new weights. This class makes vLLM's layers use the new
+    weights."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:
         _end_engine_with_server()

@@ -1,7 +1,7 @@
 """Checks the free disk space before VERL writes a checkpoint. Every VERL process imports this module.
 
-Without this check, VERL would fail while it writes, and leave a truncated checkpoint on the full disk. torch's error
-message does not name the disk.
+Without this check, VERL would fail while it writes a checkpoint, and leave the truncated checkpoint on the full disk.
+torch's error message does not name the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rstar2.train.trainer.saving import STAGE_FOLDER
 
 
 def own_bytes(manager: FSDPCheckpointManager) -> int:
-    """Bytes of the weights and optimizer state that this rank saves."""
+    """Returns the number of bytes of the weights and the optimizer state that this rank saves."""
     size = 0
     if manager.should_save_model:
         size += _bytes([*manager.model.parameters(), *manager.model.buffers()])
@@ -33,7 +33,8 @@ def own_bytes(manager: FSDPCheckpointManager) -> int:
 
 
 def _bytes(values: Iterable[Any]) -> int:
-    """Bytes of the tensors among the values. If a tensor is sharded over ranks, only this rank's shard counts."""
+    """Returns the number of bytes of all tensors in `values`. If a tensor is sharded over ranks, only this rank's shard
+    counts."""
     local = (each.to_local() if hasattr(each, "to_local") else each for each in values)
     return sum(each.numel() * each.element_size() for each in local if isinstance(each, torch.Tensor))
 
@@ -41,10 +42,11 @@ def _bytes(values: Iterable[Any]) -> int:
 def _space_fault(
     manager: FSDPCheckpointManager, checkpoint: Path, size: int, step: int, keep: int | None
 ) -> RStarError | None:
-    """Removes the checkpoints that VERL removes before it writes, and returns why the next one cannot be written.
+    """Removes the checkpoints that VERL would remove before it writes the next checkpoint. Returns an error if the next
+    checkpoint cannot be written, or None if it can be written.
 
-    Any exception becomes a Failure, which the other ranks get too. Without the Failure, the other ranks would wait
-    until NCCL times out.
+    Any exception becomes a Failure that all ranks raise. If only this rank raised the exception, the other ranks would
+    wait until NCCL times out.
     """
     try:
         # VERL removes them itself, but only after this check. The space that this frees must count.
@@ -58,7 +60,8 @@ def _space_fault(
 
 
 def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `FSDPCheckpointManager.save_checkpoint`: either every rank raises before any writes, or no rank raises."""
+    """Wraps `FSDPCheckpointManager.save_checkpoint`, so that either every rank raises an error before any rank writes,
+    or no rank raises an error."""
 
     @functools.wraps(original)
     def save(

@@ -1,4 +1,5 @@
-"""Sends traces of training rollouts to MLflow, trackio or Weave, with their reward, verdict and selection.
+"""Sends traces of training rollouts to MLflow, trackio or Weave. A trace has the rollout's reward and verdict, and says
+whether the rollout was selected.
 
 VERL's own trace hooks run in the agent-loop processes, for all rollouts and before the selection. The code of this
 module runs where the sampler writes traces to the stage's folder, so the trackers show the same rollouts as the stage's
@@ -19,7 +20,7 @@ from rstar2.train.verl.output.trackers import before_finish, first_step, start_m
 
 NAME = "rollout"
 FINISH_S = 60.0
-"""Limit for the seconds in which a tracker sends its remaining traces at the end of training."""
+"""At the end of training, a tracker may take at most this many seconds to send its remaining traces."""
 log = logging.getLogger(__name__)
 
 
@@ -28,8 +29,8 @@ class Sink:
     """A tracker that has been started."""
 
     send: Callable[[Trace, int], None]
-    """Gives the tracker a trace and its step, counted over all stages. The tracker sends the trace in the background.
-    """
+    """Gives the tracker a trace and the number of the trace's step, counted over all stages. The tracker sends the
+    trace in the background."""
     finish: Callable[[], object]
     """Waits until the tracker has sent all of its traces."""
 
@@ -41,13 +42,13 @@ class TraceSender:
         self._trackers = trackers
         self._run = run
         self._started: dict[TraceTracker, Sink | None] = {}
-        """The trackers by name; None if a tracker did not start. Such a tracker is not started again, because each
-        attempt may take minutes."""
+        """The started trackers, by name; None for a tracker that did not start. A tracker that did not start is not
+        tried again, because each attempt may take minutes."""
 
     def send(self, traces: Iterable[Trace]) -> int:
         """Sends traces of rollouts to all of the phase's trackers.
 
-        If a tracker fails, training continues, and the error is in the log.
+        If a tracker fails, the error is logged, and training continues.
 
         Returns:
             The number of traces that a tracker did not accept, summed over all trackers.
@@ -85,7 +86,11 @@ def _finish(tracker: TraceTracker, sink: Sink) -> None:
     sending.start()
     sending.join(FINISH_S)
     if sending.is_alive():
-        log.warning("%s has not sent all traces after %g s; the rest may be missing there", tracker, FINISH_S)
+        log.warning(
+            "%s has not sent all traces after %g s, so the remaining traces may be missing there",
+            tracker,
+            FINISH_S,
+        )
 
 
 def conversation(trace: Trace) -> list[dict[str, str]]:
@@ -98,7 +103,7 @@ def conversation(trace: Trace) -> list[dict[str, str]]:
 
 
 def facts(trace: Trace) -> dict[str, Any]:
-    """Returns the values of a rollout by which a tracker can filter."""
+    """Returns the values of a rollout by which users of a tracker can filter rollouts."""
     return {
         "problem_id": trace.problem_id,
         "sample": trace.sample,
@@ -122,7 +127,8 @@ def _result(call: ToolCall) -> dict[str, Any]:
 
 
 def _mlflow(run: str) -> Sink:
-    """Starts MLflow as a trace tracker. A rollout becomes a span, with a span below it for each turn and each call."""
+    """Starts MLflow as a trace tracker. A rollout becomes a span, which has a child span for each turn and for each
+    call."""
     import mlflow
     from mlflow.entities import SpanType
 
@@ -174,7 +180,7 @@ def _trackio(run: str) -> Sink:
 
 
 def _weave(run: str) -> Sink:
-    """Starts Weave as a trace tracker. A rollout becomes a call, with a call below it for each tool call."""
+    """Starts Weave as a trace tracker. A rollout becomes a call in Weave, which has a child call for each tool call."""
     import weave
 
     client = weave.init(PROJECT)

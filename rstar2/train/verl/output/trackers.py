@@ -1,8 +1,8 @@
 """Makes each phase one run in a tracker, with steps counted over all stages. Every VERL process imports this module.
 
-In contrast, our own metrics file counts the steps of its stage. The ids of a phase's runs are in `tracker_runs.json` in
-the phase's folder. A phase that is started again continues these runs. A new folder gets new runs, even if its name is
-the same.
+In our own metrics file, in contrast, steps are counted from the beginning of the stage. The ids of a phase's runs are
+in `tracker_runs.json` in the phase's folder. A phase that is started again continues its runs. A phase in a new folder
+gets new runs, even if the folder has the same name as an earlier folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rstar2.train.trainer.tracking import FIRST_STEP
 
 RUNS_FILE = "tracker_runs.json"
 _METRICS_FILE = "VERL_FILE_LOGGER_PATH"
-"""Environment variable with the path of our own metrics file, which is in the phase's folder."""
+"""The environment variable that contains the path of our own metrics file, which is in the phase's folder."""
 _METRICS_LOGGER = "file"
 _open_trackers, _finish_trackers = Tracking.__init__, Tracking.finish
 before_finish: list[Callable[[], None]] = []
@@ -31,16 +31,16 @@ before_finish: list[Callable[[], None]] = []
 
 
 def first_step() -> int:
-    """Returns the number of steps of the stages before.
+    """Returns the number of steps of all earlier stages.
 
-    The function reads the environment at each call, because a forked process imports this module before its variables
-    are set.
+    The function reads the environment at each call, because a forked process imports this module before its environment
+    variables are set.
     """
     return int(os.environ.get(FIRST_STEP, "0"))
 
 
 def start_mlflow(project: str) -> None:
-    """Connects MLflow to the server or file in MLFLOW_TRACKING_URI, with the project as the experiment.
+    """Connects MLflow to the server or file that MLFLOW_TRACKING_URI names. The project is used as MLflow's experiment.
 
     If MLFLOW_TRACKING_URI names a file, artifacts are stored in the folder of that file. By itself, MLflow would store
     artifacts in the current folder.
@@ -67,7 +67,7 @@ def start_trackio(project: str, name: str, config: Any = None) -> None:
 
 
 def _run_ids() -> dict[str, str]:
-    """Returns the ids of the phase's runs by tracker."""
+    """Returns the id of the phase's run in each tracker."""
     path = Path(os.environ[_METRICS_FILE]).with_name(RUNS_FILE)
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
@@ -86,7 +86,8 @@ def _open(
     """Replaces VERL's `Tracking.__init__`, to start each tracker with one run per phase.
 
     Raises:
-        Failure: a tracker did not start. If MLflow does not start, VERL would only log this and train without MLflow.
+        Failure: a tracker did not start. If MLflow does not start, VERL itself would only log the error and train
+            without MLflow.
     """
     names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
     for name, variable in (("wandb", "WANDB_RUN_ID"), ("swanlab", "SWANLAB_RUN_ID")):
@@ -108,7 +109,7 @@ def _open(
     if missing := [name for name in names if name not in self.logger]:
         raise Failure(
             f"the tracker {missing[0]} did not start; the lines above in this log say why",
-            "Correct its settings, or remove it from `trackers`.",
+            "Correct the tracker's settings, or remove the tracker from `trackers`.",
         )
     if own_mlflow_run:
         import mlflow

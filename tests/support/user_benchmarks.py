@@ -1,4 +1,4 @@
-"""Benchmarks as a user would write them. Tests name them as `support.own_benchmarks:NAME`."""
+"""Benchmarks as a user would write them. Tests name them as `support.user_benchmarks:NAME`."""
 
 from __future__ import annotations
 

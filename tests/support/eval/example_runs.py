@@ -1,4 +1,4 @@
-"""Generates runs for tests of code that reads runs. Their shape is realistic, and every number is known."""
+"""Writes runs for tests of code that reads runs. The runs look realistic, and the tests know every number in them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRACEBACK = (
 )
 
 
-def made_run(
+def write_run(
     folder: Path,
     name: str = "aime24",
     problems: int = 30,
@@ -51,11 +51,11 @@ def made_run(
     lift: float = 0.0,
     categories: Sequence[str] = (),
 ) -> Path:
-    """Write the folder of a finished run with one benchmark, whose problems are easy to hopeless.
+    """Write the folder of a finished run with one benchmark. A second call with another name adds a benchmark.
 
-    `lift` raises the rates at which problems are solved. With `categories`, the problems have these categories in turn,
-    and the verdicts are recorded as scores of the category. A second call with the same folder and another name adds a
-    benchmark to the run.
+    Args:
+        lift: Is added to the rate at which each problem is solved. The rates without it fall from 1.0 towards 0.05.
+        categories: The problems have these categories in turn. The verdicts are recorded as scores of the category.
     """
     rng = random.Random(seed)
     benchmark_problems = [
@@ -77,7 +77,7 @@ def made_run(
         for sample in range(samples):
             for number, problem in enumerate(benchmark_problems):
                 rate = min(1.0, max(0.0, 1.05 - number / problems + lift))
-                trace = made_trace(problem, sample, rate, rng)
+                trace = random_trace(problem, sample, rate, rng)
                 if categories:
                     score = {categories[number % len(categories)]: [float(trace.correct)]}
                     trace = trace.model_copy(update={"scores": score})
@@ -104,8 +104,12 @@ def made_run(
     return folder
 
 
-def made_trace(problem: Problem, sample: int, rate: float, rng: random.Random) -> Trace:
-    """Return a trace with up to five tool calls, of which some failed."""
+def random_trace(problem: Problem, sample: int, rate: float, rng: random.Random) -> Trace:
+    """Return a random trace with up to five tool calls. Some calls failed.
+
+    Args:
+        rate: The probability that the answer is correct.
+    """
     draw = rng.random()
     verdict = "correct" if draw < rate else rng.choice(["wrong", "wrong", "wrong", "unparsed", "timeout"])
     answer = problem.answer if verdict == "correct" else str(rng.randint(200, 999))
@@ -158,9 +162,9 @@ def _call_turn(failed: bool, number: int, place: int, rng: random.Random) -> Tur
     )
 
 
-def staged_run(folder: Path) -> Path:
+def write_staged_run(folder: Path) -> Path:
     """Write a run of two training stages, with curves, one measured benchmark and rollouts."""
-    made_run(folder, "eval/sft", problems=12, samples=2)
+    write_run(folder, "eval/sft", problems=12, samples=2)
     phases = [
         {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
          "calls_per_trace": 1.0, "mean_tokens": 80.0, "wall_s": 30.0}
@@ -177,16 +181,16 @@ def staged_run(folder: Path) -> Path:
         rows = [_step(number, 0.3 / number) for number in range(1, steps + 1)]
         (folder / stage).mkdir(parents=True)
         (folder / stage / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keep_rollouts(folder / "stage1", steps=5, per_step=4)
+    write_rollouts(folder / "stage1", steps=5, per_step=4)
     return folder
 
 
-def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> None:
-    """Write rollouts of a training stage, and some that the engine could not finish."""
+def write_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> None:
+    """Write `per_step` rollouts for each step of a training stage, and `failed` rollouts that were not finished."""
     rng = random.Random(0)
     problem = Problem("rl-001", "How many lamps are lit after $n^2$ days?", "7")
     for step in range(1, steps + 1):
-        traces = [made_trace(problem, sample, 0.5, rng) for sample in range(per_step)]
+        traces = [random_trace(problem, sample, 0.5, rng) for sample in range(per_step)]
         write_step(
             stage / "traces",
             step,
@@ -196,9 +200,9 @@ def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> No
             ],
         )
     for sample in range(failed):
-        torn = made_trace(problem, sample, 0.0, rng)
+        failed_trace = random_trace(problem, sample, 0.0, rng)
         change = {"finish": "error", "verdict": None, "extracted": None, "rule": "", "step": 1}
-        write_failed(stage / "traces", torn.model_copy(update=change))
+        write_failed(stage / "traces", failed_trace.model_copy(update=change))
 
 
 def _step(number: int, failed: float) -> dict[str, Any]:
@@ -207,9 +211,9 @@ def _step(number: int, failed: float) -> dict[str, Any]:
     return {"step": number, "data": data}
 
 
-def unfinished_run(folder: Path) -> Path:
-    """Write a run with one benchmark that has some traces but no results yet, and one that has no traces."""
-    made_run(folder, problems=3, samples=1)
+def write_unfinished_run(folder: Path) -> Path:
+    """Write a run with two benchmarks: one has traces but no results yet, the other has no traces."""
+    write_run(folder, problems=3, samples=1)
     (folder / "aime24" / "results.json").unlink()
     with TraceWriter(folder / "empty" / "traces.jsonl"):
         pass

@@ -1,4 +1,4 @@
-"""Prompts with all kinds of IFEval's instructions, and answers that follow some instructions and not others."""
+"""Prompts with all kinds of IFEval instructions, and answers that follow some of them."""
 
 from __future__ import annotations
 
@@ -55,13 +55,15 @@ ANSWERS = [
 
 def rows() -> list[dict[str, Any]]:
     """Return rows in IFEval's form: one prompt per kind of instruction, and some with two kinds."""
-    kinds = [(name, kwargs) for name, several in INSTRUCTIONS.items() for kwargs in several]
+    kinds = [(name, kwargs) for name, arguments in INSTRUCTIONS.items() for kwargs in arguments]
     single = [([name], [kwargs]) for name, kwargs in kinds]
     pairs = [
-        ([first, second], [one, two])
-        for (first, one), (second, two) in zip(kinds[::2], kinds[1::2], strict=False)
+        ([first_name, second_name], [first_arguments, second_arguments])
+        for (first_name, first_arguments), (second_name, second_arguments) in zip(
+            kinds[::2], kinds[1::2], strict=False
+        )
     ]
     return [
-        {"key": number, "prompt": "Say a river.", "instruction_id_list": names, "kwargs": several}
-        for number, (names, several) in enumerate(single + pairs)
+        {"key": number, "prompt": "Say a river.", "instruction_id_list": names, "kwargs": arguments}
+        for number, (names, arguments) in enumerate(single + pairs)
     ]

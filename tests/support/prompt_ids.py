@@ -1,4 +1,4 @@
-"""The token ids that a model gets for the same problem in an evaluation, in a chat and in VERL's rollouts."""
+"""Collects the token ids that a model gets for the same problem in an evaluation, in a chat and in VERL's rollouts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rstar2.loop.turns.codec import ChatCodec
 class Recorder(Engine, Protocol):
     """An engine with scripted completions that records its prompts."""
 
-    asked: list[list[int]]
+    prompts: list[list[int]]
 
     def write(self, prompt: Sequence[int]) -> list[int]: ...
 
 
-async def asked_in_eval(
+async def eval_prompt_ids(
     engine: Recorder, codec: ChatCodec, tools: SharedTools, problem: Problem, folder: Path
 ) -> list[list[int]]:
     with GraderPool(workers=1) as grader:
@@ -42,17 +42,17 @@ async def asked_in_eval(
             grader=grader,
             settings=EvalSettings(samples=1),
         )
-    return engine.asked
+    return engine.prompts
 
 
-async def asked_in_chat(
+async def chat_prompt_ids(
     engine: Recorder, codec: ChatCodec, tools: SharedTools, problem: Problem
 ) -> list[list[int]]:
     await Conversation(engine, codec, tools, Limits(), Sampling()).ask(problem.problem)
-    return engine.asked
+    return engine.prompts
 
 
-async def asked_by_verl(
+async def verl_prompt_ids(
     make_engine: Callable[[ChatCodec], Recorder],
     model: Path,
     tools: SharedTools,
@@ -79,10 +79,10 @@ async def asked_by_verl(
     loop._codec, loop._limits, loop._tools = codec, Limits(), tools
     loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, Reward(reward)
     (row,) = in_format(rl_rows([problem], 2, "test"), codec.format)
-    about = {key: row[key] for key in ("extra_info", "reward_model")}
+    verl_columns = {key: row[key] for key in ("extra_info", "reward_model")}
     output = await loop.run(
-        {"temperature": 1.0}, raw_prompt=row["prompt"], uid="u", session_id=0, global_steps=1, **about
+        {"temperature": 1.0}, raw_prompt=row["prompt"], uid="u", session_id=0, global_steps=1, **verl_columns
     )
     assert output.reward_score == 1.0
-    assert output.prompt_ids == engine.asked[0]
-    return engine.asked
+    assert output.prompt_ids == engine.prompts[0]
+    return engine.prompts

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.process_table import descendants
 from support.waiting import TIMEOUT_S
 
-HELD = """
+WAIT_FOR_RELEASE = """
 import signal, time
 _released = []
 signal.signal(signal.SIGWINCH, lambda *_: _released.append(True))
@@ -43,7 +43,7 @@ def release_until(condition: Callable[[], object], worker: int) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s in vain"
         for pid in programs(worker):
-            # A program that does not wait, or not yet, ignores the signal.
+            # A program that does not wait, or does not wait yet, ignores the signal.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGWINCH)
         time.sleep(0.01)

@@ -23,7 +23,7 @@ SIMILAR = "Find a * b, where a = {n} and b = 77."
 
 
 @dataclass(frozen=True)
-class Taught:
+class OverfittedModel:
     """A trained model. Its folder has the base model's files, so its turns end with the base model's token."""
 
     folder: Path
@@ -33,13 +33,13 @@ class Taught:
     """The text of the model's first turn."""
 
 
-def taught_model(
+def overfitted_model(
     folder: Path,
     tied: bool = True,
     messages: list[dict[str, str]] | None = None,
     low: float = LOW,
     context: int = 256,
-) -> Taught:
+) -> OverfittedModel:
     """Create a base model and overfit it on one conversation, including the tool output.
 
     Args:
@@ -68,7 +68,7 @@ def taught_model(
         old.unlink()
     model.save_pretrained(folder)
     turn = messages[1]["content"].removeprefix(codec.turn_start)
-    return Taught(folder, codec, messages[0]["content"], turn)
+    return OverfittedModel(folder, codec, messages[0]["content"], turn)
 
 
 def failing_model(folder: Path) -> None:
@@ -77,7 +77,7 @@ def failing_model(folder: Path) -> None:
 
     [repaired] = builtin.traces(1, 1, {"repaired": 1.0})
     assert repaired[0]["content"] == SIMILAR.format(n=79)
-    taught_model(folder.parent / "taught", messages=repaired, low=0.15, context=1024)
+    overfitted_model(folder.parent / "taught", messages=repaired, low=0.15, context=1024)
     with_format(folder.parent / "taught", builtin.FORMAT, folder)
 
 

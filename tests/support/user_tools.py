@@ -1,4 +1,4 @@
-"""Tools as a user would write them. Tests name them as `support.own_tools:NAME`."""
+"""Tools as a user would write them. Tests name them as `support.user_tools:NAME`."""
 
 from __future__ import annotations
 
