@@ -1,4 +1,4 @@
-"""`rstar2 data agree`: samples a model on candidate problems for RL, to find those whose label it agrees with."""
+"""`rstar2 data agree`: finds the candidate problems for RL whose label agrees with a model's answers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def command(
     ] = 30_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
-    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,
+    in_flight: Annotated[int, typer.Option(min=1, help="Number of rollouts that run at the same time.")] = 64,
     wait: Wait = 300.0,
 ) -> None:
     """Sample a model on every candidate problem and record how often its answer agrees with the label.
 
-    This is an evaluation that stores no traces. The run's folder gets verdicts.jsonl, with the id, sample and verdict
-    of each rollout. Pass the folder to `data prepare` as --agree, or as --measured for --pass-rate and
-    --exclude-solved.
+    The command runs an evaluation, but stores no traces. The command writes the id, sample and verdict of each rollout
+    to verdicts.jsonl in the run's folder. Pass the run's folder to `data prepare`: as --agree, or as --measured if you
+    use --pass-rate or --exclude-solved.
     """
     from rstar2.eval.measure import measure
     from rstar2.eval.plan import EvalRequest

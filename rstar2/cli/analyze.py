@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rstar2.analysis.tables import Table
 
 MAX_COLUMNS = 8
-"""A table with more columns is printed transposed, with its rows as columns."""
+"""Maximum number of columns of a table. A table with more columns is printed transposed, with its rows as columns."""
 MAX_TRANSPOSED_ROWS = 5
 """Maximum number of rows that a transposed table shows side by side."""
 
@@ -41,15 +41,16 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that wrote the traces; a forward pass computes exact entropies. A model's folder, the "
-            "folder of a run or stage that made it, or a hub id. With --url, only its tokenizer is used."
+            help="The model that wrote the traces; a forward pass of this model computes exact entropies. A "
+            "model's folder, the folder of a run or stage that made it, or a hub id. With --url, only the model's "
+            "tokenizer is used."
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="A vLLM server with the model that wrote the traces; entropies are then bounds, from its top 20 "
-            "log-probabilities."
+            help="A vLLM server with the model that wrote the traces. The server returns only the 20 "
+            "largest log-probabilities of each token, which give bounds of the entropy."
         ),
     ] = None,
     model_name: ModelName = None,
@@ -65,16 +66,17 @@ def command(
         typer.Option(
             "--output",
             "-o",
-            help="Folder for tables and plots; by default `analysis` in the run. Required for several paths.",
+            help="Folder for tables and plots; by default the folder `analysis` in the run's folder. "
+            "Required for several paths.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look inside traces: uncertain tokens, failed calls, behaviour.
 
-    A training run needs neither --model nor --url. The run's own models compute the entropies of its evaluations, and
-    the entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies are stored beside
-    the traces, and `rstar2 report` shades the traces by them.
+    For a training run, neither --model nor --url is needed. The run's own models compute the entropies of its
+    evaluations, and the entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies
+    are stored beside the traces, and `rstar2 report` shades the traces by them.
     """
     import json
 

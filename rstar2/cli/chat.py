@@ -47,12 +47,16 @@ EPILOG = examples(
 
 
 def command(
-    run: Annotated[Path | None, typer.Option(help="A run's folder; chat with the model it trained.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="The folder of a run. The chat is with the model that the run trained."),
+    ] = None,
     model: common.Model = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="A server, as http://host:port: vLLM, or any OpenAI-compatible endpoint with --api chat."
+            help="Address of a server, as http://host:port. The server is vLLM, or with --api chat "
+            "any OpenAI-compatible endpoint."
         ),
     ] = None,
     model_name: common.ModelName = None,
@@ -61,8 +65,8 @@ def command(
     engine: Annotated[
         Literal["auto", "vllm", "transformers"],
         typer.Option(
-            help="The engine for a model on this machine; auto: vLLM, if it is installed and the model is large "
-            "enough to justify its start-up."
+            help="The engine for a model on this machine. auto selects vLLM if vLLM is installed and "
+            "the model is large enough to justify vLLM's start-up time, else transformers."
         ),
     ] = "auto",
     format: common.Format = None,
@@ -71,14 +75,14 @@ def command(
         str | None,
         typer.Option(
             metavar="program|notebook|MODULE:OBJECT",
-            help="program: Python starts afresh in each call. notebook: Python keeps its variables. Or a tool of your "
-            "own. By default the tool of the format.",
+            help="program: Python starts afresh in each call. notebook: Python keeps its variables. "
+            "MODULE:OBJECT: a tool of your own. The default is the tool of the format.",
         ),
     ] = None,
     judge: Annotated[
         str | None,
         typer.Option(
-            callback=common.checked_judge, help="URL of a judge; by default one is started for the chat."
+            callback=common.checked_judge, help="URL of a judge; by default a judge is started for the chat."
         ),
     ] = None,
     judge_token: common.JudgeToken = None,
@@ -90,11 +94,14 @@ def command(
         Path | None, typer.Option(help="Save the chat in this folder; a chat already there is continued.")
     ] = None,
     system: Annotated[
-        str | None, typer.Option(help="Text of the system message; by default the format's.")
+        str | None, typer.Option(help="Text of the system message; by default the text in the format.")
     ] = None,
     thoughts: Annotated[
         Literal["on", "off", "fold"],
-        typer.Option(help="Show the model's thought: in full, not at all, or folded to its size."),
+        typer.Option(
+            help="How to show the model's thoughts. on: in full; off: not at all; fold: only how long "
+            "each thought is."
+        ),
     ] = "on",
     temperature: common.Temperature = 0.6,
     top_p: common.TopP = 1.0,
@@ -111,9 +118,9 @@ def command(
 ) -> None:
     """Chat with a model that solves problems with Python.
 
-    A judge is started unless --judge names one. An engine is started for a model on this machine. In the chat, /help
-    lists the commands, Ctrl-C stops an answer, and Ctrl-D exits. The exit code is 0 after an answer, 1 after a failure,
-    2 for bad input, and 130 after Ctrl-C.
+    A judge is started unless --judge names one. If the model is on this machine, an engine is started to run it. In the
+    chat, /help lists the commands, Ctrl-C stops an answer, and Ctrl-D exits. The exit code is 0 after an answer, 1
+    after a failure, 2 for bad input, and 130 after Ctrl-C.
     """
     from rstar2.chat.keys import keys_unseen
 
@@ -129,7 +136,7 @@ def command(
         if top_p <= 0:
             raise UserError(
                 "--top-p must be above 0, not 0",
-                "Give 1 to turn it off, or --temperature 0 for greedy answers.",
+                "Give --top-p 1 to sample from all tokens, or --temperature 0 for greedy answers.",
             )
         request = _ChatRequest(
             ModelChoice(
@@ -208,7 +215,7 @@ class _Notices:
     """Shows notices, for instance that a server does not answer, on the screen that is in use."""
 
     show: Callable[[str], None] | None = None
-    """Shows one notice. None prints it to standard error."""
+    """Function that shows one notice. If the function is None, notices are printed to standard error."""
 
     def __call__(self, text: str) -> None:
         if self.show is not None:
@@ -218,9 +225,9 @@ class _Notices:
 
 
 def _single_question(question: str | None, as_json: bool) -> str | None:
-    """Returns the question of the command line or a pipe, or None if a person types at a terminal.
+    """Returns the question from the command line or a pipe, or None if a person types at a terminal.
 
-    Raises UserError if it is empty or not UTF-8, or if `as_json` needs one and there is none.
+    Raises UserError if the question is empty or not UTF-8, or if `as_json` is true and there is no question.
     """
     from rstar2.errors import UserError
 
@@ -233,10 +240,11 @@ def _single_question(question: str | None, as_json: bool) -> str | None:
         raise UserError(f"the question is not UTF-8: {error}", "Save it as UTF-8.") from error
     if question is None and as_json:
         raise UserError(
-            "--json prints one answer and needs a question", "Give it with --prompt or on standard input."
+            "--json prints one answer and needs a question",
+            "Give the question with --prompt or on standard input.",
         )
     if question is not None and not question.strip():
-        raise UserError("there is no question", "Give it with --prompt or on standard input.")
+        raise UserError("there is no question", "Give the question with --prompt or on standard input.")
     return question.strip() if question else None
 
 
@@ -247,7 +255,7 @@ def _open(
     judge_address: tuple[str | None, str | None],
     say: _Notices,
 ) -> tuple[OpenModel, NamedJudge]:
-    """Open the model, and the judge at `judge_address` (URL and token) or one that is started for the chat."""
+    """Open the model and a judge: the judge at `judge_address` (URL and token), or a judge started for the chat."""
     from rstar2.chat.judge import open_judge
     from rstar2.chat.model import open_model
 
@@ -298,7 +306,10 @@ def _transcript(
     model: str,
     say: _Notices,
 ) -> Transcript | None:
-    """Open the transcript in a folder, and continue a chat that is already there. Returns None without a folder."""
+    """Open the transcript in a folder, and continue a chat that is already there.
+
+    Returns None if no folder is given.
+    """
     from rstar2.chat.transcript import TRACES, open_transcript, read_transcript
 
     if folder is None:

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class QuietConsole(Console):
-    """A console that prints nothing more after its reader has ended, as in `rstar2 … | head`. The work continues.
+    """A console that stops printing if the program that reads its output ends, such as `head` in `rstar2 … | head`.
 
-    On a terminal, control sequences in the texts of models and programs are shown and not obeyed. A table that is too
-    wide is printed as records. Raises Failure if standard output cannot be written for another reason, such as a full
-    disk.
+    The command goes on with its work. On a terminal, control sequences in the texts of models and programs are shown as
+    text and have no effect. A table that is too wide is printed as records. Raises Failure if standard output cannot be
+    written for another reason, such as a full disk.
     """
 
     _silent = False
 
     @property
     def reader_gone(self) -> bool:
-        """Whether the reader has ended, such as `head` in `rstar2 … | head`."""
+        """Whether the program that reads the output has ended, such as `head` in `rstar2 … | head`."""
         poll = select.poll()
         poll.register(self.file.fileno(), 0)  # poll reports errors even if no event is requested
         return self._silent or any(event & select.POLLERR for _, event in poll.poll(0))
@@ -75,13 +75,13 @@ err = QuietConsole(stderr=True, highlight=False, emoji=False)
 
 
 Completion = Callable[[str], list[str]]
-"""Returns the completions of the beginning of a word, for typer's `autocompletion`."""
+"""A function for typer's `autocompletion`: it takes the beginning of a word and returns the words that complete it."""
 
 
 def completed_by(read: Callable[[], Iterable[str]]) -> Completion:
-    """Returns a completion from the names that `read` returns.
+    """Returns a `Completion` that offers the names that `read` returns.
 
-    It completes nothing if an extra that `read` needs is not installed.
+    The function completes nothing if an extra that `read` needs is not installed.
     """
 
     def names(incomplete: str) -> list[str]:
@@ -133,7 +133,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Read the problems from this file instead of the dataset hub: JSON lines, for gpqa-diamond also CSV.",
+        help="Read the problems from this file instead of the dataset hub. The file has JSON lines; "
+        "for gpqa-diamond it may be CSV.",
         metavar="FILE",
     ),
 ]
@@ -153,7 +154,8 @@ Model = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        help="A format's name or file, or a family of models such as qwen3.5; by default the model's own.",
+        help="A format's name or file, or a family of models such as qwen3.5; by default the format "
+        "of the model.",
         metavar="NAME|FILE",
         autocompletion=completed_by(_formats),
     ),
@@ -168,14 +170,14 @@ ModelName = Annotated[
 Api = Annotated[
     Literal["tokens", "chat"],
     typer.Option(
-        help="tokens: exchange token ids with a vLLM server, which is exact. chat: use any OpenAI-compatible "
-        "endpoint, without a tokenizer."
+        help="tokens: exchange token ids with a vLLM server, so that no token is decoded and encoded again. chat: "
+        "use any OpenAI-compatible endpoint, without a tokenizer."
     ),
 ]
 
 
 def checked_key(key: str | None) -> str | None:
-    """Callback of an option that takes a key or token. Raises what `check_key` raises."""
+    """Callback of an option that takes a key or token. Raises the errors that `check_key` raises."""
     if key:
         from rstar2.addresses import check_key
 
@@ -184,7 +186,7 @@ def checked_key(key: str | None) -> str | None:
 
 
 def checked_judge(url: str | None) -> str | None:
-    """Callback of an option that takes a judge's URL. Raises what `check_url` raises."""
+    """Callback of an option that takes a judge's URL. Raises the errors that `check_url` raises."""
     if url is not None:
         from rstar2.addresses import check_url
 
@@ -246,7 +248,10 @@ class RunGroup(TyperGroup):
 
 
 class _RunContext(typer.Context):
-    """Context of a command without a name. Its path has no space at the end, which would be shown in the usage."""
+    """Context of a command whose name is left out.
+
+    Typer would end the command's path with a space, which the usage line would show. This class removes the space.
+    """
 
     @property
     def command_path(self) -> str:
@@ -257,7 +262,7 @@ class _RunContext(typer.Context):
 def progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the current work and the seconds since the start.
 
-    On a terminal each text replaces the one before; otherwise each is a line on standard error.
+    On a terminal, each text replaces the previous text. Otherwise, each text is printed as a line on standard error.
     """
     began = time.monotonic()
     with ExitStack() as stack:
@@ -277,11 +282,11 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 _PAGE_PROGRESS_S = 2.0
-"""Seconds between two updates of the progress of a report page."""
+"""Seconds between two updates of the progress that is shown while a report page is written."""
 
 
 def write_page(run: Path, output: Path | None = None) -> Path:
-    """Write the report page of a run with `rstar2.report.write_report`, and show the number of traces so far."""
+    """Write the report page of a run with `rstar2.report.write_report`, and show how many traces are written so far."""
     from rstar2.report import write_report
 
     shown_at = time.monotonic()
@@ -302,10 +307,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
-    """Print the last lines of the logs in a folder whose file name begins with `part`.
+    """Print the last lines of each log in `folder` whose file name begins with `part`.
 
-    With `follow`, lines that are added later are printed too, until the reader of standard output has ended. If all of
-    the logs are empty, a message on standard error names them.
+    With `follow`, lines that are added later are printed too, until the program that reads standard output has ended.
+    If all of the logs are empty, a message on standard error names them.
 
     Args:
         whose: the owner of the logs, for messages.
@@ -334,7 +339,10 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
 
 
 def examples(*lines: tuple[str, str]) -> str:
-    """Returns the end of a help text, with one example per paragraph. `lines` are pairs of purpose and command line."""
+    """Returns the end of a help text, with one example per paragraph.
+
+    `lines` has a pair for each example: its purpose and its command line.
+    """
     paragraphs = "\n\n".join(
         f"[dim]{purpose}[/dim]\n\n  [cyan]{command}[/cyan]" for purpose, command in lines
     )

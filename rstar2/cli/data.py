@@ -156,7 +156,8 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="MIXTURE | SOURCE…",
-            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file); or names of sources, and files of your own.",
+            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file); or names of sources, and "
+            "paths of your own files.",
             autocompletion=completed_by(_mixtures_and_sources),
         ),
     ],
@@ -165,8 +166,9 @@ def prepare(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drop rows that share words with this benchmark, a name or a file; the recipe key grams.rule sets "
-            "the rule. Repeatable. [default: the mixture's]",
+            help="Drop rows that share sequences of words with this benchmark (its name or a file). "
+            "The recipe key grams.rule decides which sequences count. Repeatable. [default: the "
+            "mixture's]",
             autocompletion=completed_by(_benchmarks),
         ),
     ] = None,
@@ -180,7 +182,8 @@ def prepare(
     agree: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Keep problems if this `data agree` or `eval` run agrees with their label."
+            metavar="RUN",
+            help="Keep only problems whose label agrees with the answers of this `data agree` or `eval` run.",
         ),
     ] = None,
     measured: Annotated[
@@ -191,7 +194,8 @@ def prepare(
         ),
     ] = None,
     pass_rate: Annotated[
-        str | None, typer.Option(metavar="MIN..MAX", help="Keep problems with a pass rate in this range.")
+        str | None,
+        typer.Option(metavar="MIN..MAX", help="Keep only problems with a pass rate in this range."),
     ] = None,
     exclude_solved: Annotated[
         bool, typer.Option("--exclude-solved", help="Drop problems that every sample solved.")
@@ -244,7 +248,7 @@ def _changes(
     pass_rate: str | None,
     exclude_solved: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the recipe keys that the options replace, and the filters that they add."""
+    """Returns the recipe keys whose values the options replace, and the filters that the options add."""
     from rstar2.errors import UserError
 
     changes: dict[str, Any] = {}
@@ -276,7 +280,7 @@ def _changes(
 
 
 class _Steps:
-    """Shows each step of a preparation: its rows and their rate while the step runs, and a line at its end."""
+    """Shows each step of a preparation: while the step runs, its number of rows and rows per second; then one line."""
 
     def __init__(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -341,7 +345,8 @@ def _print_card(card: Card, output: Path) -> None:
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.checked:
         err.print(
-            "[yellow]not checked against any benchmark[/]: name those that you will evaluate on with --against",
+            "[yellow]not checked against any benchmark[/]: use --against to name the benchmarks "
+            "that you will evaluate on",
             soft_wrap=True,
         )
     data, card_file = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
@@ -354,11 +359,11 @@ _FORM_NOTES = {
     "lost_thoughts": "× a thought is left out, since the format has no place for it",
     "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
 }
-"""Warnings for counts of `FormCounts` that are not 0, by the count's name."""
+"""The warning for each count of `FormCounts`, by the count's name. It is printed if the count is not 0."""
 
 
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
-    """Print how many turns of each source have the answer form that they are asked for, and warn about the others.
+    """Print how many turns of each source have the answer form that their prompt asks for, and warn about the others.
 
     `rewarded` is true if the model's format asks for a form of answers that RL rewards.
     """
@@ -429,7 +434,7 @@ def inspect(
     if tokenizer is None and (format is not None or force_format):
         raise UserError(
             "--format and --force-format need a tokenizer",
-            "Give the model with --tokenizer, or leave them out.",
+            "Give the model with --tokenizer, or leave out --format and --force-format.",
         )
     prepared = open_prepared(path)
     table = Table("source", box=box.SIMPLE_HEAD)
@@ -492,21 +497,23 @@ def from_traces(
         int,
         typer.Option(
             min=1,
-            help="Maximum number of traces of a problem; those with the lowest penalty of Resampling on Correct "
-            "(RoC) come first.",
+            help="Maximum number of traces per problem. The traces with the lowest penalty in "
+            "Resampling on Correct (RoC) are taken first.",
         ),
     ] = 4,
     failed_calls: Annotated[int, typer.Option(min=0, help="Maximum number of failed calls in a trace.")] = 0,
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that wrote the traces: its folder, or that of a run. [default: the run's]"
+            help="The model that wrote the traces: the model's folder, or the folder of a run. "
+            "[default: the run's]"
         ),
     ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drop conversations that share words with this benchmark, a name or a file. Repeatable."
+            help="Drop conversations that share sequences of words with this benchmark (its name or a "
+            "file). Repeatable."
         ),
     ] = None,
     change: Change = None,
@@ -514,8 +521,8 @@ def from_traces(
     """Make an SFT set from a run's correct, clean traces (rejection sampling), with a data card.
 
     A trace is taken if its answer is correct and in the form that RL rewards, if it was not cut off, and if no more
-    calls failed than --failed-calls allows. The rows have the token ids that the model wrote. Traces of held-out
-    problems and of benchmarks are left out unless RUN is their own folder or file.
+    calls failed than --failed-calls allows. The rows contain the token ids that the model wrote. Traces of held-out
+    problems and of benchmarks are left out, unless RUN is exactly the folder or file with these traces.
     """
     from rstar2.data.mixture.prepare import prepare
     from rstar2.train.rejection import Selection, plan_traces, traces_of
@@ -533,7 +540,7 @@ def diff(
     first: Annotated[Path, typer.Argument(help="A prepared folder.")],
     second: Annotated[Path, typer.Argument(help="Another prepared folder.")],
 ) -> None:
-    """Show which rows differ between two prepared sets, by source; exit code 1 if any do."""
+    """Show which rows differ between two prepared sets, by source; the exit code is 1 if any rows differ."""
     from rstar2.data.mixture.look import difference
 
     delta = difference(first, second)

@@ -34,13 +34,18 @@ def command(
         ),
     ] = None,
     recipe: Recipe = "demo",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, model and sampling.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed of the data, the model and the sampling.")
+    ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both.")
+        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both methods.")
     ] = False,
     isolation: Annotated[
         Literal["strict", "landlock", "none"] | None,
-        typer.Option(help="The judge's isolation tier; by default the best available here, never none."),
+        typer.Option(
+            help="The judge's isolation tier; by default the strongest tier that works on this machine, "
+            "never none."
+        ),
     ] = None,
     change: Change = None,
     dry_run: Annotated[

@@ -63,7 +63,9 @@ def command(
     limit: Annotated[
         float | None,
         typer.Option(
-            min=1, help="With --gpu-check: seconds that each check may take; by default its own limit."
+            min=1,
+            help="With --gpu-check: seconds that each check may take; by default each check has its "
+            "own limit.",
         ),
     ] = None,
     keep: Annotated[
@@ -72,10 +74,10 @@ def command(
 ) -> None:
     """Check what this machine can run, and show the commands that fix what is missing.
 
-    The exit code is 0 if everything that is installed can run, whichever extras that is, else 1. In the JSON output,
-    `laptop_ready` says whether `rstar2 demo` can run, and a finding is `broken` if it keeps something that is installed
-    from running. With --gpu-check, the exit code is 1 if a check failed. A check that cannot run here is reported as
-    not run.
+    The exit code is 0 if every installed extra can run, else 1. Extras that are not installed do not matter. In the
+    JSON output, `laptop_ready` says whether `rstar2 demo` can run, and a finding is `broken` if something that is
+    installed cannot run because of it. With --gpu-check, the exit code is 1 if a check failed. A check that cannot run
+    here is reported as not run.
     """
     if gpu_check:
         if as_json:
@@ -97,7 +99,10 @@ def command(
         "--keep": keep,
     }
     if without_effect := [name for name, value in gpu_options.items() if value]:
-        raise UserError(f"{', '.join(without_effect)} needs --gpu-check", "Add --gpu-check, or leave it out.")
+        raise UserError(
+            f"{', '.join(without_effect)} needs --gpu-check",
+            f"Add --gpu-check, or leave out {' and '.join(without_effect)}.",
+        )
     _examine(as_json)
 
 

@@ -29,8 +29,8 @@ GENERAL = tuple(
         for path in (Path(rstar2.eval.__file__).parent / "benchmarks").glob("[!_]*.py")
     )
 )
-"""Names of the benchmarks other than mathematics. They come from the file names, so that help needs none of their
-packages."""
+"""Names of the benchmarks other than mathematics. The names are taken from file names, so that the help text can be
+printed without importing the benchmarks' packages."""
 GROUPS = ("paper-math", "paper-general", "paper-all")
 
 
@@ -55,7 +55,8 @@ Oracle = Annotated[
     bool,
     typer.Option(
         "--oracle",
-        help="Check the set-up without a model: give the gold answers, every tenth wrong on purpose.",
+        help="Check the set-up without a model: the gold answers are graded instead of a model's, and "
+        "every tenth is made wrong on purpose.",
     ),
 ]
 _OWN = "; by default the benchmark's own number"
@@ -68,7 +69,7 @@ MaxTokens = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("-n", "--samples", min=1, help=f"Rollouts per problem{_OWN}, 16 for mathematics."),
+    typer.Option("-n", "--samples", min=1, help=f"Number of rollouts per problem{_OWN}, 16 for mathematics."),
 ]
 Temperature = Annotated[
     float | None,
@@ -81,7 +82,8 @@ Baseline = Annotated[
 JudgeModelUrl = Annotated[
     str | None,
     typer.Option(
-        help="URL of an OpenAI-compatible server with a model that grades arena-hard. Its key is in OPENAI_API_KEY."
+        help="URL of an OpenAI-compatible server with a model that grades arena-hard. The server's "
+        "key is in OPENAI_API_KEY."
     ),
 ]
 JudgeModelName = Annotated[
@@ -94,7 +96,7 @@ NativeCalls = Annotated[
     ),
 ]
 NoTools = Annotated[
-    bool, typer.Option("--no-tools", help="With --api chat: send no tools, for a model that takes none.")
+    bool, typer.Option("--no-tools", help="With --api chat: send no tools, for a model that accepts none.")
 ]
 ToolsInText = Annotated[
     bool,
@@ -107,8 +109,9 @@ RequestBody = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="A further field of each request to the --url server. The value is JSON or a text. A dot leads into an "
-        "object: `chat_template_kwargs.enable_thinking=false`. Repeatable.",
+        help="A further field of each request to the --url server. The value is JSON or a text. A dot "
+        "separates the names of nested fields: `chat_template_kwargs.enable_thinking=false`. "
+        "Repeatable.",
     ),
 ]
 PerProblem = Annotated[
@@ -121,7 +124,7 @@ Judge = Annotated[
     ),
 ]
 JudgeWorkers = Annotated[
-    int, typer.Option(min=1, max=4096, help="Workers of the judge that is started for the run.")
+    int, typer.Option(min=1, max=4096, help="Number of workers of the judge that is started for the run.")
 ]
 Wait = Annotated[
     float,
@@ -218,7 +221,7 @@ def run(
 ) -> None:
     """Measure a model on benchmarks.
 
-    Samples every problem, runs the model's Python and grades its answers. The defaults are each benchmark's own
+    Samples every problem, runs the model's Python and grades its answers. By default, each benchmark is run by its own
     protocol. To resume a stopped run, run the same command again. Ctrl-C stops the run after the samples in flight; a
     second Ctrl-C abandons these samples.
     """
@@ -327,13 +330,15 @@ def ctl(
     ] = "status",
     value: Annotated[
         str,
-        typer.Argument(metavar="VALUE", help="For in-flight: N. For cancel: the sample, as status lists it."),
+        typer.Argument(
+            metavar="VALUE", help="For in-flight: N. For cancel: the name of the sample, as status lists it."
+        ),
     ] = "",
 ) -> None:
-    """Control a running evaluation: pause and resume it, set the number of samples at once, or cancel a sample.
+    """Control a running evaluation: pause and resume it, set how many samples run at a time, or cancel a sample.
 
-    This works over ssh too, and for a run under nohup. A cancelled sample does not count as a wrong answer. It is left
-    out and counted as cancelled, and the next start of the evaluation samples it again.
+    The command also works over ssh, and for a run under nohup. A cancelled sample does not count as a wrong answer. The
+    sample is left out and counted as cancelled, and the next start of the evaluation samples it again.
     """
     from rstar2.eval.control import ask
 
@@ -360,11 +365,14 @@ def compare(
         Path, typer.Argument(metavar="RUN_A", help="A run's folder, or the folder of one of its benchmarks.")
     ],
     run_b: Annotated[
-        Path, typer.Argument(metavar="RUN_B", help="Another such folder, with the same problems.")
+        Path,
+        typer.Argument(
+            metavar="RUN_B", help="The other run, or one of its benchmarks, with the same problems."
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
+    """Compare two runs problem by problem, and show the difference, its interval and the problems that flipped.
 
     A line below the table gives the smallest difference that a comparison of this size can detect. A problem flips if
     one run gets it right in more than half of its samples and the other run does not. If samples of a run are missing,
@@ -404,7 +412,11 @@ def compare(
             err.print(differences, style="yellow", markup=False)
         if each.unpaired:
             unpaired = counted(each.unpaired, "problem")
-            err.print(f"{each.name}: left out {unpaired} that only one run has", style="yellow", markup=False)
+            err.print(
+                f"{each.name}: {unpaired} left out, because only one of the runs has them",
+                style="yellow",
+                markup=False,
+            )
         if each.flipped:
             out.print()
             out.print(flips_table(each))

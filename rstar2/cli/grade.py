@@ -53,7 +53,10 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="OUT.jsonl", help="Write the rows here; by default to standard output."
+            "--output",
+            "-o",
+            metavar="OUT.jsonl",
+            help="Write the output to this file; by default to standard output.",
         ),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Number of grading processes.")] = 2,

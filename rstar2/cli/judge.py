@@ -46,10 +46,12 @@ app = typer.Typer(
     ),
 )
 
-Workers = Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")]
+Workers = Annotated[int, typer.Option(min=1, max=4096, help="Number of programs that run at the same time.")]
 Tier = Annotated[
     Literal["strict", "landlock", "none"] | None,
-    typer.Option(help="The isolation tier; by default the best that works here, never none."),
+    typer.Option(
+        help="The isolation tier; by default the strongest tier that works on this machine, never none."
+    ),
 ]
 Preload = Annotated[
     bool,
@@ -150,7 +152,10 @@ def up(
 
 
 def _wait_for_end(process: Popen[bytes], folder: Path) -> None:
-    """Wait until a supervisor ends. Raises Failure if it was not stopped but killed or failed."""
+    """Wait until a supervisor ends.
+
+    Raises Failure if the supervisor failed or was killed, but not if the user stopped it.
+    """
     from rstar2.errors import Failure
 
     if code := process.wait():
@@ -191,7 +196,10 @@ def status(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show the queue, workers, times and outcomes of a running judge. In a terminal, it is updated every second."""
+    """Show the queue, workers, times and outcomes of a running judge.
+
+    In a terminal, the display is updated every second.
+    """
     from rich.live import Live
 
     address = _address(url, token)
@@ -222,7 +230,10 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
 
 
 def _recent_times(status: dict[str, Any]) -> str:
-    """Returns a line about the times of the last programs. Judges of earlier versions do not say how many these are."""
+    """Returns a line about the times of the last programs.
+
+    A judge of an earlier version does not report their number.
+    """
     waiting, running, count = status["queue_time"], status["run_time"], status.get("recent_programs")
     if not waiting:
         return "no program has finished yet"
@@ -285,7 +296,7 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
         response.raise_for_status()
         status = response.json()
         if not (isinstance(status, dict) and "num_workers" in status):
-            raise ValueError("the answer is not that of a judge")
+            raise ValueError("the answer does not come from a judge")
         return status
     except httpx.HTTPStatusError as error:
         unauthorized = error.response.status_code == httpx.codes.UNAUTHORIZED
@@ -377,8 +388,8 @@ def worker(
 def mcp(url: Url = None, token: Token = None) -> None:
     """Serve the judge's Python tools to an assistant.
 
-    This is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, it uses the judge
-    that is running on this machine, or else starts one.
+    The command is a server of the Model Context Protocol (MCP) on standard input and output. Without --url, the server
+    uses the judge that is running on this machine, or else starts a judge.
     """
     import tempfile
     from contextlib import ExitStack
@@ -412,7 +423,7 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Run one program on the judge and show its output; exit code 1 unless its outcome is ok."""
+    """Run one program on the judge and show its output; the exit code is 1 unless the outcome is ok."""
     from pydantic import ValidationError
 
     from rstar2.errors import UserError, as_user_error
@@ -439,7 +450,7 @@ def run(
 
 
 def _write(text: str, stream: TextIO) -> None:
-    """Write the output of a program. To a terminal, control sequences are shown and not obeyed."""
+    """Write the output of a program. On a terminal, control sequences are shown as text and have no effect."""
     stream.write(harmless(text) if stream.isatty() else text)
     stream.flush()
 

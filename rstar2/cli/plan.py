@@ -61,7 +61,9 @@ def command(
             autocompletion=completed_by(_known_models),
         ),
     ],
-    stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")] = "1..3",
+    stage: Annotated[
+        str, typer.Option(help="The stages to plan: 1, 2, 3, or a range such as 1..3.")
+    ] = "1..3",
     profile: Profile = None,
     recipe: Annotated[
         str,
@@ -72,7 +74,7 @@ def command(
     ] = "paper",
     change: Change = None,
     judge_workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers of the judge that will be used.")
+        int | None, typer.Option(min=1, help="Number of workers of the judge that training will use.")
     ] = None,
     generate_tps: Annotated[
         float | None,
@@ -129,12 +131,12 @@ def show_run(
     run: Path,
     problems: int,
 ) -> None:
-    """Print the plan with which a dry run begins, or a line if the size of the model is not known.
+    """Print the plan at the beginning of a dry run, or a line if the size of the model is not known.
 
     Args:
-        model: its folder, its hub id, or its shape.
+        model: the model's folder, hub id, or shape.
         recipes: the recipes of the stages, by stage number.
-        judge_workers: programs that the judge runs at once; None if that is not known.
+        judge_workers: number of programs that the judge runs at once; None if the number is not known.
         run: the run's folder, on whose disk the free space is measured.
         problems: the number of training problems.
 
@@ -163,7 +165,7 @@ def show_run(
 
 
 def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: Path) -> None:
-    """Print the plan with which a dry run of SFT begins. See `show_run`."""
+    """Print the plan at the beginning of a dry run of SFT. See `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_disk, sft_saving
 
@@ -217,7 +219,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: P
 
 
 def warn_before_sft(plan: SftPlan, run: Path) -> None:
-    """Print warnings before SFT starts, about what the conversations teach, memory, limits and disk."""
+    """Print warnings before SFT starts, about memory, limits, disk space, and what the conversations teach."""
     _warn(plan.split.data.form.warnings())
     shape = _shape(plan.model)
     if shape is not None:
@@ -316,7 +318,10 @@ def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
 
 
 def _blank_table(named: str | None, shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
-    """Returns a table with a title and columns, but without rows. `named` is the model that was asked for."""
+    """Returns a table with a title and columns, but without rows.
+
+    `named` is the model's name for the title, if it has one.
+    """
     from rich.table import Table
 
     gpus = hardware.nodes * hardware.gpus_per_node
@@ -374,9 +379,10 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe], named: str | N
     out.print(table)
     out.print(f"Hours in total: {estimate.hours['total']:,.1f}.", soft_wrap=True)
     _note(
-        "The peak of the update is that of the larger of two moments: the update itself, and the log-probabilities "
-        "before it. The row of activations is the larger value of the two. The rows above the peak therefore do not "
-        "add up to it."
+        "The update has two phases: the log-probabilities are computed first, and then the "
+        "weights are updated. The peak is the memory of the phase that needs more memory. The "
+        "row of activations shows the larger value of the two phases. The rows above the peak "
+        "therefore do not add up to it."
     )
     assumed = estimate.assumptions
     problems = f"{assumed.problems:,} problems before stage {sampled_before}, " if sampled_before else ""

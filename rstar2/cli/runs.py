@@ -41,7 +41,8 @@ def list_(root: Annotated[Path, typer.Option(help="The folder with the runs.")] 
     if not root.is_dir():
         raise UserError(
             f"there is no folder {root}",
-            "demo, eval, sft and train make runs. If yours are in another folder, name it with --root.",
+            "demo, eval, sft and train make runs. If your runs are in another folder, name the "
+            "folder with --root.",
         )
     folders = list_runs(root)
     # A path is there to be copied, so it is never cut, even if the terminal is narrow.

@@ -61,7 +61,8 @@ def run(
     engine: Annotated[
         Literal["vllm", "transformers"],
         typer.Option(
-            help="transformers needs no vLLM. It runs slowly, on the CPU, and only with --with-tools."
+            help="transformers needs no vLLM. The engine transformers is slow, because it runs on the "
+            "CPU, and it needs --with-tools."
         ),
     ] = "vllm",
     with_tools: Annotated[
@@ -93,10 +94,15 @@ def run(
         ),
     ] = None,
     tp: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per copy of the model; by default as few as fit it.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of GPUs per copy of the model; by default the smallest number with enough memory.",
+        ),
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Copies of the model; by default as many as fit on the GPUs.")
+        int | None,
+        typer.Option(min=1, help="Number of copies of the model; by default as many as fit on the GPUs."),
     ] = None,
     max_model_len: Annotated[
         int | None,
@@ -108,7 +114,9 @@ def run(
     ] = None,
     kv_gib: Annotated[
         int | None,
-        typer.Option(min=1, help="GiB for the KV cache on a machine without a GPU; by default at most 4."),
+        typer.Option(
+            min=1, help="Size of the KV cache in GiB, on a machine without a GPU; by default at most 4."
+        ),
     ] = None,
     python: Annotated[
         Path | None,
@@ -120,7 +128,7 @@ def run(
         str | None,
         typer.Option(
             callback=common.checked_judge,
-            help="With --with-tools: URL of a judge; by default one is started.",
+            help="With --with-tools: URL of a judge; by default a judge is started.",
         ),
     ] = None,
     judge_token: common.JudgeToken = None,
@@ -135,7 +143,12 @@ def run(
     ] = 8192,
     ready_s: Annotated[float, typer.Option(min=1, help="Seconds the model may take to load.")] = 900.0,
     restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts of a crashed process within ten minutes before giving up.")
+        int,
+        typer.Option(
+            min=0,
+            help="How often a crashed process is restarted within ten minutes; after the next crash, the "
+            "server ends.",
+        ),
     ] = 3,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background; return as soon as the server answers.")
@@ -197,7 +210,10 @@ def _print_commands(choice: Choice) -> None:
 
 
 def _watch(settings: SupervisorSettings, has_key: bool) -> None:
-    """Show the server's progress until it ends; if detached, until it answers."""
+    """Show the server's progress until the server ends.
+
+    A detached server's progress is shown until the server answers.
+    """
     from rstar2.serve.start import supervised
 
     began = time.monotonic()

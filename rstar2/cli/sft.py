@@ -80,7 +80,9 @@ def command(
         ),
     ] = None,
     judge_token: JudgeToken = None,
-    judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge that is started.")] = 2,
+    judge_workers: Annotated[
+        int, typer.Option(min=1, help="Number of workers of the judge that is started.")
+    ] = 2,
     change: Change = None,
     dry_run: Annotated[
         bool,
@@ -129,7 +131,7 @@ def _show_plan(recipe: SftRecipe, model: Path | str, data: Path, run: Path) -> N
 def _checked_plan(recipe: SftRecipe, model: str, data: Path, run: Path, judge: JudgeChoice) -> SftPlan:
     """Check the machines, the judge, the model and the data, and return the plan of the run.
 
-    The checks that take a moment come first: later imports take seconds, and a model may have to be downloaded.
+    The fast checks come first, because later checks import packages for several seconds and may download a model.
     """
     need_training_extra(rollouts_on=[recipe.hardware] if recipe.held_out.data else [])
     from rstar2.train.stopping import end_resumably
@@ -174,7 +176,10 @@ def _train(plan: SftPlan, run: Path) -> Path:
 
 
 def survey_lines(conversations: Survey, recipe: SftRecipe) -> Iterator[str]:
-    """Yield lines about the conversations that would be trained on, as `split_lines`. Estimates are named as such."""
+    """Yield lines with the numbers of conversations, as `split_lines` does.
+
+    If a number is an estimate, its line says so.
+    """
     if conversations.split is not None:
         yield from split_lines(conversations.split, recipe)
     elif (estimate := conversations.estimate) is not None:

@@ -75,7 +75,7 @@ MAX_ANSWERS = 5
 
 
 def command(
-    stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")],
+    stage: Annotated[str, typer.Option(help="The stages to train: 1, 2, 3, or a range such as 1..3.")],
     model: Annotated[
         str,
         typer.Option(
@@ -103,12 +103,15 @@ def command(
         ),
     ] = None,
     judge_token: JudgeToken = None,
-    judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge that is started.")] = 2,
+    judge_workers: Annotated[
+        int, typer.Option(min=1, help="Number of workers of the judge that is started.")
+    ] = 2,
     solved: Annotated[
         Path | None,
         typer.Option(
-            help="For stage 3: an `rstar2 eval` run over the training problems with the model that the stage starts "
-            "from, or the `solved` folder of a stage that filtered them."
+            help="For stage 3: answers of the model that the stage starts from to the training "
+            "problems. Give an `rstar2 eval` run over these problems, or the `solved` folder of "
+            "a stage that filtered the problems."
         ),
     ] = None,
     change: Change = None,
@@ -117,10 +120,10 @@ def command(
         typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and exit."),
     ] = False,
 ) -> None:
-    """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.
+    """Train a model by GRPO-RoC with VERL, in stages that each start from the previous stage's model.
 
-    RoC is Resampling on Correct. It samples twice as many rollouts of a problem as it trains on, and among the correct
-    ones it prefers those with few failed tool calls.
+    Resampling on Correct (RoC) samples twice as many rollouts of a problem as it trains on. Among the correct rollouts,
+    it prefers rollouts with few failed tool calls.
     """
     from rstar2.engines.models import find_model
     from rstar2.eval.settings import JudgeChoice
@@ -178,7 +181,7 @@ def _show_plan(request: _TrainRequest, model: Path | str) -> None:
 def _checked_plan(request: _TrainRequest, model: str) -> TrainPlan:
     """Check the machines, the judge, the model and the data, and return the plan of the run.
 
-    The checks that take a moment come first: later imports take seconds, and a model may have to be downloaded.
+    The fast checks come first, because later checks import packages for several seconds and may download a model.
     """
     recipes, judge = request.recipes, request.judge
     machines = [recipe.machines for recipe in recipes.values()]
@@ -239,7 +242,7 @@ def _train(plan: TrainPlan, run: Path) -> None:
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """Yield a line for each file with problems that no output can be graded correct against.
+    """Yield a line for each file that has problems with unreadable reference answers.
 
     The line gives the number of these problems and the first few of their answers.
     """

@@ -73,12 +73,18 @@ def shell_lines(argv: list[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell, with double quotes if it has single quotes and nothing that needs an escape."""
+    """Quote a word for a shell.
+
+    Double quotes are used if the word has a single quote, and no character that needs a backslash in double quotes.
+    """
     return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
 
 class ProgressRows:
-    """`PhaseProgress` on a terminal, with one row per phase. If the output is not a terminal, it prints lines."""
+    """Shows the progress of phases on a terminal, with one row per phase.
+
+    If the output is not a terminal, lines are printed instead.
+    """
 
     def __init__(self) -> None:
         self._progress = _progress()
@@ -141,7 +147,10 @@ _TIMING_ROWS = (
 
 
 def timing_table(timing: Timing) -> Table:
-    """Returns a table of the time that each part of a run took. `rstar2.train.records.timing.Timing` has the parts."""
+    """Returns a table of the time that each part of a run took.
+
+    `rstar2.train.records.timing.Timing` defines the parts.
+    """
     from rich.table import Table
 
     record = timing.record()

@@ -29,7 +29,7 @@ VERBS: dict[str, dict[str, str]] = {
         "data": "List the known data sources, prepare them for training, and look at prepared data.",
         "plan": "Estimate what training will cost: memory, work per step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
-        "train": "Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.",
+        "train": "Train a model by GRPO-RoC with VERL, in stages that each start from the previous stage's model.",
         "watch": "Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.",
     },
     "Measure": {
@@ -56,7 +56,7 @@ EXAMPLES = (
 
 
 class VerbGroup(TyperGroup):
-    """The root command. It imports the module of a verb only when that verb is used.
+    """The root command. The root command imports the module of a verb only when that verb is used.
 
     Its help text is written without rich, because importing rich takes as long as everything else in this module.
     """
@@ -99,7 +99,7 @@ class VerbGroup(TyperGroup):
 
 
 def _message_with_value(error: typer.BadParameter) -> str:
-    """Returns pydantic's message about a rejected value, without pydantic's prefix and with the value."""
+    """Returns pydantic's message about a rejected value. Pydantic's prefix is removed, and the value is added."""
     cause: Any = error.__cause__
     if not hasattr(cause, "errors"):
         return error.message

@@ -26,8 +26,9 @@ Folder = Annotated[
 def command(run: Folder, as_json: AsJson = False) -> None:
     """Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.
 
-    This command only reads the files in the run's folder, so the run may be on any machine. It ends when the run ends.
-    Ctrl-C ends this command earlier, not the run. If the output is not a terminal, the current state is shown once.
+    This command only reads the files in the run's folder, so the run may be on any machine. The command ends when the
+    run ends. Ctrl-C ends this command, but not the run. If the output is not a terminal, the current state is shown
+    once.
     """
     from rstar2.watch.snapshot import snapshot
     from rstar2.watch.view import draw

@@ -50,7 +50,8 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run the phases that are not done yet, and write summary.json. Returns the summary.
 
-    With `compare`, the stages are also trained with plain GRPO. A run that has begun the comparison always resumes it.
+    With `compare`, the stages are also trained with plain GRPO. A run that has begun the comparison continues the
+    comparison even without `compare`.
 
     Raises:
         UserError: there is no Redis, or no isolation works on this machine.

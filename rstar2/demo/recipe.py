@@ -1,4 +1,4 @@
-"""The demo's recipe file, and the recipes of SFT and the stages that follow from it."""
+"""The demo's recipe file, and the recipes of SFT and of the stages, which are computed from this file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DemoProblems(Strict):
 class Flaws(Strict):
     """The share of traces with each kind of flaw (see `rstar2.data.builtin.traces`).
 
-    The rest of the traces has no flaw.
+    The other traces have no flaw.
     """
 
     repaired: float = Field(0.0, ge=0, le=1)
@@ -57,7 +57,7 @@ class DemoTraces(Strict):
 
 
 class DemoRecipe(Strict):
-    """The recipe of the demo. `sft`, `rl` and `stage1` to `stage3` have the keys of other recipes that they change."""
+    """The recipe of the demo. `sft`, `rl` and `stage1` to `stage3` replace keys of the recipes of SFT and RL."""
 
     seed: int = Field(1, ge=0)
     model: TinyModel
@@ -88,7 +88,7 @@ class DemoPlan:
         return Path("runs") / ("demo" if self.demo.seed == 1 else f"demo-seed{self.demo.seed}")
 
     def config(self) -> dict[str, Any]:
-        """The content of the run's config.json. A run is not resumed with another recipe (see `compared`)."""
+        """The content of the run's config.json. A run is resumed only with the same recipe (see `compared`)."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}
         return {"demo": self.demo.model_dump(mode="json"), "sft": self.sft.model_dump(mode="json"), **stages}
 
@@ -125,7 +125,7 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
 
 
 def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
-    """The trainer's command of each phase of the demo in the folder `run`."""
+    """The commands that start the trainer, one for each phase of the demo. `run` is the run's folder."""
     sft = sft_command(plan.sft, run / "sft", run / "base", run / "sft")
     stages = stage_commands(plan.stages, run / "sft" / "model", run)
     return [("SFT", sft), *((f"stage {number}", command) for number, _, command in stages)]

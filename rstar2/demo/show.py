@@ -66,7 +66,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 
 def plot(run: Path, summary: dict[str, Any]) -> Text:
-    """A plot of the pass rate and the share of failed calls of training rollouts over steps."""
+    """A plot of the training rollouts over steps: their pass rate, and their share of failed calls."""
     import plotext
 
     plotext.clear_figure()

@@ -4,8 +4,8 @@ The folder of the tiny model is like that of a published base model, so that cod
 fails with the tiny model too. docs/fidelity.md lists the remaining differences.
 
 The model must learn to copy numbers from the problem into code, and tool output into the answer. To make copying easy,
-each digit is one token: the model learns ten digits instead of thousands of numbers. Merges turn all fixed text into
-long tokens, so that the distances of copying are few.
+each digit is one token: the model learns ten digits instead of thousands of numbers. Merges turn all fixed text into a
+few long tokens, so that the distance from a number to its copy has few possible values.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
 _TAGS = ("tool_call", "tool_response", "think", "reason", "answer")
 MARKUP = [token for tag in _TAGS for token in (f"<{tag}>", f"</{tag}>")]
-"""Each is one token, but no special token. Qwen3's own vocabulary has the first three tags."""
+"""Each of these tags is one token of the tokenizer, but not a special token. Qwen3's own vocabulary has the first three
+tags."""
 _ROWS = 128
-"""The number of rows of the embedding is a multiple of this, and larger than the number of tokens, as in Qwen3."""
+"""The number of rows of the embedding is a multiple of this number. As in Qwen3, there are more rows than tokens."""
 _SHARD = "500KB"
 """Largest size of a file of weights."""
 _TEMPLATE = """\
@@ -39,7 +40,7 @@ _TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""The base model's own chat template, which is different from that of every format here."""
+"""The base model's own chat template, which differs from the template of every rstar2 format."""
 
 
 class TinyModel(Strict):
@@ -51,12 +52,13 @@ class TinyModel(Strict):
     layers: int = Field(3, ge=1, le=64)
     heads: int = Field(4, ge=1, le=64)
     spread: float = Field(0.06, gt=0)
-    """Standard deviation of the random weights. With the usual 0.02, so narrow a model takes long to start learning."""
+    """Standard deviation of the random weights. With the usual value of 0.02, a model with so small a width needs many
+    steps before it starts to learn."""
     rope_theta: float = Field(100.0, gt=1)
     """Base of the rotary position embedding. The base is low because the model only looks back about a hundred
     tokens."""
     context: int = Field(1024, ge=128)
-    """Number of positions."""
+    """Maximum number of token positions of the model."""
     tied: bool = True
     """Whether the embedding is also the last layer, as in published models of up to 4B parameters."""
 
@@ -160,7 +162,7 @@ def make_base_model(
 
 
 def _pieces(conversations: Iterable[list[dict[str, str]]], template: str) -> Iterator[str]:
-    """Yields the texts that merges are learnt from: those between markup in rendered conversations."""
+    """Yields the texts that merges are learnt from: the parts of rendered conversations between pieces of markup."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     markup = re.compile("|".join(map(re.escape, SPECIAL + MARKUP)))

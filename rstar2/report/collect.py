@@ -26,8 +26,8 @@ _CURVES = (
 )
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60
-"""Maximum number of traces of a stage on the page: traces of its steps, and traces of rollouts that the engine could
-not finish."""
+"""Maximum numbers of traces that the page shows of one stage: `_MOST_OF_STEPS` traces of its steps, and `_MOST_FAILED`
+traces of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
 """Keys of the demo's model, with their names on the page."""
 
@@ -80,7 +80,7 @@ class RunPage:
     """One measurement per folder with a traces.jsonl, named after the folder's path in the run's folder. The
     measurements are in the order in which the user named the benchmarks."""
     stage_traces: list[StageTraces]
-    """The stored traces of each training stage that stored traces."""
+    """The stored traces of training, with one item for each stage that has stored traces."""
     summary: dict[str, Any] | None
     """Content of summary.json, with the numbers of each phase under `phases`. `summary` is None if the run has only one
     stage."""
@@ -89,8 +89,8 @@ class RunPage:
     """The steps of training: `charts`, `alarms` and `decisions` (texts), and `columns` and `rows` of all
     measurements."""
     analysis: dict[str, Any] | None
-    """Result of `rstar2 analyze`: `tables` and `charts`, and `stale`, which says whether the traces have changed
-    since."""
+    """Result of `rstar2 analyze`: `tables` and `charts`, and `stale`, which says whether the traces have changed since
+    the analysis."""
     card: dict[str, Any] | None = None
     """Content of card.json of prepared data."""
     chosen: str = ""
@@ -101,7 +101,7 @@ def collect(run: Path) -> RunPage:
     """Read the folder of a run or of prepared data.
 
     Raises:
-        UserError: the folder is neither, or a file in it is damaged.
+        UserError: the folder is neither a run nor prepared data, or a file in it is damaged.
     """
     if (run / "card.json").exists():
         return _prepared(run)
@@ -289,12 +289,12 @@ def _training(run: Path) -> dict[str, Any] | None:
 
 
 def _cell(value: float | None) -> float | str | None:
-    """A measurement as JSON, which has neither NaN nor infinities: these become texts."""
+    """A measurement as JSON, which has neither NaN nor infinities. NaN and infinities become texts."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def stage_traces(run: Path) -> list[StageTraces]:
-    """The stages of a run that stored traces, in order. Stages under plain GRPO come last."""
+    """The stages of a run whose traces were stored, in order. Stages under plain GRPO come last."""
     stages = []
     for prefix, folder in (("", run), ("plain GRPO ", run / "plain")):
         for stage in sorted(folder.glob("stage[0-9]")):

@@ -156,9 +156,9 @@ def script() -> str:
 
 
 def _quoted(section: Measurement) -> dict[str, Any] | None:
-    """The number to quote for a section:
+    """The number to quote for a section, with `label`, `value` and `interval`.
 
-    `label`, `value` and `interval`. The result is None if the section has no such number.
+    The result is None if the section has no such number.
     """
     number = quoted(section.name, section.results["summary"])
     return None if number is None else asdict(number)
@@ -177,7 +177,7 @@ class _TraceIndex:
         self._problem_numbers: dict[tuple[int, str], int] = {}
         self._problem_texts: list[dict[str, Any]] = []
         self._first_versions: list[tuple[str, str | None]] = []
-        """The text and the gold answer of each problem in its first trace."""
+        """The text and the gold answer of each problem, taken from the first trace of the problem."""
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
     def add(self, section: int, trace: Trace, chunk: int, place: int) -> bool:
@@ -225,7 +225,10 @@ class _TraceIndex:
 
 
 def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
-    """Yields the details of all traces as JSON lists of about `_CHUNK_CHARACTERS`, and adds each trace to the index."""
+    """Yields the details of all traces as JSON lists, and adds each trace to the index.
+
+    A list has about `_CHUNK_CHARACTERS` characters.
+    """
     chunk: list[str] = []
     size = number = 0
     sections = [shaded_traces(measurement.traces) for measurement in page.sections]
@@ -257,7 +260,7 @@ def _verdict(trace: Trace) -> str:
 
 
 def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
-    """The data of a trace that the viewer needs beside its row of the index."""
+    """The data of a trace that the viewer needs in addition to the trace's row of the index."""
     shading_entry = {} if shading is None else {"shading": shading}
     return {
         "turns": [

@@ -13,12 +13,12 @@ from rstar2.loop.trace import Trace, read_traces
 
 Shading = dict[str, Any]
 """The JSON-able shading of a trace: `source` (model, server or kept), and three lists with a value for each generated
-token. `entropy` is in hundredths of a nat, `characters` is the number of characters of the turn's text that the token
-has, and `marks` are the marks of `rstar2.analysis.stored`."""
+token. `entropy` is in hundredths of a nat, `characters` is the number of characters that the token adds to the turn's
+text, and `marks` are the marks of `rstar2.analysis.stored`."""
 
 
 def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
-    """The traces of a file, each with its shading, or None if the trace has no shading.
+    """Yields each trace of a file with its shading. The shading is None if the trace has none.
 
     Raises:
         UserError: the file of traces, or the file of entropies beside it, is damaged.

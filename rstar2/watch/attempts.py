@@ -20,7 +20,8 @@ from rstar2.train.records.steps import sft_metrics, step_metrics
 from rstar2.train.trainer.checkpoints import finished_steps
 
 STATE_FILE = ".cluster/attempts.json"
-"""The file of the count, in the run's folder. A run may begin in a folder that has only names with a leading dot."""
+"""Name of the file with the count, in the run's folder. The file is in a hidden folder, because a run may begin in a
+folder whose only content is hidden."""
 
 
 def progress(run: Path) -> int:
@@ -46,8 +47,8 @@ def next_attempt(run: Path, caller: str, most: int) -> int:
     """Count one more start of a run's command. Returns the number of starts since the run last made progress.
 
     Raises:
-        Failure: the run made no progress in `most` attempts. The count then starts again from 1, for a person who
-            starts the script again.
+        Failure: the run made no progress in `most` attempts. After this error the count starts again from 1, so that a
+            person can start the script again.
     """
     state = run / STATE_FILE
     before = read_json(state) or {}

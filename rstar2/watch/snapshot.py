@@ -39,9 +39,11 @@ class Snapshot:
     """The folder of the run, or of one of its stages."""
     kind: str
     state: str
-    """The run's state: running, finished, failed, stopped or killed. The state is unknown without status.json."""
+    """The run's state: running, finished, failed, stopped or killed. If there is no status.json, the state is
+    unknown."""
     phase: str
-    """SFT, stage 1, filter before stage 3, and so on. The text is empty before the first phase."""
+    """The name of the phase: SFT, stage 1, filter before stage 3, and so on. The name is empty before the first
+    phase."""
     step: int
     """Number of finished steps of the phase."""
     of: int | None
@@ -115,8 +117,8 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
 def snapshot(folder: Path) -> Snapshot:
     """Read the folder of a run, or of one of its stages.
 
-    The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage is
-    finished once its folder contains the trained model.
+    The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage counts
+    as finished if its folder contains the trained model.
 
     Raises:
         UserError: the folder belongs to no training run.
@@ -161,10 +163,10 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
-    """The run of a stage's folder, the folder of the stage's arm, and the stage's name. The result is None if `folder`
-    is not the folder of a stage.
+    """Returns the run to which a stage's folder belongs, the folder of the stage's arm, and the stage's name.
 
-    The stages of the demo's second arm are in the folder `plain` of the run.
+    The result is None if `folder` is not the folder of a stage. The stages of the demo's second arm are in the folder
+    `plain` of the run.
     """
     folder = folder.resolve()
     if not folder.is_dir() or (folder / "config.json").is_file() or not _STAGE.fullmatch(folder.name):
@@ -175,7 +177,10 @@ def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
 
 
 def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
-    """Read a whole run. `arm` is the folder with the stages to read; by default that of the last arm that began."""
+    """Read a whole run.
+
+    `arm` is the folder with the stages to read; by default the folder of the last arm that began.
+    """
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(
@@ -242,7 +247,10 @@ def _sft_measures(folder: Path | None) -> tuple[list[Measurement], str]:
 
 
 def _filter_of(root: Path, stage: int) -> tuple[int, SamplesDone | None]:
-    """The stage after `stage` whose problems are being filtered, and the filter's progress; else (0, None)."""
+    """Returns the first stage after `stage` for which problems are filtered, and the filter's progress.
+
+    Returns (0, None) if there is no such stage.
+    """
     for number in range(stage + 1, 4):
         samples = samples_done(root / f"stage{number}" / "solved")
         if samples is not None:

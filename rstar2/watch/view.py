@@ -1,4 +1,4 @@
-"""Draws a snapshot of a training run on a terminal: its state, alarms, decisions, and the course of measurements."""
+"""Draws a snapshot of a training run on a terminal: its state, alarms, decisions, and measurements over the steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rstar2.watch.snapshot import Snapshot
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 20
-"""Maximum number of characters of a course, which is a line of bars."""
+"""Maximum number of characters of a line of bars, which shows a measurement over the steps."""
 _LEVEL = 1e-9
-"""Values count as equal if they differ by less than this share of themselves, since means have rounding errors."""
+"""Values count as equal if their relative difference is below this limit, since means have rounding errors."""
 _STATE_STYLES = {
     "running": "cyan",
     "finished": "green",
@@ -28,7 +28,7 @@ _STATE_STYLES = {
     "stopped": "yellow",
 }
 _WIDE = 130
-"""Width of a terminal, in characters, from which on the table has the column "usual"."""
+"""Minimum width of a terminal, in characters, for which the table has the column "usual"."""
 _MOST_ALARMS = 4
 
 
@@ -63,7 +63,7 @@ def decision_lines(snapshot: Snapshot) -> list[str]:
 
 
 def table(snapshot: Snapshot, with_usual: bool) -> Table:
-    """One row per panel: the course of its first figure, its figures at the last step, and usual values."""
+    """One row per panel: a line of bars for its first figure, its figures at the last step, and the usual values."""
     rows = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -88,7 +88,7 @@ def table(snapshot: Snapshot, with_usual: bool) -> Table:
 def course(values: Sequence[float]) -> str:
     """Values as a line of bars, scaled from the least to the greatest value.
 
-    NaN and infinities are left out. If there are more than 20 values, each bar is the mean of several.
+    NaN and infinities are left out. If there are more than 20 values, each bar is the mean of several values.
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:

@@ -124,7 +124,7 @@ def test_the_table_fits_80_columns_and_adds_up(monkeypatch: pytest.MonkeyPatch) 
     assert {"peak, at most (of 79.1)", "tokens generated/s, per GPU", "tokens trained/s, per GPU"} <= set(
         cells
     )
-    assert "larger of two moments" in result.stdout
+    assert "phase that needs more memory" in result.stdout
     assert "42,000 problems before stage 3" in result.stdout
     assert "problems before stage" not in rstar2(*line, "--stage", "1").stdout
 
