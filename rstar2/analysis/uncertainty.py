@@ -397,8 +397,7 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 
 
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """All tables of entropy. `sources` maps the label of a set to the set's text in the column
-    "source"."""
+    """All tables of entropy. `sources` maps a set's label to its text in the column "source"."""
     return [*_printed_tables(sets, sources), *_page_tables(sets), *_file_tables(sets)]
 
 
