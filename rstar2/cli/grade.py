@@ -47,7 +47,7 @@ def command(
         typer.Argument(
             metavar="FILE|-",
             help="A file of rows with `gold`, `pred` and optionally `id`, or of traces: .jsonl, .json with a list, "
-            ".csv, .tsv or .parquet. - reads JSON lines from standard input.",
+            ".csv, .tsv or .parquet. Give `-` to read JSON lines from standard input.",
         ),
     ],
     output: Annotated[

@@ -83,7 +83,7 @@ class Adaptations:
 
         def capped(most: int, reason: str) -> None:
             message = (
-                f"replies of {whose} end after {most:,} tokens, the most that its server allows. "
+                f"replies of {whose} end after {most:,} tokens, the maximum that its server allows. "
                 "For longer replies, use another server."
             )
             self._note(f"{prefix}{_CAPS}", str(most), reason, message)

@@ -374,7 +374,7 @@ def rl_format(named: str | None, model: Path) -> Format:
     differing = differences(current, recipe_format, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(
-            f"the recipe's format {named} is not the format of {model}; these differ: {', '.join(differing)}",
+            f"the recipe's format {named} is not the format of {model}; they differ in: {', '.join(differing)}",
             f"Teach the model this format (rstar2 sft --set format={named}), or use the model's own format: "
             "--set format=''",
         )
