@@ -205,7 +205,7 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
     """Returns the differences between the runs' scores, including the scores that the benchmark computes from other
     scores.
 
-    Entry i of `a` and entry i of `b` are the same problem.
+    Entry i of `a` and entry i of `b` belong to the same problem.
     """
     # The scores of A, those of B, and their differences.
     sides: tuple[dict[str, Score], ...] = ({}, {}, {})
@@ -238,9 +238,10 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
 def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str, Any]]:
     """Returns a benchmark's rows of problems. The key of a row is (id, gold answer), or (id, "") if `by_id`.
 
-    An id may be just a line number, so two rows are the same problem only if the gold answers are also the same.
-    If `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems.
-    A killed run needs `by_id`, because it has only the gold answers in its traces, which are letters in GPQA.
+    An id may be just a line number, so two rows are the same problem only if the gold answers are also the same. If
+    `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems. A
+    killed run needs `by_id`: its gold answers are read from its traces, and the traces of GPQA contain the letter of
+    the right choice instead of its text.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

@@ -156,8 +156,8 @@ def _parquet_rows(path: Path, on_fault: _OnFault) -> Iterator[tuple[int, dict[st
 
 
 def _trace(value: dict[str, Any]) -> Trace | None:
-    """Parse a row as a trace. Returns None if the row is not a valid trace. The caller then reports what is wrong with
-    the row."""
+    """Parse a row as a trace. Returns None if the row is not a valid trace, so that the caller reports what is wrong
+    with the row."""
     try:
         return Trace.model_validate(value)
     except ValidationError:

@@ -202,7 +202,7 @@ async def run_parts(
 
 
 class _Refusals:
-    """Detects that a server refuses all requests. The run can then end before it has sent a request for every
+    """Detects that a server refuses all requests, so that the run can end before it has sent a request for every
     sample."""
 
     def __init__(self) -> None:

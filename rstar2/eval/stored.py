@@ -40,8 +40,9 @@ class SampleRecord:
     beside: SampleRecord | None = None
     """A second record, which the run also writes, but never reads."""
     errors: bool = False
-    """Whether a sample that the engine refuses is stored with the verdict `error`. The next start then makes it again.
-    If False, a refused sample is missing from the file, and the run ends with `rstar2.eval.run.SamplesRefused`."""
+    """Whether a sample that the engine refuses is stored with the verdict `error`. If so, the next start makes the
+    sample again. If False, a refused sample is missing from the file, and the run ends with
+    `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
 

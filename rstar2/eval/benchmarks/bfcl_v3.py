@@ -116,7 +116,7 @@ def opening(harness: Harness, program: str, folder: str = "") -> Open:
     """Returns the function that starts a BFCL harness.
 
     `folder` is the name of a setting of the harness whose value is a folder, and also the name of this folder in the
-    run's folder. Later starts use the same folder. `folder` is empty if the harness has no such setting.
+    run's folder. Later starts of the run use this folder again. `folder` is empty if the harness has no such setting.
     """
 
     @contextlib.asynccontextmanager

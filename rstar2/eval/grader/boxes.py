@@ -12,7 +12,7 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""An answer is cut to this number of characters. An answer that is still this long is not parsed."""
+"""A longer answer is cut to this number of characters. An answer of this length is not parsed."""
 REMARK_CHARS = 80
 """The number of characters before and after an answer that are searched for a remark about the answer."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
@@ -63,7 +63,7 @@ _DENIED = re.compile(
     r"|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b)))",
     re.IGNORECASE,
 )
-"""Words after an answer that deny it."""
+"""Words that deny the answer before them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Box:
     end: int
     """The index after the last character of the box."""
     closed: bool = True
-    """Whether the box is valid LaTeX: the backslash is there, and the last brace is closed."""
+    """Whether the box is valid LaTeX: it begins with a backslash, and its last brace is closed."""
     whole: bool = True
     """Whether the box is an answer by itself, rather than part of a formula such as \\boxed{3}^2 or -\\boxed{3}."""
 

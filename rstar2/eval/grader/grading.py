@@ -32,7 +32,7 @@ _SIMPLE = (
     | nodes.SetOf | nodes.Listing | nodes.Relation | nodes.Quantity
 )  # fmt: skip
 MAX_WHOLE = 10**30
-"""`whole_number` returns only smaller numbers, because it computes values to 40 digits."""
+"""`whole_number` returns only numbers that are smaller than this, because it computes values to 40 digits."""
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _TEXT_COMMAND = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
@@ -273,7 +273,8 @@ def _choice_letter(text: str) -> str | None:
 
 def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """Compares every reading of the gold answer with every reading of the extracted answer, and returns the best
-    verdict. The verdict is `wrong` only if all these readings are known to differ."""
+    verdict. The verdict is `wrong` only if every reading of the gold answer is known to differ from every reading of
+    the extracted answer."""
     rule, doubt = "", ""
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):

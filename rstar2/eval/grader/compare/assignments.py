@@ -150,7 +150,8 @@ def dropped_name(relation: Node) -> Node | None:
 def _written_out(side: Node, value: Node) -> Node | None:
     """Returns a sum or product such as 1 + 2 + ... + 15 with all its terms or factors in place of the dots.
 
-    Returns None if the steps between the terms differ, or if the sum or product is not `value`.
+    Returns None if neither the difference nor the ratio of neighbouring numbers is constant, or if the sum or product
+    is not `value`.
     """
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
@@ -252,8 +253,8 @@ def states_a_value(node: nodes.Relation) -> bool:
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:
-    """Whether names are in alphabetical order: x before y, and x_1 before x_2. A tuple of values without names assumes
-    this order."""
+    """Whether names are in alphabetical order: x before y, and x_1 before x_2. If a tuple gives values without names,
+    the values are taken to be in this order."""
     letters = [
         (
             name.name.lower(),

@@ -19,14 +19,15 @@ _FAMILY_LETTERS = frozenset("klmn")
 _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
 """Letters that are integers in many formulas."""
 _WHOLE_KINDS = ("integer", "natural number", "whole number")
-"""Texts with which the name of a kind of whole numbers ends, as `positive integer` ends with `integer`."""
+"""The name of each kind of whole numbers ends with one of these texts. For example, `positive integer` ends with
+`integer`."""
 _MAX_DENOMINATOR = 10_000
 """A family of angles grows by a fraction of π. The denominator of this fraction may be at most this number."""
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
-    """Returns a dictionary that renames the prediction's letter that stands for every integer to the name that this
-    letter has in the gold answer.
+    """Returns a dictionary that renames a letter of the prediction, if each answer has a letter that stands for every
+    integer: the prediction's letter gets the name of the gold answer's letter.
 
     The dictionary is empty if an answer does not have exactly one letter that stands for every integer, or if one of
     the two letters occurs in both answers.
@@ -137,7 +138,7 @@ def _usual_kinds(letter: str, *answers: Node) -> set[str]:
 
 
 def _is_bound(part: Node) -> bool:
-    """Whether a part is a relation that is not an equation, such as an inequality."""
+    """Whether a part of an answer is a relation that is not an equation, such as an inequality."""
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
 
 

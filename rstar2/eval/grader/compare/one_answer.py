@@ -32,7 +32,7 @@ _CLOSE = 100
 this number."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
-"""The names of calls that have two readings."""
+"""The names of functions and postfix signs that have two readings."""
 _STRUCTURE = (
     nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Matrix
 )  # fmt: skip

@@ -109,7 +109,7 @@ def as_commands(text: str) -> str:
 
 
 def _without_layout(text: str) -> str:
-    """The text without commands for sizes, delimiters and lines."""
+    """The text without the commands that set sizes, delimit formulas or break lines."""
     plain = re.sub(r"\\(?:[dtc]|nice)(frac|binom)(?![A-Za-z])", r"\\\1", text)
     plain = _ROW_SKIP.sub(r"\\\\", plain.replace('\\"', '"'))
     plain = _DOUBLED.sub(r"\\", plain)
@@ -127,8 +127,8 @@ _SHORT_ANSWER = re.compile(
 
 
 def key(text: str) -> str:
-    """Returns a text without spacing, delimiters and commands for sizes. Two texts with the same key are the same
-    answer."""
+    """Returns the key of a text: the text without spacing, delimiters and commands for sizes. Two texts with the same
+    key are the same answer."""
     plain = re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
     return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)

@@ -341,8 +341,8 @@ def _combination_in_parentheses(match: re.Match[str]) -> str:
 
 
 def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
-    """Returns the formula for a combination if its numbers fit, or if the combination has letters and begins with C.
-    Any other text is returned unchanged.
+    """Returns the formula for a combination if `top` has at most four digits and is not smaller than `bottom`, or if
+    the combination begins with C and `top` contains the letter n or m. Any other text is returned unchanged.
     """
     letter = match["upright"] or match["letter"]
     if top.isdecimal() and bottom.isdecimal():

@@ -138,7 +138,7 @@ def split_aside(text: str) -> Aside | str | None:
     unit, and None otherwise. A number in parentheses may be a factor. The remark restates the value if a word such as
     `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The remark also
     restates the value if there is a space before the remark, and if value and remark have different forms. For example,
-    one of them may be a percentage, an angle, or the decimal of a fraction or a root.
+    the value or the remark may be a percentage, an angle, or the decimal of a fraction or a root.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:

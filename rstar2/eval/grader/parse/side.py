@@ -90,7 +90,7 @@ class Side(Collection):
         return node
 
     def _named_side(self) -> Node | None:
-        r"""A word before an equals sign, as in \text{Area} = 5, or a function being defined, as in y(x) = 5.
+        r"""A word before an equals sign, as in \text{Area} = 5, or a defined function, as in y(x) = 5.
 
         The result is None if no such word or function comes next. The equals sign stays in the token stream.
         """
@@ -343,8 +343,8 @@ def _sign_in_words(unit: str) -> tuple[str, str]:
 
 
 def _refuse_words_about_letters(value: Node, unit: str) -> None:
-    """Raises ParseError if the words after a value cannot be its unit: the value has no number, or the words are about
-    its letters."""
+    """Raises ParseError if the words after a value cannot be its unit: the value contains no number, or the words
+    describe the letters in the value."""
     if not any(isinstance(part, nodes.Number) for part in walk(value)):
         raise ParseError("a unit without a number")
     letters = {part.name for part in walk(value) if isinstance(part, nodes.Symbol) and is_unknown(part)}
