@@ -1,8 +1,9 @@
 """Compares two measurements of the same problems. Each problem of one measurement is paired with the same problem of
 the other.
 
-Pairing removes the effect that problems differ in difficulty. A paired comparison therefore finds a difference with far
-fewer samples than a comparison of two averages, each with its own interval.
+Problems vary in difficulty, and pairing removes this variation from the difference between the two measurements. A
+paired comparison therefore finds a difference with far fewer samples than a comparison of two averages, each with its
+own interval.
 """
 
 from __future__ import annotations

@@ -160,8 +160,8 @@ def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
 
 
 def _planned(name: str, benchmark: Benchmark, request: EvalRequest) -> tuple[Planned, str]:
-    """Returns a benchmark with its problems, and a note about problems with unreadable answers, which is empty if there
-    are none."""
+    """Returns a benchmark with its problems, and a note about its problems with unreadable answers. The note is empty
+    if all answers are readable."""
     files, limit = request.files, request.limit
     settings = resolve(EvalSettings, {**benchmark.protocol, **request.settings}, [], request.kind)
     problems = list(benchmark.load(files, settings))

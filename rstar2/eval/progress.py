@@ -52,7 +52,7 @@ class Progress:
     """Why the run waits: the engine, the judge or the judge model does not answer, or the disk is full. None if the run
     does not wait."""
     outages: list[Outages]
-    """The time for which each service did not answer during this start, and the reason."""
+    """For each service: how long it did not answer during this start, and why."""
 
 
 class TokenCounter(Protocol):

@@ -74,8 +74,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The size of a true difference that a share `POWER` of such comparisons would find. None if no true difference,
-    not even a difference of 1, would be found that often."""
+    """The size of a true difference that a share `POWER` of comparisons with as many problems and samples would find.
+    None if no true difference, not even a difference of 1, would be found that often."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -95,10 +95,11 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 def clustered_interval(rates: NDArray[np.float64]) -> Interval:
     """Returns the interval, clustered by problem, of the mean of the problems' rates.
 
-    `rates` has shape (P,), and each rate is in 0..1. The interval is a Student's t interval over the rates and two
-    pseudo-problems, one with rate 0 and one with rate 1 (after Agresti and Coull). Without the pseudo-problems, the
-    coverage would be too low if a benchmark is small, or if most rates are near 0 or 1. The differences in
-    `paired_mean` rarely reach -1 or 1, so `paired_mean` allows for unseen changes in another way.
+    `rates` has shape (P,), and contains the share of correct samples (0..1) of each problem. The interval is a
+    Student's t interval over the rates and two pseudo-problems, one with rate 0 and one with rate 1 (after Agresti and
+    Coull). Without the pseudo-problems, the coverage would be too low if a benchmark is small, or if most rates are
+    near 0 or 1. The differences in `paired_mean` rarely reach -1 or 1, so `paired_mean` allows for unseen changes in
+    another way.
     """
     padded = np.append(rates, (0.0, 1.0))
     centre = float(padded.mean())

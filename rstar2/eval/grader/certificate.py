@@ -43,7 +43,7 @@ Certificate: TypeAlias = dict[str, Any]
 - `replaced`: the expressions that replaced letters of the prediction, if any.
 - `name`: the name before a value, if the comparison dropped that name. If the name has dots, the numbers for which the
   dots stand are filled in.
-- `letters`: only in the first fact: the kinds of numbers that each answer states for its letters.
+- `letters`, only in the first fact: the kinds of numbers that each answer states for its letters.
 """
 _INFINITY = Symbol("infinity")
 _MIRRORED = {">": "<", ">=": "<="}

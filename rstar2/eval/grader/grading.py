@@ -94,10 +94,10 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts that were caused by something other than the answer."""
+"""Names of the rules of verdicts that were caused by something other than the answer."""
 
 AnswerValue = str | int | float | None
-"""A gold answer or a model's output. A number is graded as its text; None means that the gold answer or the output is
+"""A gold answer or a model's output. A number is graded as its text. None means that the gold answer or the output is
 missing."""
 
 

@@ -89,8 +89,8 @@ def _replaced(node: Node, new: dict[Node, Node]) -> Node:
 
 
 class _Point:
-    """Computes exact values of expressions at a point. An unknown part gets a value that depends on its name, its
-    arguments and the salt."""
+    """Computes exact values of expressions at a point. An unknown part gets a random value, which is the same for all
+    parts with the same name and arguments."""
 
     def __init__(self, letters: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
         degree, percent, natural = map(int, reading)
@@ -330,7 +330,8 @@ class _Fact:
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """Whether two answers describe the same set of values of one letter, for random values of all other letters."""
+        """Whether two answers describe the same set of numbers. In relations, each letter is taken in turn as the
+        variable, while the other letters have random values."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)

@@ -109,7 +109,8 @@ def as_commands(text: str) -> str:
 
 
 def _without_layout(text: str) -> str:
-    """The text without the commands that set sizes, delimit formulas or break lines."""
+    """The text without layout: without commands for sizes and fonts, delimiters of formulas, and environments for
+    equations."""
     plain = re.sub(r"\\(?:[dtc]|nice)(frac|binom)(?![A-Za-z])", r"\\\1", text)
     plain = _ROW_SKIP.sub(r"\\\\", plain.replace('\\"', '"'))
     plain = _DOUBLED.sub(r"\\", plain)

@@ -60,7 +60,8 @@ _LABEL = re.compile(
     r"|\b(?:the|our|final|answer|total|result|solution|value|sum|area|volume|number|of|ways|cases|outcomes|units?)\b)*",
     re.IGNORECASE,
 )
-"""A label that names a number. Any other label may change the number, such as `n times` under a brace."""
+"""The label of a brace, if the label only says what the number above or below the brace is, such as `total area`. Any
+other label, such as `n times`, may change the number."""
 _PREFIXES = {
     "milli",
     "centi",

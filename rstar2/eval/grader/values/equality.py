@@ -72,14 +72,14 @@ ratios are computed to this number of digits. With 40 digits, the lines y = 10^4
 count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
-second to expressions with corners, jumps or divisors."""
+second to expressions with corners, jumps or functions such as gcd."""
 MANY_POINTS = 500
-"""The number of points at which expressions with corners, jumps or divisors are compared, as long as
+"""The number of points at which expressions with corners, jumps or functions such as gcd are compared, as long as
 `affords_large_values` is true. Most points take little work, and some expressions differ at only one point in a
 hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Minimum number of points at which both expressions must have a value. The first number applies to smooth expressions,
-and the second to expressions with corners, jumps or divisors."""
+and the second to expressions with corners, jumps or functions such as gcd."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Maximum number of points that are tried: `FIRST_TRIES`, plus `TRIES_PER_POINT` for each point at which the
 expressions agree."""

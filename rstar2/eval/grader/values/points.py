@@ -355,7 +355,7 @@ def _complex_letters(node: Node) -> set[str]:
 
 
 def has_steps(a: Node, b: Node) -> bool:
-    """Whether one of two expressions has jumps, or a value that depends on divisors."""
+    """Whether one of two expressions has jumps, or a function such as gcd, whose value depends on divisors."""
     return any(
         (isinstance(part, Residue) or (isinstance(part, Call) and part.name in STEPS)) and variables(part)
         for node in (a, b)
