@@ -84,7 +84,8 @@ class Comparison:
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
     """The size of a true difference that would be found by 80 % of comparisons with as many problems and samples as
-    this comparison. None if no true difference, however large, would be found by 80 % of such comparisons."""
+    this comparison. None if even the largest possible difference would be found by fewer than 80 % of comparisons of
+    this size."""
     pairs: list[Pair]
     unpaired: int
     """Number of problems that only one run has. If the runs have different gold answers to a problem, the problem
@@ -133,8 +134,8 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
         b: the folder of the other run, or of one of its benchmarks.
 
     Raises:
-        UserError: a folder is neither a run's folder nor a benchmark's, the runs have no benchmark in common, or they
-            have no problem of a benchmark in common.
+        UserError: a folder is neither a run's folder nor a benchmark's, no benchmark is in both runs, or a benchmark is
+            in both runs without any common problem.
     """
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]

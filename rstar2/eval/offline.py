@@ -180,7 +180,7 @@ def graded(
 ) -> Iterator[dict[str, Any]]:
     """Grade rows. Yields one object per row, in order: `id` if the row has one, `verdict`, `extracted` and `rule`.
 
-    If `certified`, the certificate of each correct verdict is checked. The object of a correct verdict then has the key
+    If `certified`, the certificate of each correct verdict is checked, and the object of the verdict has the key
     `verified`: true, or a text that says what could not be confirmed.
     """
 

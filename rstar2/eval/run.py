@@ -207,8 +207,8 @@ class _Refusals:
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether the server answered a request, or refused requests in different ways. Such a server does not refuse
-        all requests."""
+        """Whether the server answered a request, or refused requests in different ways. Either shows that the server
+        does not refuse all requests."""
         self._status: int | None = None
         self._count = 0
 

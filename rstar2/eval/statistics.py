@@ -3,8 +3,8 @@
 The average over P problems with n samples each has two intervals. The *run-to-run* interval says how far the average
 would move if the same problems were sampled again. The interval *clustered by problem* says how far the average would
 move on other problems of the same kind. The interval clustered by problem is far wider. Models should be compared with
-this interval. docs/results/evaluation.md reports the coverage, width and power of the intervals, which
-benchmarks/eval/intervals.py measures.
+the interval clustered by problem. docs/results/evaluation.md reports the coverage, width and power of the intervals,
+which benchmarks/eval/intervals.py measures.
 
 All functions of this module are pure. The correctness of samples is a table with one row per problem, and one entry per
 sample in each row (bool, or 0 or 1). Rows may differ in length, and every problem has the same weight. The functions

@@ -193,8 +193,8 @@ _GROUPS = {
     "multi-turn": mean_by_name(*MULTI_TURN),
     "overall": mean_by_name("non-live", "live", "multi-turn"),
 }
-"""The groups of the v3 leaderboard, without its executable categories, which need API keys and were later removed from
-the leaderboard."""
+"""The groups of the v3 leaderboard. The executable categories are left out, because they need API keys and were later
+removed from the leaderboard."""
 
 BENCHMARK = Benchmark(
     load=loading(HARNESS, "bfcl_v3"),

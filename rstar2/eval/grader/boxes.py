@@ -32,15 +32,15 @@ _FORMULA_BEFORE = re.compile(
     r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
     r"|(?:^|[$(\[>])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
 )
-"""The beginning of a formula that continues in the box after it. The box then holds only part of the formula."""
+"""The beginning of a formula that continues in the box after it, so that the box holds only part of the formula."""
 _FORMULA_AFTER = re.compile(
     r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
     r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"
 )
 _DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _OPERATOR_BEFORE, _OPERATOR_AFTER = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
-"""Operators directly before and after a box. If the box is inside a formula, such an operator makes the box a part of
-the formula."""
+"""Operators directly before and after a box. If the box is between delimiters of a formula, such as $, an operator
+beside the box makes the box a part of the formula."""
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")

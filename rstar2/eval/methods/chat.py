@@ -1,8 +1,8 @@
 """Sends chat messages to a model and gets its replies. The model runs on a server with OpenAI's API, or in this
 process.
 
-Benchmarks with their own prompts use this module. The messages of such a benchmark are sent unchanged, and are rendered
-with the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
+Benchmarks with their own prompts use this module. The messages of a benchmark with its own prompts are sent unchanged,
+and are rendered with the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def names_quantity(node: Node) -> bool:
 def _joins_letters(node: Node) -> bool:
     """Whether an expression combines several letters, and has no number as a term or a factor. An example is x^2 + y^2.
 
-    Such an expression cannot be solved for one letter, so the problem asks for the value of the expression.
+    An equation such as x^2 + y^2 = 25 cannot be solved for one letter, so the problem asks for the value of x^2 + y^2.
     """
     letters = variables(node)
     if len(letters) < 2 or not all(len(name) == 1 or name in GREEK for name in letters):

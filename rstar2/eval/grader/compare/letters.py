@@ -143,8 +143,8 @@ def _is_bound(part: Node) -> bool:
 
 
 def has_condition(node: Node) -> bool:
-    """Whether some but not all members of a list are bounds. Such a list may be a value with a condition, as in 2^n, n
-    >= 1."""
+    """Whether some but not all members of a list are bounds. If so, the list may be a value with a condition, as in
+    2^n, n >= 1."""
     bounds = [_is_bound(item) for item in node.items] if isinstance(node, nodes.Listing) else []
     return any(bounds) and not all(bounds)
 
@@ -155,7 +155,7 @@ def has_condition(node: Node) -> bool:
 def family_letter(gold: Node, pred: Node) -> str | None:
     """Returns the letter that stands for every integer in two families of angles, or None if no letter does.
 
-    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n. Such an answer counts as a family only if it
+    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n, and counts as a family only if the answer
     states that n is an integer.
     """
     letter = _family_letter(gold)
@@ -230,8 +230,8 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_family(value: Node, letter: str) -> bool:
-    """Whether a value is a family of angles, such as π/4 + kπ. From k to k + 2, such a value grows by the same angle
-    for every k.
+    """Whether a value is a family of angles, such as π/4 + kπ. A family grows by the same angle from k to k + 2, for
+    every k.
 
     The value (k - 2)π does not count as a family: the usual form of this family is kπ, so the grader reads (k - 2)π as
     a formula in k.

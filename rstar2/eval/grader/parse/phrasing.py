@@ -1,4 +1,4 @@
-r"""Words around an answer that describe the answer. Such words are dropped, or rewritten into formulas.
+r"""Drops the words around an answer that only describe the answer, or rewrites them into formulas.
 
 `The set {1, 2}` becomes {1, 2}, and `all real numbers except 1 and 3` becomes x \neq 1, 3. `1/3 (or 0.333...)` is split
 into a value and a remark that restates the value. All functions expect text that `normalize.clean` returned.
