@@ -196,12 +196,12 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
     The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
     probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
-    interval allows for unseen changes: a supposed mean that is farther from zero than the measured mean, or on the
-    other side of zero, requires changes of problems that were not observed. `_unseen_change` returns the assumed size
-    of each such change, and the square of this size is added to the variance at the supposed mean. The ends of the
-    interval are the supposed means at which the measured mean is just not rejected. If few problems flip, the interval
-    is close to Tango's score interval. If the runs differ on none of the P problems, the ends of the interval are -3/P
-    and +3/P.
+    interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the other
+    side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed size of
+    each unseen change. When a supposed true mean is tested, the square of this size is added to the variance for each
+    unseen change that the supposed mean requires. The ends of the interval are the supposed means that the test just
+    does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
+    of the P problems, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.

@@ -95,8 +95,8 @@ class Identity:
     """The evidence that two expressions are equal."""
 
     points: tuple[Point, ...]
-    """The points at which the expressions agree. For numbers, this is one empty point. For expressions of the same
-    form, the tuple is empty."""
+    """The points at which the expressions agree. For numbers, the tuple contains one empty point. For expressions of
+    the same form, the tuple is empty."""
     degree: bool = False
     """Whether a degree sign was read as π/180. If False, the degree sign was dropped."""
     percent: bool = False

@@ -205,7 +205,7 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
 def _is_printed_float(node: Number, value: Value) -> bool:
     """Whether a decimal is the text that Python prints for the float nearest to a value.
 
-    The last digits of the decimal may differ.
+    The last digits of the decimal may differ from the digits of the value.
     """
     if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
         return False
