@@ -1,9 +1,11 @@
 """Samples problems with a model. Many samples run at once, and each sample is graded and written when it finishes.
 
-``` jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
-``` `rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all make
-their samples with this module. These four kinds of runs differ in the method (how a sample is made and graded), the
-engines (one or a pool) and the record (what is stored).
+```
+jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
+```
+`rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all make their
+samples with this module. These four kinds of runs differ in the method (how a sample is made and graded), the engines
+(one or a pool) and the record (what is stored).
 
 The number of slots is the maximum number of samples in flight. A slow rollout occupies one slot and does not delay
 other rollouts. The length of the queue is limited too, so the samplers wait if grading or the disk is slower than the

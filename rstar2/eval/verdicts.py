@@ -50,8 +50,8 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
 class Tally:
     """The verdicts that were added so far. Each verdict takes a few bytes of memory, however long the rollouts are.
 
-    If the stored verdict on a sample is `error`, a later verdict replaces it. If the stored verdict is any other, later
-    verdicts on the sample are ignored.
+    If the stored verdict on a sample is `error`, a later verdict replaces it. Any other stored verdict is kept, and
+    later verdicts on the sample are ignored.
     """
 
     def __init__(self) -> None:
