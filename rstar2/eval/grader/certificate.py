@@ -114,7 +114,7 @@ def plain(part: Any) -> Any:
     - The unit of a quantity is described by its size, and by the letters of its basic units with their powers.
     - A time of day becomes a quantity in hours.
     - A function has the name that it has in sympy.
-    - A series that cannot be added up is `Unsolved`.
+    - A series that cannot be added up becomes the node `Unsolved`.
     """
     match part:
         case Symbol(name=name):

@@ -44,8 +44,8 @@ _OUTPUT_MARK = re.compile(
     rf"<(?P<tag>{_OUTPUT_TAG})>|</(?P<tag_end>{_OUTPUT_TAG})>|\[(?P<end>/?)TOOL_RESULTS\]"
     r"|<\uff5c(?P<deepseek>tool\u2581outputs?)\u2581(?P<side>begin|end)\uff5c>|(?P<fence>```+)(?P<label>\w*)"
 )
-"""Marks around tool output inside a turn: tags, and the fence ````
-```output ````. A fence without a label closes this fence."""
+"""Marks around tool output inside a turn: tags, and the fence ```` ```output ````. The fence with the label `output` is
+closed by a fence without a label."""
 _OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")

@@ -65,9 +65,9 @@ class Verdict:
     """The result of grading one answer, and the reason for it."""
 
     verdict: VerdictName
-    """The result. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and differs from the
-    gold answer. `unparsed`: the output has no answer, or the answer and the gold answer could not be compared.
-    `timeout`: the deadline passed. `invalid`: the gold answer is missing or unusable."""
+    """The result of grading. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and
+    differs from the gold answer. `unparsed`: the output has no answer, or the answer and the gold answer could not be
+    compared. `timeout`: the deadline passed. `invalid`: the gold answer is missing or unusable."""
     extracted: str | None
     """The answer in the model's output; None if the output has no answer."""
     rule: str

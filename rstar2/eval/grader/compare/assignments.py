@@ -134,7 +134,8 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
 
 
 def dropped_name(relation: Node) -> Node | None:
-    """Returns the side of an equation that names the equation's value. Dots in this side are written out.
+    """Returns the side of an equation that names the equation's value. Dots in the returned side are replaced by the
+    terms or factors for which they stand.
 
     Returns None if no side names the value.
     """

@@ -42,7 +42,8 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both sequences have the same members, in any order. A member that is repeated counts once.
+    """Whether both sequences have the same members, in any order. A member that occurs several times is treated like a
+    member that occurs once.
 
     Raises NoValue if it cannot be verified whether the members are the same.
     """

@@ -1,4 +1,5 @@
-"""Cleaning: rewrites the many ways of typing the same mathematics into one notation. The result is still text."""
+"""Cleaning: rewrites the many ways of typing the same mathematics into one notation. The result is text, which is
+parsed later."""
 
 from __future__ import annotations
 

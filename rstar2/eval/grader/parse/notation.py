@@ -1,8 +1,8 @@
 r"""Rewrites LaTeX commands that decorate an answer, or that belong to a package, into commands of the grammar.
 
 `\textcolor{red}{5}` becomes `5`, `\SI{5}{\metre\per\second}` becomes `5\text{ metre per second}`, `{}^{5}C_2` becomes
-`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. The result is still text. A command is left as it is
-if its arguments do not fit the command, so that the grammar rejects the answer.
+`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. The result is text, which is parsed later. A command
+is left as it is if its arguments do not fit the command, so that the grammar rejects the answer.
 """
 
 from __future__ import annotations
