@@ -3,7 +3,7 @@ on the tokens of a reply.
 
 Each adaptation is printed and written to `adaptations.json` in the run's folder as soon as it happens, and each
 adaptation becomes an entry of results.json. A later start reads `adaptations.json` first, because earlier starts, even
-killed ones, made samples under these adaptations.
+if they were killed, made samples under the adaptations in this file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rstar2.files import read_json, write_json
 
 FILE = "adaptations.json"
 _FIELDS, _CAPS = "fields_left_out", "reply_cap"
-"""Names of entries of results.json. The names for a judge model start with `judge_`."""
+"""Names of the entries of results.json that contain adaptations. For a judge model, the names start with `judge_`."""
 
 
 @runtime_checkable
 class AdaptingModel(Protocol):
-    """A model whose server may refuse a field of a request, or cap the tokens of its reply."""
+    """A model whose server may refuse a field of a request, or cap the number of tokens of a reply."""
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None: ...
 

@@ -1,8 +1,9 @@
 """Compares two measurements of the same problems. Each problem of one measurement is paired with the same problem of
 the other.
 
-Pairing removes the effect that problems differ in difficulty. A paired comparison therefore finds a difference with far
-fewer samples than a comparison of two averages, each with its own interval.
+Problems vary in difficulty, and pairing removes this variation from the difference between the two measurements. A
+paired comparison therefore finds a difference with far fewer samples than a comparison of two averages, each with its
+own interval.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Comparison:
     """95 % interval of the difference, clustered by problem."""
     detectable: float | None
     """The size of a true difference that would be found by 80 % of comparisons with as many problems and samples as
-    this comparison. None if no true difference, however large, would be found by 80 % of such comparisons."""
+    this comparison. None if even the largest possible difference would be found by fewer than 80 % of comparisons of
+    this size."""
     pairs: list[Pair]
     unpaired: int
     """Number of problems that only one run has. If the runs have different gold answers to a problem, the problem
@@ -132,8 +134,8 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
         b: the folder of the other run, or of one of its benchmarks.
 
     Raises:
-        UserError: a folder is neither a run's folder nor a benchmark's, the runs have no benchmark in common, or they
-            have no problem of a benchmark in common.
+        UserError: a folder is neither a run's folder nor a benchmark's, no benchmark is in both runs, or a benchmark is
+            in both runs without any common problem.
     """
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]
@@ -205,7 +207,7 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
     """Returns the differences between the runs' scores, including the scores that the benchmark computes from other
     scores.
 
-    Entry i of `a` and entry i of `b` are the same problem.
+    Entry i of `a` and entry i of `b` belong to the same problem.
     """
     # The scores of A, those of B, and their differences.
     sides: tuple[dict[str, Score], ...] = ({}, {}, {})
@@ -238,9 +240,10 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
 def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str, Any]]:
     """Returns a benchmark's rows of problems. The key of a row is (id, gold answer), or (id, "") if `by_id`.
 
-    An id may be just a line number, so two rows are the same problem only if the gold answers are also the same.
-    If `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems.
-    A killed run needs `by_id`, because it has only the gold answers in its traces, which are letters in GPQA.
+    An id may be just a line number, so two rows are the same problem only if the gold answers are also the same. If
+    `by_id`, the gold answers are ignored. The caller sets `by_id` if both runs are known to have the same problems. A
+    killed run needs `by_id`: its gold answers are read from its traces, and the traces of GPQA contain the letter of
+    the right choice instead of its text.
     """
     return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 

@@ -22,7 +22,7 @@ from rstar2.runs import load_status
 
 Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
 _KINDS = ("eval", "agree")
-"""The kinds of runs that can be controlled. The names are those of `kind` in status.json."""
+"""The kinds of runs that can be controlled, with the names that `kind` in status.json has."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
 """How long `ask` waits for an answer. A very large run may be busy for seconds while it computes its statistics."""
@@ -87,7 +87,8 @@ class Control:
             self._sampling.pop(name, None)
 
     async def end_pause(self) -> None:
-        """Open the slots. A sample that waits for a slot then notices that the run ends."""
+        """Open all slots, even if the run is paused, so that a sample that waits for a slot notices that the run
+        ends."""
         await self._resize(self.in_flight)
 
     async def apply(self, action: Action, value: str) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def keep_settings(folder: Path, protocol: Config, problems: Sequence[Problem]) -
 
 
 def _without_additions(before: Config, now: Config, adds_problems: bool) -> Config:
-    """Returns a copy of `now` without additions. If `now` has more samples than `before`, the copy has the number of
-    samples in `before`. If `adds_problems`, the copy has the fingerprint of the problems in `before`."""
+    """Returns a copy of the config `now` without the samples and problems that it adds to the config `before`. If `now`
+    has more samples than `before`, the copy has the number of samples in `before`. If `adds_problems`, the copy has the
+    fingerprint of the problems in `before`."""
     samples = before["samples"] if now["samples"] >= before["samples"] else now["samples"]
     return {**now, "samples": samples, "problems": before["problems"] if adds_problems else now["problems"]}

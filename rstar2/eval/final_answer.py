@@ -1,8 +1,8 @@
 """Finds the part of a trace that is graded: applies the rules of `rstar2.eval.grader.reading_rules` to a trace.
 
-If a turn is written in our own tags, its whole text is read, like any other output. If a turn is written in the format
-of a model family, it is already split into the thought, the calls and the rest, and the answer is looked for only in
-the rest.
+If a turn is written in our own tags, its whole text is searched for the answer. If a turn is written in the format of a
+model family, it is already split into the thought, the calls and the remaining text, and only the remaining text is
+searched for the answer.
 """
 
 from __future__ import annotations
@@ -36,5 +36,6 @@ def part_to_grade(trace: Trace, rule: ReadingRule) -> str:
 
 
 def benchmark_part(trace: Trace) -> tuple[str, ReadingRule]:
-    """Returns the part of a trace that an evaluation grades, and the strictest rule that finds an answer there."""
+    """Returns the part of a trace that an evaluation grades, and the strictest reading rule that finds an answer in
+    this part."""
     return reading_rules.benchmark_part(*final_text(trace))

@@ -38,8 +38,8 @@ from rstar2.runs import Run, open_run
 
 
 def measure(request: EvalRequest, view: LiveView) -> None:
-    """Sample and grade every benchmark, and print the results. Each benchmark has a folder with its name in the run's
-    folder.
+    """Sample and grade every benchmark, and print the results. In the run's folder, each benchmark has a folder of its
+    own, which is named after the benchmark.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, some samples are missing, or Ctrl-C was pressed twice.

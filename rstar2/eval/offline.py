@@ -156,8 +156,8 @@ def _parquet_rows(path: Path, on_fault: _OnFault) -> Iterator[tuple[int, dict[st
 
 
 def _trace(value: dict[str, Any]) -> Trace | None:
-    """Parse a row as a trace. Returns None if the row is not a valid trace. The caller then reports what is wrong with
-    the row."""
+    """Parse a row as a trace. Returns None if the row is not a valid trace, so that the caller reports what is wrong
+    with the row."""
     try:
         return Trace.model_validate(value)
     except ValidationError:
@@ -180,7 +180,7 @@ def graded(
 ) -> Iterator[dict[str, Any]]:
     """Grade rows. Yields one object per row, in order: `id` if the row has one, `verdict`, `extracted` and `rule`.
 
-    If `certified`, the certificate of each correct verdict is checked. The object of a correct verdict then has the key
+    If `certified`, the certificate of each correct verdict is checked, and the object of the verdict has the key
     `verified`: true, or a text that says what could not be confirmed.
     """
 

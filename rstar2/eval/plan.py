@@ -27,7 +27,8 @@ from rstar2.runs import json_digest
 
 _PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
 _RESERVED = _PUBLISHED | {"analysis", "attempts", "memory"}
-"""Names of published benchmarks and of the run's own folders. A user's own benchmark must not have such a name."""
+"""Names of published benchmarks and of the run's own folders. A user's own benchmark must not have one of these
+names."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class EvalRequest:
     benchmarks: list[str]
     """Names of benchmarks or groups, JSON Lines files, or `module:object` of users' benchmarks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The values of `EvalSettings` that the user set. Each benchmark's own protocol decides all other values."""
+    """The values of `EvalSettings` that the user set. A value that the user did not set comes from the benchmark's own
+    protocol."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
     files: BenchmarkFiles = field(default_factory=BenchmarkFiles)
     """Files and options of the benchmarks. If `files.data` is set, the request may have only one benchmark."""
@@ -158,8 +160,8 @@ def plan_evaluation(request: EvalRequest, retries: RetryPolicy) -> EvalPlan:
 
 
 def _planned(name: str, benchmark: Benchmark, request: EvalRequest) -> tuple[Planned, str]:
-    """Returns a benchmark with its problems, and a note about problems with unreadable answers, which is empty if there
-    are none."""
+    """Returns a benchmark with its problems, and a note about its problems with unreadable answers. The note is empty
+    if all answers are readable."""
     files, limit = request.files, request.limit
     settings = resolve(EvalSettings, {**benchmark.protocol, **request.settings}, [], request.kind)
     problems = list(benchmark.load(files, settings))
@@ -229,7 +231,7 @@ def _folder_names(benchmarks: list[str]) -> list[str]:
     """Returns the names of benchmarks in results, which are also the names of their folders.
 
     The name of a file of problems is the file's name without its ending. The name of a user's `module:object` is the
-    module's name, followed by the object's name unless the object's name is BENCHMARK. If such a name is reserved, it
+    module's name, followed by the object's name unless the object's name is BENCHMARK. A name that is in `_RESERVED`
     gets the prefix `own-`.
 
     Raises:

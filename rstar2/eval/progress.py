@@ -52,7 +52,7 @@ class Progress:
     """Why the run waits: the engine, the judge or the judge model does not answer, or the disk is full. None if the run
     does not wait."""
     outages: list[Outages]
-    """The time for which each service did not answer during this start, and the reason."""
+    """For each service: how long it did not answer during this start, and why."""
 
 
 class TokenCounter(Protocol):
@@ -87,8 +87,8 @@ class Meter:
         services: the services of the run.
         problems: for each problem, the list of its rows, which grows as samples finish, and the final length of this
             list.
-        folders: the folders to which the run writes. If the disk of such a folder is full, the meter reports trouble,
-            even before a write fails.
+        folders: the folders to which the run writes. If the disk that holds one of the folders is full, the meter
+            reports trouble, even before a write fails.
     """
 
     def __init__(

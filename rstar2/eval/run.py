@@ -3,9 +3,9 @@
 ```
 jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
 ```
-`rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all sample here.
-These four kinds of runs differ in the method (how a sample is made and graded), the engines (one or a pool) and the
-record (what is stored).
+`rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all make their
+samples with this module. These four kinds of runs differ in the method (how a sample is made and graded), the engines
+(one or a pool) and the record (what is stored).
 
 The number of slots is the maximum number of samples in flight. A slow rollout occupies one slot and does not delay
 other rollouts. The length of the queue is limited too, so the samplers wait if grading or the disk is slower than the
@@ -202,13 +202,13 @@ async def run_parts(
 
 
 class _Refusals:
-    """Detects that a server refuses all requests. The run can then end before it has sent a request for every
+    """Detects that a server refuses all requests, so that the run can end before it has sent a request for every
     sample."""
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether the server answered a request, or refused requests in different ways. Such a server does not refuse
-        all requests."""
+        """Whether the server answered a request, or refused requests in different ways. Either shows that the server
+        does not refuse all requests."""
         self._status: int | None = None
         self._count = 0
 

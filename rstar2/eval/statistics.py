@@ -3,8 +3,8 @@
 The average over P problems with n samples each has two intervals. The *run-to-run* interval says how far the average
 would move if the same problems were sampled again. The interval *clustered by problem* says how far the average would
 move on other problems of the same kind. The interval clustered by problem is far wider. Models should be compared with
-this interval. docs/results/evaluation.md reports the coverage, width and power of the intervals, which
-benchmarks/eval/intervals.py measures.
+the interval clustered by problem. docs/results/evaluation.md reports the coverage, width and power of the intervals,
+which benchmarks/eval/intervals.py measures.
 
 All functions of this module are pure. The correctness of samples is a table with one row per problem, and one entry per
 sample in each row (bool, or 0 or 1). Rows may differ in length, and every problem has the same weight. The functions
@@ -30,15 +30,17 @@ Samples = Sequence[Sequence[bool | int | float]]
 UNSEEN = 3
 """Number of problems that may have changed although a comparison observed no change, by the rule of three.
 
-If none of P observed problems changed, up to a share 3/P of all such problems may still change (with 95 % confidence).
+If none of P observed problems changed, a share of up to 3/P of all problems of the same kind may still change (with 95
+% confidence).
 """
 DOUBT = 0.8
-"""Factor for the weight of the possibility that an unseen change is a whole flip. If all problems differ, each observed
-difference multiplies the weight by this factor.
+"""The assumption that an unseen change is a whole flip gets a weight between 0 and 1, which is a power of this factor.
+If two runs differ on every problem, each of the P differences multiplies the weight by this factor.
 
-A whole flip is a change from never right to always right. If d of P problems differ, the weight of a whole flip is
-DOUBT^(d²/P). For example, if all of ten problems differ a little, the weight is a tenth. If only few problems differ,
-these differences say less about the other problems. A larger DOUBT allows for more flips, and makes intervals wider.
+In a whole flip, one run never solves a problem, and the other run always solves it. If two runs differ on d of P
+problems, the weight of a whole flip is DOUBT^(d²/P). For example, if two runs differ a little on all of ten problems,
+the weight is a tenth. If two runs differ on only a few problems, these differences say less about the problems on which
+the runs agree. A larger DOUBT allows for more flips, and makes intervals wider.
 """
 POWER = 0.8
 """The share of comparisons that find a true difference of the detectable size."""
@@ -72,8 +74,8 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The size of a true difference that a share `POWER` of such comparisons would find. None if no true difference,
-    not even a difference of 1, would be found that often."""
+    """The size of a true difference that a share `POWER` of comparisons with as many problems and samples would find.
+    None if no true difference, not even a difference of 1, would be found that often."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -93,10 +95,11 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 def clustered_interval(rates: NDArray[np.float64]) -> Interval:
     """Returns the interval, clustered by problem, of the mean of the problems' rates.
 
-    `rates` has shape (P,), and each rate is in 0..1. The interval is a Student's t interval over the rates and two
-    pseudo-problems, one with rate 0 and one with rate 1 (after Agresti and Coull). Without the pseudo-problems, the
-    coverage would be too low if a benchmark is small, or if most rates are near 0 or 1. The differences in
-    `paired_mean` rarely reach -1 or 1, so `paired_mean` allows for unseen changes in another way.
+    `rates` has shape (P,), and contains the share of correct samples (0..1) of each problem. The interval is a
+    Student's t interval over the rates and two pseudo-problems, one with rate 0 and one with rate 1 (after Agresti and
+    Coull). Without the pseudo-problems, the coverage would be too low if a benchmark is small, or if most rates are
+    near 0 or 1. The differences in `paired_mean` rarely reach -1 or 1, so `paired_mean` allows for unseen changes in
+    another way.
     """
     padded = np.append(rates, (0.0, 1.0))
     centre = float(padded.mean())
@@ -121,7 +124,7 @@ def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
 def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> PairedDifference:
     """Returns the mean of B's entries minus the mean of A's entries.
 
-    Row i of `a` and row i of `b` are the same problem. The interval is computed as in `paired_mean`, from the
+    Row i of `a` and row i of `b` belong to the same problem. The interval is computed as in `paired_mean`, from the
     linearised residuals of both tables (the ratio estimator of cluster samples). If all rows have the same length, the
     interval equals the interval of `paired_difference`.
 
@@ -174,7 +177,7 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
 def paired_difference(a: Samples, b: Samples) -> PairedDifference:
     """Returns B's average minus A's average on the same problems, with the interval of `paired_mean`.
 
-    Row i of `a` and row i of `b` are the same problem. The numbers of samples may differ.
+    Row i of `a` and row i of `b` belong to the same problem. The two rows may differ in length.
 
     Raises:
         ValueError: the numbers of problems differ, or are zero, or a problem has no samples.
@@ -193,11 +196,12 @@ def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> Paire
 
     The interval of the t-test alone covers rare changes badly. If a share f of all problems flips, then with
     probability (1 - f)^P none of the P measured problems flips, and Student's interval has zero width. Therefore the
-    interval allows for unseen changes: a supposed mean that is farther from zero than the measured mean, or on the
-    other side of zero, requires changes of problems that were not observed. `_unseen_change` returns the assumed size
-    of each such change, and the square of this size is added to the variance at the supposed mean. The ends of the
-    interval are the supposed means at which the measured mean is just not rejected. If few problems flip, the interval
-    is close to Tango's score interval. If no problem differs, the ends of the interval are -3/P and +3/P.
+    interval allows for unseen changes: the true mean can be farther from zero than the measured mean, or on the other
+    side of zero, only if problems change that were not observed to change. `_unseen_change` returns the assumed size of
+    each unseen change. When a supposed true mean is tested, the square of this size is added to the variance for each
+    unseen change that the supposed mean requires. The ends of the interval are the supposed means that the test just
+    does not reject. If few problems flip, the interval is close to Tango's score interval. If the runs differ on none
+    of the P problems, the ends of the interval are -3/P and +3/P.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at a supposed mean; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.
@@ -268,10 +272,11 @@ def _paired(
 
 
 def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
-    """Returns the assumed size of an unseen change.
+    """Returns the assumed size of an unseen change, which is a difference between the runs that the measured samples do
+    not show.
 
-    If no problem differs, the size is 1. Otherwise the size lies between the root mean square of the observed changes
-    and 1. The more problems differ, the closer the size is to the root mean square.
+    If the runs differ on no problem, the size is 1. Otherwise the size lies between the root mean square of the
+    observed changes and 1. The more problems the runs differ on, the closer the size is to the root mean square.
     """
     nonzero = changes[changes != 0]
     if not len(nonzero):
@@ -287,8 +292,8 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
     to be the same for all problems. Returns None if no true difference is found that often.
 
     The difference must be large enough compared with the noise, by the noncentral t distribution. In addition, enough
-    problems must change: if all other problems are unchanged, four equal changes are found, but three are not. With
-    five problems, all five must change.
+    problems must change. If some problems change by the same amount and all other problems do not change, a difference
+    is found if four problems change, but not if three change. With five problems, all five must change.
 
     Args:
         problems: number of problems, at least two.
@@ -333,7 +338,7 @@ def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) 
 
 
 def _around(mean: float, padded_mean: float, residuals: NDArray[np.float64]) -> Interval:
-    """Returns the interval of a mean over problems and pseudo-problems, from its residuals.
+    """Returns the interval of a mean over problems and pseudo-problems, computed from the residuals of this mean.
 
     The interval is widened if it would not contain `mean`, the mean without the pseudo-problems.
     """

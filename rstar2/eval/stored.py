@@ -21,7 +21,7 @@ Groups = dict[str, list[Row]]
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """One way to store samples, as JSON Lines."""
+    """Defines how samples are stored in a file of JSON Lines."""
 
     file: str
     """Name of the file in the benchmark's folder."""
@@ -38,10 +38,11 @@ class SampleRecord:
     per_problem: Callable[[Groups, dict[str, str]], list[dict[str, Any]]]
     """Computes the table of problems from the rows of each problem and the gold answer of each problem."""
     beside: SampleRecord | None = None
-    """A second record, which the run also writes, but never reads."""
+    """A second record of the samples. The run also writes the file of this record, but never reads it."""
     errors: bool = False
-    """Whether a sample that the engine refuses is stored with the verdict `error`. The next start then makes it again.
-    If False, a refused sample is missing from the file, and the run ends with `rstar2.eval.run.SamplesRefused`."""
+    """Whether a sample that the engine refuses is stored with the verdict `error`. If so, the next start makes the
+    sample again. If False, a refused sample is missing from the file, and the run ends with
+    `rstar2.eval.run.SamplesRefused`."""
     results: bool = True
     """Whether results.json is written."""
 

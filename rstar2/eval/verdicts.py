@@ -50,7 +50,8 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
 class Tally:
     """The verdicts that were added so far. Each verdict takes a few bytes of memory, however long the rollouts are.
 
-    A later verdict on a sample replaces `error`. Any other second verdict on a sample is ignored.
+    If the stored verdict on a sample is `error`, a later verdict replaces it. Any other stored verdict is kept, and
+    later verdicts on the sample are ignored.
     """
 
     def __init__(self) -> None:

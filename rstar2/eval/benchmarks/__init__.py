@@ -103,7 +103,8 @@ class Benchmark:
     load: Load
     """Returns the problems. Raises UserError if the problems cannot be read."""
     open: Open | None = None
-    """Returns a context manager that provides the benchmark's method. If None, the agent loop runs on each problem."""
+    """Returns a context manager that provides the benchmark's method, which makes and grades samples. If None, the
+    agent loop runs on each problem."""
     correct: Correct | None = None
     """Returns whether an answer is correct. The function gets the problem, and the answer from the model's final turn.
     If None, the grader compares the answer with the problem's `answer`."""
@@ -128,7 +129,7 @@ class Benchmark:
     def opened(
         self, resources: Resources, settings: EvalSettings, files: BenchmarkFiles
     ) -> contextlib.AbstractAsyncContextManager[Method]:
-        """Returns a context manager that provides the benchmark's method."""
+        """Returns a context manager that provides the benchmark's method, which makes and grades samples."""
         if self.open is not None:
             return self.open(resources, settings, files)
         assert resources.agent is not None

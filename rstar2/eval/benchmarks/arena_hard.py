@@ -29,7 +29,8 @@ HARNESS = Harness(
     modules=("evalscope",),
     data_packages=("evalscope==0.17.1",),
 )
-"""The package evalscope contains the judge's prompt of lmarena/arena-hard-auto."""
+"""The harness only provides the package evalscope, which contains a copy of the judge model's prompt from the
+repository lmarena/arena-hard-auto."""
 _HUB = "lmarena-ai/arena-hard-auto"
 _FILES = {
     "data": "data/arena-hard-v0.1/question.jsonl",

@@ -94,8 +94,8 @@ class BFCLMethod:
         return trace.model_copy(update=update)
 
     async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
-        """Returns the accuracy of each category as the harness's own runner computes it. This accuracy is used to check
-        our own accuracy."""
+        """Returns the accuracy of each category as the harness's own runner computes it, so that the accuracy that we
+        compute can be checked."""
         return dict(await self._process.ask("check_all", results=results))
 
 
@@ -115,8 +115,8 @@ def loading(harness: Harness, program: str) -> Load:
 def opening(harness: Harness, program: str, folder: str = "") -> Open:
     """Returns the function that starts a BFCL harness.
 
-    `folder` is the name of a setting of the harness whose value is a folder, and also the name of this folder in the
-    run's folder. Later starts use the same folder. `folder` is empty if the harness has no such setting.
+    `folder` is the name of a setting of the harness. The value of this setting is a folder of the same name in the
+    run's folder. Later starts of the run use this folder again. `folder` is empty if the harness has no such setting.
     """
 
     @contextlib.asynccontextmanager
@@ -193,8 +193,8 @@ _GROUPS = {
     "multi-turn": mean_by_name(*MULTI_TURN),
     "overall": mean_by_name("non-live", "live", "multi-turn"),
 }
-"""The groups of the v3 leaderboard, without its executable categories, which need API keys and were later removed from
-the leaderboard."""
+"""The groups of the v3 leaderboard. The executable categories are left out, because they need API keys and were later
+removed from the leaderboard."""
 
 BENCHMARK = Benchmark(
     load=loading(HARNESS, "bfcl_v3"),

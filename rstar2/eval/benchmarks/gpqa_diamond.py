@@ -95,7 +95,8 @@ class GPQAMethod(AgentMethod):
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
         """Grade an answer, and set the text for which the answer votes in maj@n.
 
-        A wrong answer votes for the text of the choice that it names, because letters differ between samples.
+        A wrong answer votes for the text of the choice that it names, because the letter of a choice differs between
+        samples.
         """
         graded = await super().graded(trace, problem)
         if graded.correct or graded.extracted is None:

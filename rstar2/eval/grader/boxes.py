@@ -12,7 +12,7 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""An answer is cut to this number of characters. An answer that is still this long is not parsed."""
+"""A longer answer is cut to this number of characters. An answer of this length is not parsed."""
 REMARK_CHARS = 80
 """The number of characters before and after an answer that are searched for a remark about the answer."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
@@ -32,15 +32,15 @@ _FORMULA_BEFORE = re.compile(
     r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
     r"|(?:^|[$(\[>])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
 )
-"""The beginning of a formula that continues in the box after it. The box then holds only part of the formula."""
+"""The beginning of a formula that continues in the box after it, so that the box holds only part of the formula."""
 _FORMULA_AFTER = re.compile(
     r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
     r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"
 )
 _DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _OPERATOR_BEFORE, _OPERATOR_AFTER = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
-"""Operators directly before and after a box. If the box is inside a formula, such an operator makes the box a part of
-the formula."""
+"""Operators directly before and after a box. If the box is between delimiters of a formula, such as $, an operator
+beside the box makes the box a part of the formula."""
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
@@ -63,7 +63,7 @@ _DENIED = re.compile(
     r"|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b)))",
     re.IGNORECASE,
 )
-"""Words after an answer that deny it."""
+"""Words that deny the answer before them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Box:
     end: int
     """The index after the last character of the box."""
     closed: bool = True
-    """Whether the box is valid LaTeX: the backslash is there, and the last brace is closed."""
+    """Whether the box is valid LaTeX: it begins with a backslash, and its last brace is closed."""
     whole: bool = True
     """Whether the box is an answer by itself, rather than part of a formula such as \\boxed{3}^2 or -\\boxed{3}."""
 

@@ -43,7 +43,7 @@ Certificate: TypeAlias = dict[str, Any]
 - `replaced`: the expressions that replaced letters of the prediction, if any.
 - `name`: the name before a value, if the comparison dropped that name. If the name has dots, the numbers for which the
   dots stand are filled in.
-- `letters`: only in the first fact: the kinds of numbers that each answer states for its letters.
+- `letters`, only in the first fact: the kinds of numbers that each answer states for its letters.
 """
 _INFINITY = Symbol("infinity")
 _MIRRORED = {">": "<", ">=": "<="}
@@ -114,7 +114,7 @@ def plain(part: Any) -> Any:
     - The unit of a quantity is described by its size, and by the letters of its basic units with their powers.
     - A time of day becomes a quantity in hours.
     - A function has the name that it has in sympy.
-    - A series that cannot be added up is `Unsolved`.
+    - A series that cannot be added up becomes the node `Unsolved`.
     """
     match part:
         case Symbol(name=name):

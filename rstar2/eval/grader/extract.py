@@ -44,8 +44,8 @@ _STATED_IN_BOX = re.compile(
     r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
     re.IGNORECASE,
 )
-"""Words before an answer in a box, as in \\text{The answer is } 42. The words do not count after a number or an
-operator, because they may name another value there, as in \\text{1/answer}."""
+"""Words before an answer in a box, as in \\text{The answer is } 42. Words after a number or an operator are not
+removed, because they may be part of a formula, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
@@ -207,8 +207,8 @@ def _formula_at(text: str) -> int:
 
 
 def _last_formula(text: str) -> tuple[str, int, int] | None:
-    """Returns the last formula between delimiters as its content, the index of its content, and the index after the
-    formula."""
+    """Returns the content of the last formula between delimiters, the index at which the content begins, and the index
+    after the closing delimiter."""
     formula, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()

@@ -44,8 +44,8 @@ _OUTPUT_MARK = re.compile(
     rf"<(?P<tag>{_OUTPUT_TAG})>|</(?P<tag_end>{_OUTPUT_TAG})>|\[(?P<end>/?)TOOL_RESULTS\]"
     r"|<\uff5c(?P<deepseek>tool\u2581outputs?)\u2581(?P<side>begin|end)\uff5c>|(?P<fence>```+)(?P<label>\w*)"
 )
-"""Marks around tool output inside a turn: tags, and the fence ````
-```output ````. A fence without a label closes this fence."""
+"""Marks around tool output inside a turn: tags, and the fence ```` ```output ````. The fence with the label `output` is
+closed by a fence without a label."""
 _OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
@@ -84,9 +84,9 @@ def ended_by_server(output: str) -> str:
     its last box.
 
     A server that returns only text has split the turns itself, so an end-of-turn mark inside the text was written by
-    the model. If such a mark would hide the last box, the marks are removed. If no mark would hide the last box, the
-    text is returned as it is: some servers leave marks at the end of a turn or between channels, and such marks are
-    read as in any other output.
+    the model. If an end-of-turn mark would hide the last box, all marks for the beginning or the end of a turn are
+    removed. If no mark would hide the last box, the text is returned as it is: some servers leave marks at the end of a
+    turn or between channels, and such marks are read as in any other output.
     """
     mark = _END_OF_TURN.search(output)
     box = last_box(output[mark.end() :]) if mark else None
@@ -118,8 +118,8 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """Returns the text after the last closing brace that has no opening brace. A box that contained tool output leaves
-    such a brace."""
+    """Returns the text after the last closing brace that has no opening brace. A closing brace is left without its
+    opening brace if tool output was removed from inside a box."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1

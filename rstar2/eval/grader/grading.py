@@ -32,7 +32,7 @@ _SIMPLE = (
     | nodes.SetOf | nodes.Listing | nodes.Relation | nodes.Quantity
 )  # fmt: skip
 MAX_WHOLE = 10**30
-"""`whole_number` returns only smaller numbers, because it computes values to 40 digits."""
+"""`whole_number` returns only numbers that are smaller than this, because it computes values to 40 digits."""
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _TEXT_COMMAND = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
@@ -65,9 +65,9 @@ class Verdict:
     """The result of grading one answer, and the reason for it."""
 
     verdict: VerdictName
-    """The result. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and differs from the
-    gold answer. `unparsed`: the output has no answer, or the answer and the gold answer could not be compared.
-    `timeout`: the deadline passed. `invalid`: the gold answer is missing or unusable."""
+    """The result of grading. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and
+    differs from the gold answer. `unparsed`: the output has no answer, or the answer and the gold answer could not be
+    compared. `timeout`: the deadline passed. `invalid`: the gold answer is missing or unusable."""
     extracted: str | None
     """The answer in the model's output; None if the output has no answer."""
     rule: str
@@ -94,10 +94,10 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts that were caused by something other than the answer."""
+"""Names of the rules of verdicts that were caused by something other than the answer."""
 
 AnswerValue = str | int | float | None
-"""A gold answer or a model's output. A number is graded as its text; None means that the gold answer or the output is
+"""A gold answer or a model's output. A number is graded as its text. None means that the gold answer or the output is
 missing."""
 
 
@@ -273,7 +273,8 @@ def _choice_letter(text: str) -> str | None:
 
 def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """Compares every reading of the gold answer with every reading of the extracted answer, and returns the best
-    verdict. The verdict is `wrong` only if all these readings are known to differ."""
+    verdict. The verdict is `wrong` only if every reading of the gold answer is known to differ from every reading of
+    the extracted answer."""
     rule, doubt = "", ""
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):

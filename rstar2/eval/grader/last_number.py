@@ -82,7 +82,7 @@ def number_at(text: str, start: int, end: int) -> str | None:
 def _expression_around(text: str, start: int, end: int) -> str:
     """The text around text[start:end], up to the next word, clause or line on both sides.
 
-    The result is empty if `\\text{}` follows.
+    The result is empty if `\\text{}` follows text[start:end].
     """
     before = text[max(0, start - _NEAR_CHARS) : start].rpartition("\n")[2]
     after = text[end : end + _NEAR_CHARS].partition("\n")[0]

@@ -1,8 +1,8 @@
 """Reasons why an answer is not correct: wrong, missing, not understood, or not decided by the grader.
 
-Training and evaluations count these reasons separately. An answer that the grader could not decide earns no reward,
-because a model could provoke an undecided grading on purpose. An undecided answer may be right: the reason is a limit
-or a fault of the grader.
+Training and evaluations count these reasons separately. An answer earns no reward if the grader could not decide
+whether it is correct, because a model could provoke an undecided grading on purpose. An undecided answer may be right:
+the reason is a limit or a fault of the grader.
 """
 
 from __future__ import annotations

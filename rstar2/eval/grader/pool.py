@@ -1,7 +1,7 @@
 """A pool of processes that grade answers and can be killed. The pool may be used from any thread.
 
 Most answers are simple to grade: two integers, two equal texts, or a few short fractions. The caller's process grades
-such answers in well under a millisecond, by the same rules as a worker. All other answers are graded by a worker with
+simple answers in well under a millisecond, by the same rules as a worker. All other answers are graded by a worker with
 limited CPU time, so that no model output can block the caller or use up its memory.
 """
 

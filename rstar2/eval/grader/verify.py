@@ -89,8 +89,8 @@ def _replaced(node: Node, new: dict[Node, Node]) -> Node:
 
 
 class _Point:
-    """Computes exact values of expressions at a point. An unknown part gets a value that depends on its name, its
-    arguments and the salt."""
+    """Computes exact values of expressions at a point. An unknown part gets a random value, which is the same for all
+    parts with the same name and arguments."""
 
     def __init__(self, letters: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
         degree, percent, natural = map(int, reading)
@@ -183,7 +183,7 @@ def _random_value(name: str, points: Any = (), turn: int = 0) -> Any:
     """Returns a random value for a letter: an integer for j, k, m and n, unless a point gives the letter another value,
     and a fraction for other letters.
 
-    The fraction is negative at every third turn.
+    `turn` is the number of the point. The fraction is always negative at every third point.
     """
     size = _DRAW.choice((6, 20, 99))
     if name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point):
@@ -211,8 +211,8 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
 
 
 def _names(side: Node, is_gold: bool) -> bool:
-    """Whether a side of an equation only names a quantity. Such a side is a letter, f(2), or an expression that does
-    not determine a letter."""
+    """Whether a side of an equation only names a quantity, as x, f(2) and AB + BC do. 2x and x + 1 are not names of a
+    quantity, because x must still be worked out."""
     kind, parts, *_ = side
     letters = _letters(side)
     unknowns = {each for each in _walk(side) if each[0] in {"Apply", "Symbol"} and each[1] not in _CONSTANTS}
@@ -330,7 +330,8 @@ class _Fact:
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """Whether two answers are the same set of numbers, whatever the values of other letters are."""
+        """Whether two answers describe the same set of numbers. In relations, each letter is taken in turn as the
+        variable, while the other letters have random values."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)
@@ -346,8 +347,8 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """Whether one answer is an equation with the other answer as one side, and with the name that the comparison
-        dropped as another side."""
+        """Whether one answer is an equation that has the other answer on one side, and on another side the name that
+        the comparison dropped."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)

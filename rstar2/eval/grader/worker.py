@@ -2,8 +2,8 @@
 
 Run as `python -m rstar2.eval.grader.worker TIMEOUT_S`. The kernel limits the CPU time of each grading with an interval
 timer. The timer counts the CPU time of this process only, so a busy machine does not turn a right answer into a
-timeout. The timer's signal keeps its default action, which ends the process even inside a long C call. The pool then
-sees that standard output is closed.
+timeout. The timer's signal keeps its default action, which ends the process even inside a long C call. When the process
+has ended, the pool notices that the process's standard output is closed.
 """
 
 from __future__ import annotations

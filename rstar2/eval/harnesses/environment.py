@@ -124,8 +124,8 @@ def require(harness: Harness, benchmark: str) -> None:
 
 
 def fault(harness: Harness) -> str | None:
-    """Returns what is wrong with the environment, or None if nothing is: its Python runs, the installed versions are
-    the recorded versions, and the modules can be imported.
+    """Returns what is wrong with the environment, or None if the environment is in order: its Python runs, the
+    installed versions are the recorded versions, and the modules can be imported.
 
     The contents of files are not compared, since hashing up to 4,000 files would take 0.3 to 2 seconds before each run.
     """

@@ -21,7 +21,8 @@ from rstar2.processes import die_with
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
 ANSWER_S = 1800.0
-"""Time limit for the harness's own work on a request. The time that the model needs for its replies does not count."""
+"""Time limit for the harness's own work on a request. The limit does not include the time that the model needs for its
+replies."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
 _ACTIVITY_CHECKS = 20

@@ -31,7 +31,7 @@ class Grader(Protocol):
 
 
 class RetryingTools:
-    """Tools that run a lost call again, and count all calls.
+    """Tools that count all calls, and run a call again if it is lost: if the judge returned no result for it.
 
     If a call is lost again and again while the judge answers other calls, the model gets the result that the call is
     lost. If the judge answers no calls at all, `run` raises ServiceGone.

@@ -1,8 +1,8 @@
 """Sends chat messages to a model and gets its replies. The model runs on a server with OpenAI's API, or in this
 process.
 
-Benchmarks with their own prompts use this module. The messages of such a benchmark are sent unchanged, and are rendered
-with the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
+Benchmarks with their own prompts use this module. The messages of a benchmark with its own prompts are sent unchanged,
+and are rendered with the model's own chat template. The benchmark's scorer receives the reply without its reasoning.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
     """Returns the trace of a conversation.
 
-    The trace has token ids only if there is one reply and its token ids are known.
+    The trace has token ids only if the conversation has a single reply, and the token ids of this reply are known.
     """
     last, turns = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)

@@ -456,8 +456,8 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """Returns the titles of the members of a list: the members themselves if all are quantities in different units,
-    otherwise the names of the members.
+    """Returns a title for each member of a list. If all members are quantities in different units, each quantity is its
+    own title, because its unit identifies it. Otherwise, the title of a member is its name.
 
     Returns an empty tuple if a member has no name.
     """
@@ -477,8 +477,9 @@ def _items(node: Node) -> Items:
 def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """Yields the two intervals again. A relation between two letters, such as a < x, is now read as a bound on the
-    other letter."""
+    """Yields pairs of intervals for a second comparison. In each pair, one of the two answers is a relation between two
+    letters whose sides are exchanged: if a < x was read as a bound on one letter, x > a is read as a bound on the other
+    letter."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
             mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))

@@ -107,7 +107,7 @@ def names_quantity(node: Node) -> bool:
 def _joins_letters(node: Node) -> bool:
     """Whether an expression combines several letters, and has no number as a term or a factor. An example is x^2 + y^2.
 
-    Such an expression cannot be solved for one letter, so the problem asks for the value of the expression.
+    An equation such as x^2 + y^2 = 25 cannot be solved for one letter, so the problem asks for the value of x^2 + y^2.
     """
     letters = variables(node)
     if len(letters) < 2 or not all(len(name) == 1 or name in GREEK for name in letters):
@@ -134,7 +134,8 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
 
 
 def dropped_name(relation: Node) -> Node | None:
-    """Returns the side of an equation that names the equation's value. Dots in this side are written out.
+    """Returns the side of an equation that names the equation's value. Dots in the returned side are replaced by the
+    terms or factors for which they stand.
 
     Returns None if no side names the value.
     """
@@ -150,7 +151,8 @@ def dropped_name(relation: Node) -> Node | None:
 def _written_out(side: Node, value: Node) -> Node | None:
     """Returns a sum or product such as 1 + 2 + ... + 15 with all its terms or factors in place of the dots.
 
-    Returns None if the steps between the terms differ, or if the sum or product is not `value`.
+    Returns None if neither the difference nor the ratio of neighbouring numbers is constant, or if the sum or product
+    is not `value`.
     """
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
@@ -252,8 +254,8 @@ def states_a_value(node: nodes.Relation) -> bool:
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:
-    """Whether names are in alphabetical order: x before y, and x_1 before x_2. A tuple of values without names assumes
-    this order."""
+    """Whether names are in alphabetical order: x before y, and x_1 before x_2. If a tuple gives values without names,
+    the values are taken to be in this order."""
     letters = [
         (
             name.name.lower(),

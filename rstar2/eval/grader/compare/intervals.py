@@ -14,7 +14,7 @@ from rstar2.eval.grader.values.numbers import infinite, real_value
 
 _LARGEST_END = 10**30
 _PIECE = 5
-"""The cost of sorting one piece, in units of `guarded_numbers.BUDGET`."""
+"""The cost of sorting one piece of a set of numbers, in units of `guarded_numbers.BUDGET`."""
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = nodes.Symbol("infinity")
 
@@ -154,7 +154,7 @@ def as_interval(node: Node) -> nodes.Brackets | None:
     """Returns the interval that a node describes: an interval itself, or the interval of an inequality that bounds one
     variable.
 
-    The ends may be expressions. Returns None for any other node.
+    The ends of the interval may be expressions. Returns None for any other node.
     """
     match node:
         case nodes.Brackets(items=(_, _)):

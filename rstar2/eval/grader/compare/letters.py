@@ -19,14 +19,15 @@ _FAMILY_LETTERS = frozenset("klmn")
 _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
 """Letters that are integers in many formulas."""
 _WHOLE_KINDS = ("integer", "natural number", "whole number")
-"""Texts with which the name of a kind of whole numbers ends, as `positive integer` ends with `integer`."""
+"""The name of each kind of whole numbers ends with one of these texts. For example, `positive integer` ends with
+`integer`."""
 _MAX_DENOMINATOR = 10_000
 """A family of angles grows by a fraction of π. The denominator of this fraction may be at most this number."""
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
-    """Returns a dictionary that renames the prediction's letter that stands for every integer to the name that this
-    letter has in the gold answer.
+    """Returns a dictionary that renames a letter of the prediction, if each answer has a letter that stands for every
+    integer: the prediction's letter gets the name of the gold answer's letter.
 
     The dictionary is empty if an answer does not have exactly one letter that stands for every integer, or if one of
     the two letters occurs in both answers.
@@ -137,13 +138,13 @@ def _usual_kinds(letter: str, *answers: Node) -> set[str]:
 
 
 def _is_bound(part: Node) -> bool:
-    """Whether a part is a relation that is not an equation, such as an inequality."""
+    """Whether a part of an answer is a relation that is not an equation, such as an inequality."""
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
 
 
 def has_condition(node: Node) -> bool:
-    """Whether some but not all members of a list are bounds. Such a list may be a value with a condition, as in 2^n, n
-    >= 1."""
+    """Whether some but not all members of a list are bounds. If so, the list may be a value with a condition, as in
+    2^n, n >= 1."""
     bounds = [_is_bound(item) for item in node.items] if isinstance(node, nodes.Listing) else []
     return any(bounds) and not all(bounds)
 
@@ -154,7 +155,7 @@ def has_condition(node: Node) -> bool:
 def family_letter(gold: Node, pred: Node) -> str | None:
     """Returns the letter that stands for every integer in two families of angles, or None if no letter does.
 
-    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n. Such an answer counts as a family only if it
+    A gold answer such as nπ, which is 0 for n = 0, may be a formula in n, and counts as a family only if the answer
     states that n is an integer.
     """
     letter = _family_letter(gold)
@@ -229,8 +230,8 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_family(value: Node, letter: str) -> bool:
-    """Whether a value is a family of angles, such as π/4 + kπ. From k to k + 2, such a value grows by the same angle
-    for every k.
+    """Whether a value is a family of angles, such as π/4 + kπ. A family grows by the same angle from k to k + 2, for
+    every k.
 
     The value (k - 2)π does not count as a family: the usual form of this family is kπ, so the grader reads (k - 2)π as
     a formula in k.

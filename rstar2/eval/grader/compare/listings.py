@@ -42,7 +42,8 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both sequences have the same members, in any order. A member that is repeated counts once.
+    """Whether both sequences have the same members, in any order. A member that occurs several times is treated like a
+    member that occurs once.
 
     Raises NoValue if it cannot be verified whether the members are the same.
     """
@@ -123,9 +124,9 @@ def _flat_parts(node: Node) -> list[Node]:
 def _with_each_sign(node: Node) -> list[Node]:
     """Returns one node for each choice of signs for the ± in a node.
 
-    All ± stand for the same sign, so that there are two nodes, if one of them is ∓, or if the node is a tuple such as
-    (1 ± √2, 3 ± √2), whose coordinates depend on each other. In any other node, the signs are independent: (±1, ±2) are
-    four points.
+    If one of the signs is ∓, or if the node is a tuple such as (1 ± √2, 3 ± √2), whose coordinates depend on each
+    other, all ± of the node stand for the same sign, and there are two nodes. In any other node, the signs are
+    independent: (±1, ±2) are four points.
     """
     signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
     if not signed:

@@ -32,7 +32,7 @@ _CLOSE = 100
 this number."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
-"""The names of calls that have two readings."""
+"""The names of functions and postfix signs that have two readings."""
 _STRUCTURE = (
     nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Matrix
 )  # fmt: skip
@@ -313,9 +313,9 @@ def _is_safe_in_logs(node: Node) -> bool:
     """Whether an expression cannot have two different integers as values, one with natural logarithms and one with
     decimal logarithms.
 
-    The expression is safe if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and
-    pi. Expressions with e, log(-1), floors or roots of sums are not safe: such an expression can be 1 with natural
-    logarithms and 7 with decimal logarithms.
+    The result is True if the expression only adds, multiplies and divides logarithms of positive numbers, algebraic
+    numbers and pi. The result is False for expressions with e, log(-1), floors or roots of sums, because such an
+    expression can be 1 with natural logarithms and 7 with decimal logarithms.
     """
     return all(map(_is_algebraic, walk(node))) and _is_rational_in_logs(node)
 
@@ -343,8 +343,8 @@ def _is_positive(arg: Node) -> bool:
 
 
 def _is_monomial(node: Node) -> bool:
-    """Whether an expression has no sums with logarithms. The expression then has the same sign with natural and with
-    decimal logarithms."""
+    """Whether an expression has no sums with logarithms. Without such sums, an expression has the same sign with
+    natural and with decimal logarithms."""
     sums = nodes.Sum | nodes.PlusMinus
     return not any(isinstance(part, sums) and "log" in functions(part) for part in walk(node))
 

@@ -11,7 +11,7 @@ from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
-    """Whether two quantities are equal, or a quantity and a number.
+    """Whether two quantities, or a quantity and a number, are equal.
 
     Raises NoValue if it cannot be decided whether the two are equal.
     """
@@ -154,7 +154,7 @@ def are_parts_of_a_sum(node: Node) -> bool:
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
-    """Whether two residues are equal, or a residue and a number.
+    """Whether two residues, or a residue and a number, are equal.
 
     Raises NoValue if it cannot be decided whether the two are equal.
     """

@@ -39,7 +39,7 @@ class Answer(Side):
     def read(self) -> Node:
         """Returns the answer as one node.
 
-        Raises ParseError if the answer is outside the grammar, even if only its last token is.
+        Raises ParseError if the answer does not fit the grammar, even if only its last token does not fit.
         """
         node = self._listing()
         if self._labels_read == 1:
@@ -161,9 +161,9 @@ class Answer(Side):
         return nodes.Relation((label, point), ("=",)) if point is not None else None
 
     def _coordinates_at(self, start: int) -> list[Token] | None:
-        """Returns the tokens of the tuple that opens `start` tokens ahead, if a part of the answer ends with the tuple.
+        """Returns the tokens inside the tuple whose opening parenthesis is `start` tokens ahead.
 
-        Returns None if no such tuple opens there.
+        Returns None if no tuple opens at this token, or if anything but a separator follows the tuple.
         """
         tokens = self._tokens
         if tokens.peek(start).text != "(":

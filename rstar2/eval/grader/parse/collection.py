@@ -50,8 +50,8 @@ class Collection(Expression):
         return None
 
     def _amount_after_sign(self) -> Node:
-        """Reads the number after a currency sign. The currency is stored in `_currency`, for the rule that reads the
-        whole side."""
+        """Reads the number after a currency sign. The currency is stored in `_currency`, from which the rule `side`
+        takes the currency of the value."""
         currency = CURRENCY_SIGNS[self._tokens.peek(-1).text]
         amount = self._factor()
         if self._currency not in {"", currency}:

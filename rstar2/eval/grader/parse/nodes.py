@@ -86,7 +86,8 @@ class Apply(Node):
 
 @dataclass(frozen=True, slots=True)
 class Series(Node):
-    """A sum, a product, an integral or a limit over an index that `body` uses. The `high` of a limit is `none`."""
+    """A sum, a product, an integral or a limit over an index that `body` uses. In a limit, `high` is the symbol `none`,
+    because a limit has no upper end."""
 
     kind: str
     """`sum`, `prod`, `int` or `lim`."""

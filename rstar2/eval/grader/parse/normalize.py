@@ -1,4 +1,5 @@
-"""Cleaning: rewrites the many ways of typing the same mathematics into one notation. The result is still text."""
+"""Cleaning: rewrites the many ways of typing the same mathematics into one notation. The result is text, which is
+parsed later."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def as_commands(text: str) -> str:
 
 
 def _without_layout(text: str) -> str:
-    """The text without commands for sizes, delimiters and lines."""
+    """The text without layout: without commands for sizes and fonts, delimiters of formulas, and environments for
+    equations."""
     plain = re.sub(r"\\(?:[dtc]|nice)(frac|binom)(?![A-Za-z])", r"\\\1", text)
     plain = _ROW_SKIP.sub(r"\\\\", plain.replace('\\"', '"'))
     plain = _DOUBLED.sub(r"\\", plain)
@@ -127,8 +129,8 @@ _SHORT_ANSWER = re.compile(
 
 
 def key(text: str) -> str:
-    """Returns a text without spacing, delimiters and commands for sizes. Two texts with the same key are the same
-    answer."""
+    """Returns the key of a text: the text without spacing, delimiters and commands for sizes. Two texts with the same
+    key are the same answer."""
     plain = re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
     return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)

@@ -1,8 +1,8 @@
 r"""Rewrites LaTeX commands that decorate an answer, or that belong to a package, into commands of the grammar.
 
 `\textcolor{red}{5}` becomes `5`, `\SI{5}{\metre\per\second}` becomes `5\text{ metre per second}`, `{}^{5}C_2` becomes
-`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. The result is still text. A command whose arguments do
-not fit stays as it is, and the grammar then rejects the answer.
+`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. The result is text, which is parsed later. A command
+is left as it is if its arguments do not fit the command, so that the grammar rejects the answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ _LABEL = re.compile(
     r"|\b(?:the|our|final|answer|total|result|solution|value|sum|area|volume|number|of|ways|cases|outcomes|units?)\b)*",
     re.IGNORECASE,
 )
-"""A label that names a number. Any other label may change the number, such as `n times` under a brace."""
+"""The label of a brace, if the label only says what the number above or below the brace is, such as `total area`. Any
+other label, such as `n times`, may change the number."""
 _PREFIXES = {
     "milli",
     "centi",
@@ -341,8 +342,8 @@ def _combination_in_parentheses(match: re.Match[str]) -> str:
 
 
 def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
-    """Returns the formula for a combination if its numbers fit, or if the combination has letters and begins with C.
-    Any other text is returned unchanged.
+    """Returns the formula for a combination if `top` has at most four digits and is not smaller than `bottom`, or if
+    the combination begins with C and `top` contains the letter n or m. Any other text is returned unchanged.
     """
     letter = match["upright"] or match["letter"]
     if top.isdecimal() and bottom.isdecimal():

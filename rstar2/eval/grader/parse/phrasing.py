@@ -1,4 +1,4 @@
-r"""Words around an answer that describe the answer. Such words are dropped, or rewritten into formulas.
+r"""Drops the words around an answer that only describe the answer, or rewrites them into formulas.
 
 `The set {1, 2}` becomes {1, 2}, and `all real numbers except 1 and 3` becomes x \neq 1, 3. `1/3 (or 0.333...)` is split
 into a value and a remark that restates the value. All functions expect text that `normalize.clean` returned.
@@ -138,7 +138,7 @@ def split_aside(text: str) -> Aside | str | None:
     unit, and None otherwise. A number in parentheses may be a factor. The remark restates the value if a word such as
     `or` or a sign such as = begins the remark, or if the value or the remark is a number in words. The remark also
     restates the value if there is a space before the remark, and if value and remark have different forms. For example,
-    one of them may be a percentage, an angle, or the decimal of a fraction or a root.
+    the value or the remark may be a percentage, an angle, or the decimal of a fraction or a root.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:

@@ -68,7 +68,7 @@ def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
 
 
 def understood(text: str) -> bool:
-    """Whether a text can be parsed as mathematics, even if with a condition that the grammar does not support."""
+    """Whether a text can be parsed as mathematics, even if it has a condition that the grammar does not support."""
     try:
         parse(text)
     except ConditionError:
@@ -104,7 +104,7 @@ def _read(text: str, thousands: bool, nouns: Set[str]) -> Node:
 def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
     """Returns the equation `it = value` for the value at the end of an equation whose left side is outside the grammar.
 
-    The result is None if the left side denies the value, is a calculation or names something else.
+    The result is None if the left side denies the value, is a calculation or names a value other than the answer.
     """
     left, equals, right = text.rpartition("=")
     if (

@@ -39,7 +39,7 @@ _QUANTIFIER = re.compile(
 _NUMBER_KINDS = frozenset(
     {"integer", "integers", "number", "numbers", "real", "reals", "odd", "even", "prime", "primes"}
 )
-"""Words that describe letters. After an expression with letters, such a word is not a unit."""
+"""Words that describe letters. A word that describes letters is not a unit if it follows an expression with letters."""
 _DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
 
 
@@ -90,7 +90,7 @@ class Side(Collection):
         return node
 
     def _named_side(self) -> Node | None:
-        r"""A word before an equals sign, as in \text{Area} = 5, or a function being defined, as in y(x) = 5.
+        r"""A word before an equals sign, as in \text{Area} = 5, or a defined function, as in y(x) = 5.
 
         The result is None if no such word or function comes next. The equals sign stays in the token stream.
         """
@@ -221,7 +221,7 @@ class Side(Collection):
             raise ConditionError("a condition")
 
     def _compound(self, first: nodes.Quantity) -> Node:
-        """A quantity in several units, such as 1 hour 30 minutes, in its first unit."""
+        """A quantity in several units, such as 1 hour 30 minutes, converted to its first unit."""
         match self._side():
             case nodes.Quantity(value=second, unit=unit):
                 size, other = measure(first.unit), measure(unit)
@@ -307,7 +307,7 @@ class Side(Collection):
 
 
 def sum_of_quantities(items: list[Node]) -> Node | None:
-    """Quantities such as 5 feet and 3 inches as one quantity, in the first unit.
+    """Adds up quantities such as 5 feet and 3 inches, and returns their sum in the first unit.
 
     All units have to measure the same kind of quantity, and each unit has to be smaller than the unit before it.
     Returns None for any other list.
@@ -343,8 +343,8 @@ def _sign_in_words(unit: str) -> tuple[str, str]:
 
 
 def _refuse_words_about_letters(value: Node, unit: str) -> None:
-    """Raises ParseError if the words after a value cannot be its unit: the value has no number, or the words are about
-    its letters."""
+    """Raises ParseError if the words after a value cannot be its unit: the value contains no number, or the words
+    describe the letters in the value."""
     if not any(isinstance(part, nodes.Number) for part in walk(value)):
         raise ParseError("a unit without a number")
     letters = {part.name for part in walk(value) if isinstance(part, nodes.Symbol) and is_unknown(part)}

@@ -132,7 +132,8 @@ def _group(text: str, start: int) -> tuple[str, int]:
 def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
     """Returns the tokens of the content of a command such as \\text{...}.
 
-    Words inside the command stay a single token; other content is mathematics.
+    If the content consists of words, the words become a single token. Any other content is split into the tokens of a
+    formula.
     """
     stripped = content.strip()
     if not stripped:

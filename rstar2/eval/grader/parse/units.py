@@ -59,8 +59,8 @@ _PRODUCTS: dict[str, dict[str, int]] = {
     "ohm": {"gram": 1, "metre": 2, "second": -3, "ampere": -2},
     "tesla": {"gram": 1, "second": -2, "ampere": -1}, "weber": {"gram": 1, "metre": 2, "second": -2, "ampere": -1},
 }  # fmt: skip
-"""Units that are products of basic units. `_SIZES` gives the sizes of such units in basic units, with grams instead of
-kilograms."""
+"""Units that are products of basic units. `_SIZES` gives the size of each of these products in basic units, with grams
+instead of kilograms."""
 _CAPITALS = {
     "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin", "T": "tesla",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
@@ -108,7 +108,8 @@ _OTHER_NAMES = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
 }
-"""Names of a currency in addition to its usual name. Such a name may also denote another unit."""
+"""Names of a currency in addition to its usual name. Some of these names, such as pound, may also denote another
+unit."""
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip

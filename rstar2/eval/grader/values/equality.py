@@ -67,18 +67,19 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""The number of digits to which the first ratios between two equations are computed. With 40 digits, the lines y =
-10^40 x + √2 and y = 10^40 x + √3 would count as equal."""
+"""Whether one equation is a multiple of another is decided by the ratio of their values at several points. The first
+ratios are computed to this number of digits. With 40 digits, the lines y = 10^40 x + √2 and y = 10^40 x + √3 would
+count as equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree. The first number applies to smooth expressions, and the
-second to expressions with corners, jumps or divisors."""
+second to expressions with corners, jumps or functions such as gcd."""
 MANY_POINTS = 500
-"""The number of points at which expressions with corners, jumps or divisors are compared, as long as
+"""The number of points at which expressions with corners, jumps or functions such as gcd are compared, as long as
 `affords_large_values` is true. Most points take little work, and some expressions differ at only one point in a
 hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Minimum number of points at which both expressions must have a value. The first number applies to smooth expressions,
-and the second to expressions with corners, jumps or divisors."""
+and the second to expressions with corners, jumps or functions such as gcd."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Maximum number of points that are tried: `FIRST_TRIES`, plus `TRIES_PER_POINT` for each point at which the
 expressions agree."""
@@ -94,8 +95,8 @@ class Identity:
     """The evidence that two expressions are equal."""
 
     points: tuple[Point, ...]
-    """The points at which the expressions agree. For numbers, this is one empty point. For expressions of the same
-    form, there is no point."""
+    """The points at which the expressions agree. For numbers, the tuple contains one empty point. For expressions of
+    the same form, the tuple is empty."""
     degree: bool = False
     """Whether a degree sign was read as π/180. If False, the degree sign was dropped."""
     percent: bool = False
@@ -314,7 +315,8 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Po
 
 
 def _rounded(a: Node, b: Node) -> bool:
-    """Whether one side is a decimal that may be rounded, so that exact arithmetic does not decide."""
+    """Whether one of two expressions is a decimal that may be rounded, so that exact arithmetic cannot decide whether
+    the expressions are equal."""
     return any(isinstance(node, Number) and node.digits >= ROUNDED_DIGITS for node in (a, b))
 
 

@@ -1,8 +1,8 @@
 """Evaluates an expression: exactly if the value is rational, and otherwise to any number of digits.
 
 The caller gives the values of letters. An unknown part, such as f(2), an integral or an infinite sum, gets a value that
-depends only on its name, on the values of its parts and on the secret of the run. Equal parts then have equal values,
-and different parts almost surely have different values.
+depends only on its name, on the values of its parts and on the secret of the run. Therefore equal parts have equal
+values, and different parts almost surely have different values.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
 
 
 def _as_text(value: Value, setting: Setting) -> str:
-    """Returns a value as text, to half of the digits in use. Equal values have equal texts, even if one is exact and
-    the other is inexact."""
+    """Returns a value as text, written to half of the digits to which values are computed. Equal values have equal
+    texts, even if one is exact and the other is inexact."""
     digits = setting.context.dps // 2
     if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > 10 ** (digits // 2):
         return f"{value.numerator:x}/{value.denominator:x}"

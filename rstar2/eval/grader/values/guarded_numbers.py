@@ -117,7 +117,7 @@ class Notes:
     """Observations from the evaluation of two expressions at one point."""
 
     bits: int = 0
-    """The size in bits of the largest inexact number, or of the inverse of the smallest inexact number if that is
+    """The size in bits of the largest inexact number or of the inverse of the smallest inexact number, whichever is
     larger."""
     largest: int = 0
     """The size in bits of the largest inexact number, at least 0. The last digits of the largest inexact number are

@@ -40,10 +40,10 @@ _SMALL_BITS = 100
 _FOR_LARGE_VALUES = 0.6
 """After the first points, large values are compared only as long as more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""How many digits may be added if a computation contains numbers with more than `_SMALL_BITS` bits. Three times as many
-digits as these numbers have are needed: √(10^100 + 1) differs from 10^50 in its 101st digit, their difference has 101
-digits less, and cos(10^-100) differs from 1 in its 201st digit. The list is short because each number of digits needs
-its own mpmath context."""
+"""The possible numbers of further digits to which values are computed if a computation contains numbers with more than
+`_SMALL_BITS` bits. Three times as many digits as these numbers have are needed: √(10^100 + 1) differs from 10^50 in its
+101st digit, their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st digit. The list is short
+because each number of digits needs its own mpmath context."""
 
 
 def infinite(node: Node) -> int:
@@ -205,7 +205,7 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
 def _is_printed_float(node: Number, value: Value) -> bool:
     """Whether a decimal is the text that Python prints for the float nearest to a value.
 
-    The last digits of the decimal may differ.
+    The last digits of the decimal may differ from the digits of the value.
     """
     if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
         return False

@@ -42,7 +42,7 @@ ROUNDING = frozenset({"floor", "ceil", "sgn"})
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler functions everywhere except at some numbers or at large numbers."""
 LENGTHS = frozenset({"abs", "norm"})
-"""Functions whose value is the length of a number, which is its absolute value."""
+"""Functions whose value is the absolute value of a number."""
 COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
 """Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
@@ -69,8 +69,8 @@ its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals from which values of real letters are drawn. The points use these intervals in turn."""
 _NEGATIVE_TURN = 6
-"""If some letters are integers, the real letters are negative only at one of this many points, because x^(n/2) has few
-values at negative x."""
+"""If an expression also has letters that are integers, its real letters are negative at only one point in this many,
+because x^(n/2) has few values at negative x."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
 """Two numbers for expressions with steps: the maximum number of digits of a letter's value, and the distance between a
 jump and a point just below it."""
@@ -103,10 +103,11 @@ def _fingerprint(node: Node) -> str:
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
-    """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
+    """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count
+    (`_counting_letters`).
 
-    Both expressions have to count by the letter. If only one expression counts by the letter, the other has to be
-    rational: when gcd(x, x) is compared with |x|, x is not an integer.
+    A letter by which only one of the expressions counts is an integer only if the other expression is rational: when
+    gcd(x, x) is compared with |x|, x is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -354,7 +355,7 @@ def _complex_letters(node: Node) -> set[str]:
 
 
 def has_steps(a: Node, b: Node) -> bool:
-    """Whether one of two expressions has jumps, or a value that depends on divisors."""
+    """Whether one of two expressions has jumps, or a function such as gcd, whose value depends on divisors."""
     return any(
         (isinstance(part, Residue) or (isinstance(part, Call) and part.name in STEPS)) and variables(part)
         for node in (a, b)
@@ -414,8 +415,8 @@ def _centres(a: Node, b: Node) -> list[Fraction]:
 
 
 def _constants(node: Node) -> Iterator[Fraction]:
-    """Yields the values of the parts without letters, such as 10^6 in |x - 10^6|. Parts of such a part are not used.
-    Irrational values are rounded."""
+    """Yields the values of the parts without letters, such as 10^6 in |x - 10^6|. If a part without letters contains
+    smaller parts, the values of the smaller parts are left out. Irrational values are rounded."""
     context = mpmath_context(_DIGITS)
     pending: list[Any] = [node]
     while pending:

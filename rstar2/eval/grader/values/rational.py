@@ -1,5 +1,5 @@
-"""Compares two quotients of polynomials at random points. Such a comparison proves that the two are equal, with a known
-probability of error.
+"""Compares two quotients of polynomials at random points. If the two quotients agree at all points, they are equal,
+with a known probability of error.
 
 Two different polynomials of degree d in n letters agree at a random point of S^n with a probability of at most d / |S|
 (Schwartz 1980, Zippel 1979).

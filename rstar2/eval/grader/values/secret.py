@@ -21,7 +21,8 @@ _BYTES = 32
 def secret() -> bytes:
     """Returns the secret of the run. If the environment holds no secret, the first call creates a secret.
 
-    Raises UserError if the environment variable is not an even number of at least 16 hexadecimal digits.
+    Raises UserError if the environment variable does not consist of hexadecimal digits, or if their number is odd or
+    less than 16.
     """
     text = os.environ.get(VARIABLE)
     if not text:
