@@ -63,12 +63,12 @@ class Belief:
         return self.alpha / (self.alpha + self.beta)
 
     def all_correct(self, rollouts: int) -> Floats:
-        """For each problem, the probability that the next n = `rollouts` rollouts are all correct. This probability is
+        """For each problem, the probability that the next n = `rollouts` rollouts are all correct. The probability is
         the mean of p^n over the distribution of the pass rate p."""
         return np.asarray(np.exp(betaln(self.alpha + rollouts, self.beta) - betaln(self.alpha, self.beta)))
 
     def none_correct(self, rollouts: int) -> Floats:
-        """For each problem, the probability that none of the next n = `rollouts` rollouts is correct. This probability
+        """For each problem, the probability that none of the next n = `rollouts` rollouts is correct. The probability
         is the mean of (1 - p)^n over the distribution of the pass rate p."""
         return np.asarray(np.exp(betaln(self.alpha, self.beta + rollouts) - betaln(self.alpha, self.beta)))
 

@@ -227,8 +227,8 @@ class Pipeline:
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
         """Returns the problems that the policy does not solve every time.
 
-        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the stage before, or from
-        samples that are made now.
+        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the previous stage, or
+        from new samples.
         """
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
         by_outcomes = recipe.solved_by == "outcomes" and self.solved is None

@@ -188,14 +188,14 @@ class RolloutSettings(Strict):
     max_failed_share: float = Field(0.05, ge=0, lt=1)
     """Maximum share of a step's rollouts that may fail because of an engine, the grader or a fault in the agent loop.
     Up to this limit, failed rollouts are left out before the selection. Above the limit, the whole step is discarded,
-    because long rollouts fail most often, and the other rollouts would be a biased sample. Training then waits at least
-    half a minute and makes new rollouts for the step, with the next problems. Training ends when too many rollouts of
-    one step have failed for the third time. The limit also applies to held-out problems, and so does
-    `judge.max_lost_share`."""
+    because long rollouts fail most often, and the other rollouts would be a biased sample. After a step is discarded,
+    training waits at least half a minute and makes new rollouts for the step, with the next problems. Training ends
+    when too many rollouts of one step have failed for the third time. The limit also applies to held-out problems, and
+    so does `judge.max_lost_share`."""
 
 
 class GroupSettings(Strict):
-    """Settings for the group of rollouts of one problem. `select` chooses the rollouts to train on from the group."""
+    """Settings for the group of rollouts of one problem. From the group, `select` chooses the rollouts to train on."""
 
     keep: int = Field(16, ge=2)
     """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls this number G.
@@ -208,8 +208,8 @@ class GroupSettings(Strict):
     problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
     """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0 and
-    at least this many rewards are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps
-    half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
+    at least this many rewards are not above 0. The default is 2 rewards of each kind. With a value of 1, a selection
+    that keeps half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
     """This key has an effect only if `round` is set. A group whose rewards are all above 0 stops after the round in
     which it reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round.
@@ -220,12 +220,12 @@ class GroupSettings(Strict):
     is mixed or full."""
     drop_equal_rewards: bool | None = None
     """Drop a group if the rewards of its chosen rollouts are all equal, because it has no advantages to learn from.
-    Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
-    batch (reinforce++)."""
+    Rewards are compared as they are before `penalty` is subtracted. The default is true, unless the objective takes its
+    baseline from the whole batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
     """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this number times
-    `rollout.prompts` problems. If groups are still missing after that, or if the value is 0, padding takes the place of
-    the missing groups."""
+    `rollout.prompts` problems. If groups are still missing after the additional problems, or if the value is 0, padding
+    takes the place of the missing groups."""
 
 
 class OptimSettings(Strict):
@@ -264,8 +264,8 @@ class CheckpointSettings(Strict):
     bounds the work that is lost if the run is killed. If one step takes longer than the limit, every step is saved."""
     keep: int = Field(2, ge=1)
     """The number of most recent checkpoints that stay on disk. With a value of 1, no other checkpoint exists if the
-    last checkpoint is damaged. Plan disk space for one more than `keep`, because the next checkpoint may be written
-    before the oldest is removed."""
+    last checkpoint is damaged. Plan disk space for one checkpoint more than `keep`, because the next checkpoint may be
+    written before the oldest is removed."""
     export_every: int = Field(0, ge=0)
     """Number of steps between two models that are exported to `models/step-N` in the stage's folder. The number must be
     a multiple of `every`. If 0, only one model is exported, at the end of the stage."""
@@ -399,10 +399,10 @@ class StageRecipe(Strict):
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
     """The rule that gives a rollout its reward. paper, boxed, release and lenient are rules that read the answer from
-    the text (`rstar2.eval.grader.reading_rules`). With these rules, the reward is 1 if the answer is correct, and 0
-    otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use constant as a control.
-    `module:object` is a function of your own. If the reward is constant or your own function, the rule paper decides
-    which answers count as correct."""
+    the text (`rstar2.eval.grader.reading_rules`). With the rules paper, boxed, release and lenient, the reward is 1 if
+    the answer is correct, and 0 otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use
+    constant as a control. `module:object` is a function of your own. If the reward is constant or your own function,
+    the rule paper decides which answers count as correct."""
     format: str | None = None
     """Format for a model that has no format file: the name of a format, or a file. If unset or empty, the model's own
     chat template is used."""
@@ -479,8 +479,8 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The clip range below 1 and the clip range above 1. A value that the recipe does not set is the default of the
-        objective."""
+        """The clip range below 1 and the clip range above 1. If the recipe does not set one of the two values, this
+        value is the objective's default."""
         low, high = OBJECTIVES[self.algorithm.objective].clip
         return self.optim.clip_low or low, self.optim.clip_high or high
 
@@ -562,8 +562,8 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
-        """Rejects micro-batches that are smaller than the longest possible rollout. Without this check, VERL would end
-        in the first update with a rollout that does not fit into a micro-batch."""
+        """Rejects micro-batches that are smaller than the longest possible rollout. Without this check, VERL would fail
+        in the first update that contains a rollout too long for a micro-batch."""
         for key in ("update_tokens", "log_prob_tokens"):
             tokens, split = getattr(self, key), self.hardware.sequence_parallel
             if tokens * split < self.longest:
@@ -792,8 +792,8 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """Rejects micro-batches that are smaller than the longest conversation. Without this check, VERL would end in
-        the first step with a conversation that does not fit into a micro-batch."""
+        """Rejects micro-batches that are smaller than the longest conversation. Without this check, VERL would fail in
+        the first step that contains a conversation too long for a micro-batch."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(

@@ -25,8 +25,8 @@ from rstar2.loop.trace import Trace
 
 
 class RecoverSettings(Strict):
-    """Extra rollouts that begin after a failed call, so that the policy learns to recover from it. No extra rollouts
-    are made by default."""
+    """Extra rollouts that begin after a failed call, so that the policy learns to recover from failed calls. No extra
+    rollouts are made by default."""
 
     failures: int = Field(0, ge=0)
     """Maximum number of failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
@@ -71,7 +71,7 @@ class Recovery:
     """The result of an extra rollout, which began after a failed call."""
 
     begun_with: int
-    """Number of tokens after the prompt that were copied from the first rollout."""
+    """Number of tokens after the prompt that were copied from the rollout with the failed call."""
     repaired: bool
     """Whether the extra rollout has a turn, after the failed call, in which all calls succeeded."""
 

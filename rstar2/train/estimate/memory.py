@@ -2,7 +2,7 @@
 
 The trainer uses VERL's FSDP2. Weights, gradients and AdamW's moments are in fp32, sharded over all ranks, and the
 trainer computes in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU all values are in
-fp32, and stay in memory in both parts of a step.
+fp32, and stay in memory both while engines generate and while the trainer updates.
 
 The bytes of activations were counted: they are the bytes of the tensors that PyTorch saves for the backward pass of
 Qwen3 and Qwen2. tests/train/estimate/test_memory.py counts these bytes again. The memory for FSDP's gathered layers and
@@ -47,8 +47,8 @@ KV_BLOCK = 16
 
 
 class Devices(Protocol):
-    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has these properties for a
-    run."""
+    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has all of the needed
+    properties."""
 
     @property
     def device(self) -> str:

@@ -37,8 +37,8 @@ class Assumptions:
     """Mean number of tokens of a rollout after its prompt. If None, the number is calculated with
     `mean_token_share`."""
     tokens_of_largest_step: float | None = None
-    """Mean number of tokens of a rollout in the step that trains on the most tokens. This step needs the most memory.
-    If None, the mean is the same as in other steps."""
+    """Mean number of tokens of a rollout in the step that trains on the most tokens, and therefore needs the most
+    memory. If None, the mean is the same as in other steps."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
     """The share of groups that give a gradient, and are therefore trained on. If the recipe replaces groups without a
@@ -60,7 +60,8 @@ class Assumptions:
     """A rollout's mean length as a share of its token budget. In the paper, the mean length is 4K of 8K tokens at the
     end of stage 1, and 8K of 12K tokens at the end of stage 3."""
     problems: int = 42_000
-    """Number of training problems, for the filter before stage 3. The default is the paper's number of problems."""
+    """Number of training problems that the filter before a stage samples. The default is the paper's number of
+    problems."""
     peak_of_calls: float = 2.0
     """The peak number of calls per second, as a multiple of the mean number."""
     memory_speed_share: float = 0.4
