@@ -432,8 +432,8 @@ class StageRecipe(Strict):
     """Trackers that also receive the traces that `traces_per_step` stores. A trace is sent together with its reward,
     its verdict and whether it was trained on."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
-    recipe sets."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. A value that is set under
+    `verl` overrides the value that the recipe's other keys lead to."""
 
     @property
     def trace_share(self) -> float:
@@ -742,8 +742,8 @@ class SftRecipe(Strict):
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
     run's folder without a server. docs/curves.md has a table of these trackers."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
-    recipe sets."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. A value that is set under
+    `verl` overrides the value that the recipe's other keys lead to."""
 
     @property
     def chosen_by(self) -> Choose:

@@ -35,8 +35,8 @@ class RuleSettings(Strict):
     measure: Measure = "pass_rate"
     """The measure that the rules watch. pass_rate: the share of correct rollouts among the rollouts with a verdict,
     averaged over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is
-    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate then does not
-    show progress."""
+    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate on such a choice
+    of problems does not show progress."""
     window: int = Field(5, ge=1)
     """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
@@ -193,8 +193,8 @@ class StageRules:
             self._warn(f"step {number}: {decision.text}")
 
     def needed_steps(self) -> list[int]:
-        """Returns the step whose checkpoint must not be removed, because a rule went back to this checkpoint or would
-        go back to it now."""
+        """Returns the step whose checkpoint must not be removed, because a rule went back to this checkpoint, or would
+        go back to this checkpoint if the rule acted now."""
         if not self._rules.may_go_back:
             return []
         decided = self.decision.model_step if self.decision else None

@@ -266,7 +266,7 @@ def _losses(metrics: dict[str, float]) -> str:
 
 
 def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
-    """Removes the models of evaluated steps, except the model that would be chosen now."""
+    """Removes the models of evaluated steps, except the model that would be chosen if SFT ended now."""
     best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "held_out" else None
     for model in (folder / "models").glob("step-*"):
         if model.name != f"step-{best}":

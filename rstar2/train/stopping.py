@@ -1,5 +1,5 @@
 """Handles signals that end a run. If a trainer is running, the run ends after the trainer has saved the current step.
-Otherwise, the run ends at once.
+If no trainer is running, the run ends at once.
 
 | signal | exit code |
 |---|---|

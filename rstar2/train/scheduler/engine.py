@@ -15,7 +15,8 @@ BLOCK = 16
 _FRESH_S = 30.0
 """Readings that are older than this many seconds are ignored."""
 _FULL_SHARE = 0.9
-"""An engine gets no further session if more than this share of its KV cache would then be in use."""
+"""An engine gets no further session if, with the further session, more than this share of the engine's KV cache would
+be in use."""
 _DISTRUST_S = 600.0
 """For this many seconds after an engine has preempted a request, each of its sessions is assumed to reach its maximum
 length."""

@@ -14,7 +14,8 @@ from rstar2.train.scheduler.metrics import Reading
 
 MIN_RATIO, MIN_EXTRA = 2, 4
 """A session moves if its engine has at least `MIN_RATIO` times as many sessions as the emptiest engine, plus
-`MIN_EXTRA`. Decoding on the emptiest engine is then so much faster that it pays to prefill the session again there."""
+`MIN_EXTRA`. With such a difference in load, decoding on the emptiest engine is so much faster that it pays to prefill
+the session's tokens again on the emptiest engine."""
 
 
 @dataclass(frozen=True)

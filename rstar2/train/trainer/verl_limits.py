@@ -1,5 +1,5 @@
-"""Limits in VERL and vLLM, and checks for recipes that exceed them. Without these checks, VERL or vLLM would fail much
-later.
+"""Limits in VERL and vLLM, and checks that a recipe does not exceed the limits. Without these checks, VERL or vLLM
+would fail much later.
 
 The numbers are the limits of VERL 0.9.1. A test checks that the numbers are the same as in VERL.
 """

@@ -65,8 +65,9 @@ FIXED_AT_IMPORT = {
 """Environment variables that libraries read when they are imported. A change of these variables in a forked process
 would have no effect.
 
-RAY_RAYLET_PID is also set, to the process id of the fork server. A worker of Ray ends when the process with the id in
-RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client` ends with Ray's raylet.
+In addition to these variables, RAY_RAYLET_PID is set to the process id of the fork server. A worker of Ray ends when
+the process with the id in RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client`
+ends with Ray's raylet.
 """
 REQUEST_S = 10.0
 """Maximum number of seconds for which the server waits for the next part of a client's request."""

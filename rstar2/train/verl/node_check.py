@@ -81,7 +81,7 @@ def examine(
 
 
 def _version(package: str) -> str | None:
-    """Returns the version of an installed package, or None if it is not installed."""
+    """Returns the version of a package, or None if the package is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def _digest_of_rstar2() -> str | None:
 
 
 def _folder_fault(marker: Path) -> str:
-    """Returns why the run's folder cannot be read and written, or "" if it can."""
+    """Returns why the run's folder cannot be read and written, or "" if the folder can be read and written."""
     try:
         if marker.read_text(encoding="utf-8") != marker.name:
             raise OSError("another file is there")
@@ -113,7 +113,7 @@ def _folder_fault(marker: Path) -> str:
 
 
 def _gpu_fault(gpus: int, try_gpus: str, gpus_s: float) -> str:
-    """Returns why fewer than `gpus` GPUs work, or "" if they all work. For the arguments, see `examine`."""
+    """Returns why fewer than `gpus` GPUs work, or "" if at least `gpus` GPUs work. For the arguments, see `examine`."""
     try:
         tried = subprocess.run(
             [sys.executable, "-c", try_gpus], capture_output=True, text=True, timeout=gpus_s, check=False
@@ -135,7 +135,7 @@ def examine_all(request: dict[str, Any]) -> list[dict[str, Any]]:
 
     Args:
         request: has the keys `address`, `marker`, `judge`, `try_gpus`, `gpus_s`, and `limit_s`. `limit_s` is the
-            maximum number of seconds until all reports are there.
+            maximum number of seconds until all reports have arrived.
     """
     ray.init(address=request["address"], log_to_driver=False, logging_level="error")
     try:
