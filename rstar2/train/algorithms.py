@@ -36,8 +36,8 @@ REGISTERED: dict[str, str] = {
     GPG: "gpg",
     GMPO: "geo_mean",
 }
-"""For each advantage or loss that rstar2 registers with VERL, the name of VERL's own version; empty if VERL has no
-version of its own."""
+"""For each advantage or loss that rstar2 registers with VERL, the name of the version that VERL itself has; empty if
+VERL itself has no version."""
 NOT_OFFERED: dict[str, str] = {
     "gae": "it needs a value model, which the recipe does not train",
     "remax": "it needs a greedy rollout of each problem, which VERL's V1 trainer does not make",

@@ -40,7 +40,7 @@ class Rollout:
     """Whether the grader judged the answer correct. The verdict can differ from the reward, for example if the reward
     is constant."""
     missed: Missed = "wrong"
-    """The reason why the answer is not correct. If the answer is correct, this value has no meaning."""
+    """The reason why the answer is not correct. If the answer is correct, the reason has no meaning."""
     problem_id: str = ""
     sample: int = 0
     """The rollout's number in the group, from 0."""

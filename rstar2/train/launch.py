@@ -37,7 +37,7 @@ RAY_STARTS = 10
 """Maximum number of times that a trainer is started if Ray times out."""
 _RAY_TIMED_OUT = "The current node timed out during startup"
 """The message that Ray prints if Ray's own processes take more than 30 s to start, or Ray's agents more than 15 s. No
-setting changes these limits, and a busy machine exceeds them."""
+setting changes the limits of 30 s and 15 s, and a busy machine exceeds them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def run_trainer(
 ) -> None:
     """Runs a trainer until it ends. `run_trainer` must be called from the main thread, because it handles signals.
 
-    If Ray does not start in time, the trainer is started again. There are at most `RAY_STARTS` starts in all.
+    If Ray does not start in time, the trainer is started again. The trainer is started at most `RAY_STARTS` times in
+    all.
 
     Args:
         log: the file to which the trainer's output is appended.
@@ -244,7 +245,7 @@ def _on_every_node(command: Command) -> Command:
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
     """Reads a file from a position on: all complete lines, which contain JSON. Returns the lines, and the position
-    after the last of these lines."""
+    after the last returned line."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

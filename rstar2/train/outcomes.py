@@ -116,10 +116,10 @@ class Problems:
         The age of an outcome is counted in steps. An outcome of the last step has age 0.
 
         Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal discounting: alpha' = discount * alpha
-        + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS makes this
-        update for a problem only when the problem is used, and the prior of MoPPS is 1. In rstar2, the update is made
-        for all problems in every step, because the policy changes in every step. The earlier outcomes of a problem that
-        is not used therefore lose weight.
+        + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS updates the
+        posterior of a problem only when the problem is used, and the prior of MoPPS is 1. In rstar2, the posteriors of
+        all problems are updated in every step, because the policy changes in every step. The earlier outcomes of a
+        problem that is not used therefore lose weight.
         """
         outcomes, size = self.outcomes, len(self)
         weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)

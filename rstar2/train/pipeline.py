@@ -250,7 +250,8 @@ class Pipeline:
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
         """Returns a callback that shows the progress of sampling, and measures the time that sampling takes.
 
-        Time counts as evaluation time only while there are new samples, not while old samples are read.
+        Only the time in which new samples are made counts as evaluation time, not the time in which old samples are
+        read.
         """
         counted_s = 0.0
 

@@ -139,8 +139,8 @@ class Hardware(Strict):
         return self
 
     def batch_fault(self, size: int, description: str) -> str:
-        """Returns text that says why an update of `size` samples cannot be split evenly over the ranks. The text is
-        empty if the update can be split.
+        """Returns text that says why an update of `size` samples cannot be split evenly over the ranks, or an empty
+        text if the update can be split.
 
         Without this check VERL would fail in the first update, after a whole step of rollouts, or would train on
         batches of another size than the recipe sets.
@@ -179,9 +179,9 @@ class RolloutSettings(Strict):
     max_turns: int = Field(10, ge=1)
     """Maximum number of the model's turns in a rollout. A rollout whose last turn is a tool call has no answer."""
     max_bad_calls: int = Field(0, ge=0)
-    """A rollout ends without an answer after this many failed calls in a row. 0 means that there is no limit. Set a
-    limit if the policy repeats broken calls until its token budget is used up. The limit also applies to held-out
-    problems."""
+    """A rollout ends without an answer after this many failed calls in a row. 0 means that failed calls never end a
+    rollout. Set a limit if the policy repeats broken calls until its token budget is used up. The limit also applies to
+    held-out problems."""
     temperature: float = Field(1.0, gt=0)
     """Temperature at which the engines sample rollouts. The trainer computes log-probabilities at the same temperature.
     """
@@ -190,8 +190,8 @@ class RolloutSettings(Strict):
     Up to this limit, failed rollouts are left out before the selection. Above the limit, the whole step is discarded,
     because long rollouts fail most often, and the other rollouts would be a biased sample. After a step is discarded,
     training waits at least half a minute and makes new rollouts for the step, with the next problems. Training ends
-    when too many rollouts of one step have failed for the third time. The limit also applies to held-out problems, and
-    so does `judge.max_lost_share`."""
+    when too many rollouts of one step have failed for the third time. Both this limit and `judge.max_lost_share` also
+    apply to held-out problems."""
 
 
 class GroupSettings(Strict):
@@ -765,7 +765,7 @@ class SftRecipe(Strict):
 
     @property
     def micro_batch_rows(self) -> int | None:
-        """Number of conversations per micro-batch, if the recipe makes VERL count conversations. None if VERL counts
+        """Number of conversations per micro-batch if the recipe makes VERL count conversations, or None if VERL counts
         tokens."""
         keys = dotted(self.verl)
         if keys.get("data.use_dynamic_bsz", True):

@@ -6,7 +6,7 @@ call form a group of their own, so their rewards are compared only with each oth
 
 Source: Fission-GRPO (arXiv 2601.15625), which also makes a group of recoveries from a failed rollout and trains on this
 group. Fission-GRPO uses a trained simulator of error messages, whereas in rstar2 the policy reads the tool's real
-reply. CLEANER (arXiv 2601.15141) is another method, which is not used here. CLEANER replaces a failed call with the
+reply. CLEANER (arXiv 2601.15141) is another method, which rstar2 does not use. CLEANER replaces a failed call with the
 later correct call before the update, so that no failure remains in the training data. CLEANER teaches the policy to
 fail less often, as Resampling on Correct (RoC) does. CLEANER does not teach what to do after a failure, and trains on
 text that the policy did not sample in that context.
@@ -30,7 +30,7 @@ class RecoverSettings(Strict):
 
     failures: int = Field(0, ge=0)
     """Maximum number of failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
-    from the failed calls after which a rollout continued. If 0, there are no extra rollouts."""
+    from the failed calls after which a rollout continued. If the number is 0, there are no extra rollouts."""
     rollouts: int = Field(0, ge=0)
     """Number of extra rollouts for each of the drawn failed calls; at least 2 if `failures` is set. The extra rollouts
     after a call form a group of their own. All extra rollouts of a group are trained on, unless their rewards are all

@@ -60,7 +60,7 @@ class RuleSettings(Strict):
 
 
 def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpoint_every: int) -> str:
-    """Returns text that says why rules could never act. The text is empty if the rules can act.
+    """Returns text that says why rules could never act, or an empty text if the rules can act.
 
     Args:
         held_out: whether the recipe names held-out problems.
@@ -124,8 +124,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
 
 def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence that says how far the measure has fallen. The sentence is empty if the measure has fallen by
-    less than `rules.fall`."""
+    """Returns a sentence that says how far the measure has fallen, or an empty text if the measure has fallen by less
+    than `rules.fall`."""
     highest, value = max(values.values()), [*values.values()][-1]
     if not rules.fall or highest - value < rules.fall - _EQUAL:
         return ""
@@ -135,7 +135,7 @@ def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence about the last rise of the measure. The sentence is empty if the last rise was less than
+    """Returns a sentence about the last rise of the measure, or an empty text if the last rise was less than
     `rules.flat_steps` steps ago."""
     (risen_at, best), *_ = values.items()
     for step, each in values.items():
@@ -183,8 +183,8 @@ class StageRules:
         self.decision = read_decision(folder)
 
     def on_step(self, number: int, metrics: Metrics) -> None:
-        """Applies the rules after a step. If a rule makes a decision, the decision is written to a file. The trainer
-        reads this file and ends."""
+        """Applies the rules after a step. If a rule makes a decision, the decision is written to a file, which makes
+        the trainer end."""
         # If a step is repeated after a kill, it replaces its earlier metrics and those of all later steps.
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
         if self.decision is None and (decision := decide(self._steps, self._rules, self._saved())):

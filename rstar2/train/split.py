@@ -17,8 +17,8 @@ from rstar2.train.encoding import EncodedData, Numbers, groups_of
 from rstar2.train.recipe import SftRecipe
 
 TRAIN = "train.npy"
-"""A file in a run's folder with the numbers of the conversations that are trained on. `train.arrow` contains these
-conversations, and other conversations too."""
+"""A file in a run's folder with the numbers of the conversations that are trained on. `train.arrow` contains both the
+conversations that are trained on and other conversations."""
 VALIDATION = "validation.npy"
 """A file in a run's folder with the numbers of the conversations on which the validation loss is measured. The
 conversations themselves are in `validation.arrow`."""

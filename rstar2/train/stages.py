@@ -437,7 +437,7 @@ def _trained(start: Start, on_step: OnStep) -> Path:
 
 
 def _final_checkpoint(start: Start) -> Path:
-    """Returns the checkpoint with which a phase ends. Raises Failure if this checkpoint is missing or damaged."""
+    """Returns the checkpoint with which a phase ends. Raises Failure if the checkpoint is missing or damaged."""
     last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
         raise Failure(

@@ -1,9 +1,9 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-If the user states rates in tokens per second, the seconds are calculated from these rates. Otherwise, the seconds are
-calculated from the GPU's published speed, multiplied by the share of this speed that is assumed to be reached. The
-shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run
-took.
+If the user states rates in tokens per second, the seconds are calculated from the stated rates. If the user states no
+rates, the seconds are calculated from the GPU's published speed, multiplied by the share of this speed that is assumed
+to be reached. The shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week
+that the paper's run took.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Assumptions:
     compute_share: float = 0.2
     """The share of a GPU's operations per second that is reached in the update."""
     busy_share: float = 0.5
-    """The share of the rollouts' time in which the engines are full. After this time, only the longest rollouts still
-    run."""
+    """The share of the rollouts' time in which the engines are full. In the remaining time, only the longest rollouts
+    still run."""
     disk_bytes_per_s: float = 1e9
     """Number of bytes per second that all ranks together write to or read from the run's folder."""
     between_steps_s: float = 20.0

@@ -247,8 +247,8 @@ def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Al
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:
     """Returns the mean of a metric's finite values over the `window` steps before index `end`.
 
-    Returns None if no value is finite, if there are fewer than `window` steps before `end`, or if one of these steps
-    lacks the metric.
+    Returns None if no value is finite, if there are fewer than `window` steps before `end`, or if one of the `window`
+    steps lacks the metric.
     """
     values = [step[name] for step in steps[max(0, end - window) : end] if name in step]
     numbers = [value for value in values if math.isfinite(value)]

@@ -76,7 +76,8 @@ class EngineState:
     limits the number of sessions."""
     in_flight: int
     """Maximum number of sessions that the engine works on at the same time. If the capacity of the KV cache is unknown,
-    sessions that the engine is not working on count too."""
+    this is also the maximum number of sessions on the engine, including the sessions that the engine is not working
+    on."""
     safety: float
     """Size of the reserve that is kept free in the KV cache, in standard deviations of the number of tokens that the
     sessions need."""

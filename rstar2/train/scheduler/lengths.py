@@ -29,7 +29,7 @@ class LengthModel:
     """Predicts lengths from a sample of the last rollouts. A length is a share of the rollout's maximum length.
 
     The rollouts that end first are short, so they are not a fair sample. Rollouts are therefore added to the sample in
-    the order in which they started. No rollout is added if the share of running rollouts in the sample would then be
+    the order in which they started. No rollout is added that would raise the share of running rollouts in the sample
     above `_UNENDED`. A rollout in the sample that is still running is assumed to reach its maximum length.
 
     Args:

@@ -134,8 +134,7 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
 
 
 def finished_steps(checkpoints: Path) -> list[int]:
-    """Returns, in order, the steps that have a finished checkpoint. The list is empty if the pointer file is
-    incomplete."""
+    """Returns, in order, the steps that have a finished checkpoint, or no steps if the pointer file is incomplete."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]

@@ -62,8 +62,8 @@ FIXED_AT_IMPORT = {
     # pyarrow's usual allocator starts a thread, and threads do not survive a fork.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""Environment variables that libraries read when they are imported. A change of these variables in a forked process
-would have no effect.
+"""Environment variables that libraries read when they are imported, so that a change of the variables in a forked
+process would have no effect.
 
 In addition to these variables, RAY_RAYLET_PID is set to the process id of the fork server. A worker of Ray ends when
 the process with the id in RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client`

@@ -70,8 +70,8 @@ class HeldOut:
         }
 
     def fault(self, step: int, max_lost_share: float, max_failed_share: float) -> str:
-        """Returns text that says why the step has no measurement on held-out problems. The text is empty if the step
-        has a measurement."""
+        """Returns text that says why the step has no measurement on held-out problems, or an empty text if the step has
+        a measurement."""
         faults = []
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
@@ -98,9 +98,9 @@ def with_accuracy(
 ) -> dict[str, Any]:
     """Replaces the accuracies in VERL's metrics by one accuracy per source.
 
-    The share of correct rollouts is calculated for each problem. The accuracy of a source is the mean of these shares
-    over the source's problems. VERL itself groups the problems by their number of rollouts with a verdict, and
-    calculates one accuracy per group of problems.
+    The share of correct rollouts is calculated for each problem. The accuracy of a source is the mean of the shares of
+    correct rollouts over the source's problems. VERL itself groups the problems by their number of rollouts with a
+    verdict, and calculates one accuracy per group of problems.
 
     Args:
         metrics: the metrics on held-out problems that VERL has computed.

@@ -118,7 +118,7 @@ def rounds_of(tag: Mapping[str, Any]) -> RoundsOfGroup | None:
 def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
     """Returns an extra field with a whole rollout. Recoveries may begin after the rollout's failed calls.
 
-    The worker removes this field before the rollout goes to VERL's queue.
+    The worker removes the extra field before the rollout goes to VERL's queue.
 
     Args:
         trace: the rollout.

@@ -111,7 +111,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """
 
     held_out: HeldOut
-    """The rollouts of the current measurement on held-out problems. `rstar2.train.verl.held_out` sets this attribute.
+    """The rollouts of the current measurement on held-out problems. The module `rstar2.train.verl.held_out` sets the
+    attribute.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -222,7 +223,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         selected_prompt_uids: list[str],
         partition_snapshot: dict[str, dict[str, Any]],
     ) -> KVBatchMeta:
-        """Returns the rollouts to train on. The result is empty if too many rollouts failed or lost a call."""
+        """Returns the rollouts to train on, or no rollouts if too many rollouts failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         batch, in_rounds = _without_rounds(batch)
         batch, recoveries = self._without_recoveries(batch)
@@ -422,8 +423,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
 
     def held_out_fault(self) -> str:
-        """Returns text that says why the current measurement on held-out problems is not valid. The text is empty if
-        the measurement is valid."""
+        """Returns text that says why the current measurement on held-out problems is not valid, or an empty text if the
+        measurement is valid."""
         return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -666,8 +667,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Returns the batch of a step and its metrics. Raises the same errors as the base class, and Failure if too
-        many groups in a row failed."""
+        """Returns the batch of a step and its metrics. Raises the same errors as `SelectingReplayBuffer.sample`, and
+        Failure if too many groups in a row failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)

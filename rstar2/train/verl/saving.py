@@ -31,7 +31,7 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._every = config.trainer.save_freq
 
     def step_ended(self, trainer: PPOTrainer) -> None:
-        """Sets VERL's settings for saving. The callback runs after the update of a step, and VERL reads these settings
+        """Sets VERL's settings for saving. The callback runs after the update of a step, and VERL reads the settings
         after the callback."""
         now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every

@@ -128,8 +128,8 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuRollout(BaseRollout):  # type: ignore[misc]
-    """The part of the rollout backend that runs in the trainer's worker. This part sends the trainer's weights to the
-    server actor."""
+    """The part of the rollout backend that runs in the trainer's worker, and sends the trainer's weights to the server
+    actor."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
