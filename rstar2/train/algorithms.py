@@ -224,7 +224,7 @@ class Correction:
     engine's probability of the token."""
 
     use: str
-    """A text that says when to use the method, and what the method does."""
+    """A text that says when to use the correction, and what the correction does."""
     source: str
     limit: float = 2.0
     """The default value of `algorithm.correction_limit` for this correction."""

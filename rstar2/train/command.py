@@ -32,8 +32,8 @@ SECRETS_FILE = "worker_secrets.json"
 SFT_KEEP = 2
 """Number of most recent SFT checkpoints that stay on disk."""
 _SAVED = ("model", "optimizer", "extra")
-"""Parts of the trainer's state that VERL writes to a checkpoint. The Hugging Face model is as large as the weights, so
-the model is exported separately."""
+"""Parts of the trainer's state that VERL writes to a checkpoint. A Hugging Face model, which VERL could also write,
+would be as large as the weights, so the model is exported separately."""
 _HYDRA_KEYS: dict[str, Any] = {
     "hydra.run.dir": ".",
     "hydra.output_subdir": None,
@@ -81,8 +81,9 @@ class Command:
     env: dict[str, str]
     """Environment variables in addition to the caller's environment."""
     nodes: int = 1
-    """Number of nodes of a Ray cluster. `rstar2.train.verl.every_node` runs the command on each of these nodes. For
-    VERL's RL trainer the number is 1, because the RL trainer itself starts its processes on the other nodes."""
+    """Number of nodes of the Ray cluster on which the command runs. `rstar2.train.verl.every_node` runs the command on
+    each of these nodes. For VERL's RL trainer the number is 1, because the RL trainer itself starts its processes on
+    the other nodes."""
     gpus_per_node: int = 0
     """Number of GPUs on each of the nodes that run the command."""
 

@@ -23,7 +23,7 @@ Discount = Annotated[float, Field(gt=0, le=1)]
 DISCOUNT = 0.995
 """The weight of an outcome is multiplied by this factor in every step, because the policy changes. The weight is halved
 after 138 steps. In a stage of the paper's size, a problem is used about every 80 steps. With a lower factor, too little
-would be known about a problem when it is used again."""
+would be known about a problem's pass rate when the problem is used again."""
 PRIOR = 0.5
 """For a problem without outcomes, both parameters of the Beta distribution have this value (Jeffreys' prior). Because
 the parameters are below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in between."""

@@ -98,8 +98,8 @@ class Pipeline:
     timer: PhaseTimer
     """Measures the time of the whole run."""
     solved: Path | None = None
-    """A folder with counts of how often each problem was solved, for the filter that leaves out solved problems. If
-    None, the filter samples the problems."""
+    """A folder with counts of how often each problem was solved, for the filter that leaves out solved problems. If no
+    folder is given, the filter samples the problems."""
 
     def train_stages(
         self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""

@@ -74,8 +74,8 @@ class Hardware(Strict):
     possible rollout with its prompt, divided by `sequence_parallel`. The default in SFT is twice `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens per GPU in a micro-batch that only computes log-probabilities. Computing
-    log-probabilities takes less memory than the update, so the value can be larger than `update_tokens`. If unset, the
-    value of `update_tokens` is used."""
+    log-probabilities takes less memory than the update, so the value can be larger than `update_tokens`. If
+    `log_prob_tokens` is unset, the value of `update_tokens` is used."""
     offload: Literal["none", "optimizer", "all"] = "all"
     """The state that the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's
     moments. all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes
@@ -204,8 +204,9 @@ class GroupSettings(Strict):
     """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
     (`hopeless_after`). A round ends when all of its rollouts have ended, so short rollouts have no advantage over long
-    rollouts. If unset, all rollouts are made at once, as in the paper. Rounds save rollouts, but change the weights of
-    problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change (docs/results/rounds.md)."""
+    rollouts. If `round` is unset, all rollouts of a group are made at once, as in the paper. Rounds save rollouts, but
+    change the weights of problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change
+    (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
     """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0 and
     at least this many rewards are not above 0. The default is 2 rewards of each kind. With a value of 1, a selection
@@ -268,7 +269,7 @@ class CheckpointSettings(Strict):
     written before the oldest is removed."""
     export_every: int = Field(0, ge=0)
     """Number of steps between two models that are exported to `models/step-N` in the stage's folder. The number must be
-    a multiple of `every`. If 0, only one model is exported, at the end of the stage."""
+    a multiple of `every`. If the number is 0, only one model is exported, at the end of the stage."""
     keep_rollouts: bool = True
     """Write to disk the finished rollouts of the step that follows a checkpoint. A run that is killed in that step uses
     the finished rollouts again when it is resumed. The asynchronous modes store their rollouts in the checkpoints
@@ -285,7 +286,7 @@ class CheckpointSettings(Strict):
 
 
 class HeldOutSettings(Strict):
-    """Problems on which the policy is evaluated during training, but not trained."""
+    """Problems on which the policy is evaluated during training, but on which it is not trained."""
 
     data: str | None = None
     """A file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
@@ -404,8 +405,8 @@ class StageRecipe(Strict):
     constant as a control. `module:object` is a function of your own. If the reward is constant or your own function,
     the rule paper decides which answers count as correct."""
     format: str | None = None
-    """Format for a model that has no format file: the name of a format, or a file. If unset or empty, the model's own
-    chat template is used."""
+    """Format for a model that has no format file: the name of a format, or a file. If `format` is unset or empty, the
+    model's own chat template is used."""
     drop_solved: int = Field(0, ge=0)
     """Leave out a problem if the policy that the stage starts from solves it in each of this many samples, by the rule
     of `reward`. 0 keeps all problems."""
@@ -419,9 +420,9 @@ class StageRecipe(Strict):
     GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Number of rollouts per step whose traces are stored in the stage's folder. The rollouts are drawn at random. If
-    0, no trace is stored. If -1, every trace is stored. Unless the value is 0, the trace of every failed rollout is
-    stored too. A rollout failed if the engine could not finish it, if the grader could not grade it, or if the judge
-    lost one of its tool calls. A wrong answer is not a failure."""
+    the number is 0, no trace is stored. If the number is -1, every trace is stored. Unless the value is 0, the trace of
+    every failed rollout is stored too. A rollout failed if the engine could not finish it, if the grader could not
+    grade it, or if the judge lost one of its tool calls. A wrong answer is not a failure."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for the random draws of the selection and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
@@ -667,11 +668,11 @@ class ValidationSettings(Strict):
 
     data: str | None = None
     """A file of conversations, or a folder from `rstar2 data prepare`. A conversation is left out if the training data
-    asks nearly the same question. If unset or empty, `share` of the training data is held out instead."""
+    asks nearly the same question. If `data` is unset or empty, `share` of the training data is held out instead."""
     share: float = Field(0.01, ge=0, lt=1)
     """Share of the training data to hold out, drawn at random with `seed`. Conversations whose first questions are
-    equal or nearly equal stay together, on one side of the split. If 0, no conversation is held out, and no validation
-    loss is measured."""
+    equal or nearly equal stay together, on one side of the split. If the share is 0, no conversation is held out, and
+    no validation loss is measured."""
     most: int = Field(1000, ge=1)
     """Maximum number of conversations that `share` holds out."""
     every: int = Field(100, ge=1)
@@ -705,8 +706,8 @@ class SftRecipe(Strict):
     """The settings of stage 0: supervised fine-tuning on tool-use conversations."""
 
     format: str | None = None
-    """Format to teach: the name of a format, or a file. If unset or empty, the model's format file decides. A model
-    without a format file is taught rstar2's default format."""
+    """Format to teach: the name of a format, or a file. If `format` is unset or empty, the model's format file decides.
+    A model without a format file is taught rstar2's default format."""
     epochs: int = Field(3, ge=1)
     """Number of passes that SFT makes over the training data."""
     batch: int = Field(128, ge=1)

@@ -133,8 +133,8 @@ class Start:
     keeps_rollouts: bool = False
     """Whether finished rollouts are stored for the next start, see `rstar2.train.records.finished_rollouts`."""
     needed_steps: Callable[[], Collection[int]] | None = None
-    """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If set, VERL itself
-    removes no checkpoints."""
+    """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If this function is
+    set, VERL itself removes no checkpoints."""
     rules: StageRules | None = None
     """Rules that may end the phase before its last step."""
 

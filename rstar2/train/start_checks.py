@@ -283,7 +283,7 @@ def plan_sft(
     If an earlier run has encoded the same conversations, the encoding of that run is used.
 
     Args:
-        judge: the judge for the evaluations during training. If None, a judge is started for the run.
+        judge: the judge for the evaluations during training; if None, a judge is started for the run.
         on_rows: called with the number of conversations encoded so far.
 
     Raises:

@@ -77,7 +77,7 @@ class Update:
     """The rollouts that a step of an RL stage is expected to train on."""
 
     rollouts: int
-    """Number of rollouts on all GPUs."""
+    """Number of rollouts that the step trains on, over all GPUs."""
     mean_tokens: float
     """Mean number of tokens of a rollout, including its prompt."""
 
@@ -112,7 +112,7 @@ class Memory:
     """The peak memory of the activations with a full micro-batch, either of the update or of log-probabilities,
     whichever is larger. On a CPU, the peak includes free blocks between the activations."""
     gathered: int
-    """Weights and gradients of the layers that are being computed, gathered from all ranks."""
+    """The memory of the weights and gradients, gathered from all ranks, of the layers that are being computed."""
     process: int
     """On a CPU, the bytes of a process's libraries, and of the weights that are sent to the engine."""
     update_total: int

@@ -34,11 +34,11 @@ class Assumptions:
     run."""
 
     mean_tokens: float | None = None
-    """Mean number of tokens of a rollout after its prompt. If None, the number is calculated with
+    """Mean number of tokens of a rollout after its prompt. If the number is None, it is calculated with
     `mean_token_share`."""
     tokens_of_largest_step: float | None = None
     """Mean number of tokens of a rollout in the step that trains on the most tokens, and therefore needs the most
-    memory. If None, the mean is the same as in other steps."""
+    memory. If the mean is None, it is the same as in other steps."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
     """The share of groups that give a gradient, and are therefore trained on. If the recipe replaces groups without a
@@ -48,11 +48,11 @@ class Assumptions:
     made_share: float = 1.0
     """If groups are rolled out in rounds, the share of a full group's rollouts that are made. The maximum is 1."""
     failed_calls_per_rollout: float | None = None
-    """Mean number of failed calls per rollout, from which the number of recoveries (`recover`) follows. If None, a step
-    has as many recoveries as the recipe allows."""
+    """Mean number of failed calls per rollout, from which the number of recoveries (`recover`) follows. If the mean is
+    None, a step has as many recoveries as the recipe allows."""
     recovery_tokens: float | None = None
-    """Mean number of tokens of a recovery after the turns with which it begins. If None, a recovery has half the tokens
-    of an average rollout, as if failed calls were in the middle of a rollout."""
+    """Mean number of tokens of a recovery after the turns with which it begins. If the mean is None, a recovery has
+    half the tokens of an average rollout, as if failed calls were in the middle of a rollout."""
     program_s: float = 0.3
     """Number of seconds for which a tool call uses one core. The default is the paper's mean time from a call to its
     answer."""
@@ -148,7 +148,8 @@ of this limit."""
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second of one GPU that the user states. A rate of None is calculated from the GPU's speed.
+    """The rates, in tokens per second of one GPU, that the user states. A rate of None is calculated from the GPU's
+    speed.
 
     Raises:
         UserError: a rate is not above 0, or is above `MOST_TPS`.

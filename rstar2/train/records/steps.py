@@ -372,7 +372,7 @@ class Step:
     """The step's number within its stage, from 1."""
     values: dict[str, float | None]
     """For the name of each column in `COLUMNS`, the step's value. A value that was not measured is None. A value that
-    was measured as NaN or infinite is NaN."""
+    is infinite or not a number is NaN."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:

@@ -31,7 +31,8 @@ class SchedulerSettings:
     """Size of the reserve that is kept free in an engine's KV cache, in standard deviations of the number of tokens
     that the engine's sessions need."""
     window: int = WINDOW
-    """Number of rollouts from which lengths are predicted. If 0, every rollout is assumed to reach its maximum length.
+    """Number of rollouts from which lengths are predicted. If the number is 0, every rollout is assumed to reach its
+    maximum length.
     """
 
 

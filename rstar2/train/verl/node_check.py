@@ -43,8 +43,8 @@ def examine(
 
     Args:
         name: the node's name.
-        marker: a file in the run's folder, which contains the file's own name. If None, the folder is not checked.
-        judge: URL and token of the judge. If None, the judge is not checked.
+        marker: a file in the run's folder, which contains the file's own name; None if the folder is not checked.
+        judge: URL and token of the judge; None if the judge is not checked.
         gpus: number of GPUs that must work.
         try_gpus: a program that prints a word for each GPU that works.
         gpus_s: maximum number of seconds that `try_gpus` may run.
