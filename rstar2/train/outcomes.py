@@ -1,8 +1,8 @@
 """Outcomes of a stage's problems, from which a curriculum (`rstar2.train.curriculum`) chooses the next problems.
 
 An outcome belongs to one problem in one step. The outcome is the number of rollouts with a verdict, and the number of
-correct rollouts among them. A rollout does not count for an outcome if it failed, if it lost a tool call, or if the
-grader could not decide whether it is correct.
+correct rollouts among them. An outcome does not include rollouts that failed, rollouts that lost a tool call, and
+rollouts whose answer the grader could not decide.
 """
 
 from __future__ import annotations

@@ -70,8 +70,9 @@ class Hardware(Strict):
     same engine. verl: VERL's router, which picks the engine with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens per GPU in a micro-batch of the update. A lower number saves memory, and a higher number
-    makes the update faster. On a CPU, padding counts too. The default in RL is the number of tokens of the longest
-    possible rollout with its prompt, divided by `sequence_parallel`. The default in SFT is twice `max_tokens`."""
+    makes the update faster. On a CPU, tokens of padding are counted too. The default in RL is the number of tokens of
+    the longest possible rollout with its prompt, divided by `sequence_parallel`. The default in SFT is twice
+    `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens per GPU in a micro-batch that only computes log-probabilities. Computing
     log-probabilities takes less memory than the update, so the value can be larger than `update_tokens`. If
@@ -171,7 +172,7 @@ class RolloutSettings(Strict):
     """Number of rollouts per problem. The paper calls this number 2G. The selection (`select`) chooses G rollouts to
     train on (`groups.keep`)."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a rollout after its prompt. Tokens of tool output count too. Raise the budget if many rollouts
+    """Token budget of a rollout after its prompt. The budget includes tool output. Raise the budget if many rollouts
     are truncated."""
     prompt_tokens: int = Field(2048, ge=1)
     """Maximum number of tokens of a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports at
@@ -694,7 +695,7 @@ class SftHeldOutSettings(Strict):
     temperature: float = Field(1.0, ge=0)
     """Temperature at which held-out problems are sampled. A temperature of 0 means greedy decoding."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a sample after its prompt. Tokens of tool output count too."""
+    """Token budget of a sample after its prompt. The budget includes tool output."""
     max_turns: int = Field(10, ge=1)
     """Maximum number of the model's turns in a sample."""
 

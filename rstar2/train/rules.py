@@ -40,7 +40,7 @@ class RuleSettings(Strict):
     window: int = Field(5, ge=1)
     """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
-    """Take the action `when_flat` if the measure has not risen for this many steps. If the key is 0, the rule is off."""
+    """Take the action `when_flat` if the measure has not risen for this many steps. 0 turns the rule off."""
     rise: float = Field(0.01, ge=0, lt=1)
     """The measure has risen if it is at least this much above its value at the last rise. Smaller rises add up until
     they count as a rise. A value of 0.01 is one percentage point."""
@@ -48,7 +48,7 @@ class RuleSettings(Strict):
     """The action if the measure has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)
     """Take the action `when_fallen` if the measure is at least this much below its highest value in the stage. A value
-    of 0.1 is ten percentage points. If the key is 0, the rule is off."""
+    of 0.1 is ten percentage points. 0 turns the rule off."""
     when_fallen: Action = "back"
     """The action if the measure has fallen by `fall`."""
 

@@ -93,8 +93,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
-"""The file in a stage's folder that contains the optimizer's settings. The recipe of a later stage that continues the
-optimizer is compared with these settings."""
+"""The file in a stage's folder that contains the optimizer's settings, with which the recipe of a later stage is
+compared if that stage continues the optimizer."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """The line of a training step contains one of these two metrics: the pass rate in RL, or the training loss in SFT. A
 line with only validation metrics contains neither the pass rate nor the training loss."""

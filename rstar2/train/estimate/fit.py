@@ -116,7 +116,8 @@ def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
 def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | None = None) -> Iterator[str]:
     """Yields warnings if the trainer or the engine does not fit into memory.
 
-    On a GPU, the trainer and the engine each need memory only while they work. On a CPU, both need memory all the time.
+    On a GPU, the trainer and the engine each need memory only while they work. On a CPU, the trainer and the engine
+    need memory all the time.
     """
     if memory.capacity is None:
         together = memory.update_total + memory.engine_weights + memory.engine_workspace + memory.kv_cache

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
-"""Number of bytes of a parameter in the trainer. A gradient of a parameter has the same number of bytes."""
+"""Number of bytes of a parameter in the trainer. A parameter's gradient has the same number of bytes as the
+parameter."""
 MOMENTS = 8
 """Number of bytes of AdamW's two moments for one parameter."""
 ASLEEP = int(2.5 * GIB)

@@ -173,7 +173,8 @@ class Step:
 
     rollouts: int
     """Number of rollouts, including the rollouts of replaced groups, but without `recoveries`. If `groups.round` is
-    set, the number is the maximum, unless another run shows which share of these rollouts is made in rounds."""
+    set, the number is the maximum, unless another run shows which share of a full group's rollouts is made in
+    rounds."""
     recoveries: int
     """Number of recoveries (`recover`). The number of recoveries is the maximum, unless another run shows how many
     calls fail."""

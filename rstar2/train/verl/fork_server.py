@@ -6,7 +6,7 @@ libraries in every stage, and each import takes several seconds of processor tim
 once, and shares their memory with the server.
 
 The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is the server's
-client. If the server is missing or does not respond, the same commands run in new interpreters.
+client. If the server is missing or does not respond, the commands of the trainer's processes run in new interpreters.
 
     python -m rstar2.train.verl.fork_server LISTENER LOG
 

@@ -24,8 +24,8 @@ PACKAGES = ("rstar2", "verl", "torch", "vllm", "transformers", "ray", "flash-att
 ALL_GPUS = dict.fromkeys(
     (f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")), "1"
 )
-"""With these variables, a Ray task that requests no GPU sees all GPUs of its node. Without these variables, Ray hides
-the GPUs from a task that requests no GPU."""
+"""Environment variables with which a Ray task that requests no GPU sees all GPUs of its node. Without the variables,
+Ray hides the GPUs from a task that requests no GPU."""
 
 
 def examine(

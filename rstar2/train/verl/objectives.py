@@ -39,9 +39,9 @@ def equal_problems(
 
     VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight. In
     this function, each advantage is multiplied by the mean number of tokens per problem, and divided by the number of
-    tokens of its own problem. With these advantages, the loss is first averaged over the tokens of each problem, and
-    then over the problems. Apart from this weighting the loss stays the same, because the clipped loss is proportional
-    to the advantage.
+    tokens of its own problem. With the weighted advantages, the loss is first averaged over the tokens of each problem,
+    and then over the problems. Apart from the weighting, the loss stays the same, because the clipped loss is
+    proportional to the advantage.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
@@ -51,7 +51,7 @@ def equal_problems(
         config: VERL's settings of the algorithm (VERL's table `algorithm`).
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        The advantages, and the same tensor again as VERL's "returns". The advantages and the "returns" have the shape
         (rollouts, tokens).
     """
     advantages, _returns = compute_grpo_outcome_advantage(
@@ -86,7 +86,7 @@ def maxrl(
         index: the problem of each rollout.
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        The advantages, and the same tensor again as VERL's "returns". The advantages and the "returns" have the shape
         (rollouts, tokens).
     """
     rewards = token_level_rewards.sum(-1)
