@@ -35,8 +35,8 @@ class RuleSettings(Strict):
     measure: Measure = "pass_rate"
     """The measure that the rules watch. pass_rate: the share of correct rollouts among the rollouts with a verdict,
     averaged over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is
-    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate on such a choice
-    of problems does not show progress."""
+    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate on the chosen
+    problems does not show progress."""
     window: int = Field(5, ge=1)
     """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)

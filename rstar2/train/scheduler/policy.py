@@ -14,8 +14,8 @@ from rstar2.train.scheduler.metrics import Reading
 
 MIN_RATIO, MIN_EXTRA = 2, 4
 """A session moves if its engine has at least `MIN_RATIO` times as many sessions as the emptiest engine, plus
-`MIN_EXTRA`. With such a difference in load, decoding on the emptiest engine is so much faster that it pays to prefill
-the session's tokens again on the emptiest engine."""
+`MIN_EXTRA`. On the emptiest engine, decoding is so much faster than on an engine with that many sessions that it pays
+to prefill the session's tokens again."""
 
 
 @dataclass(frozen=True)
