@@ -1,8 +1,8 @@
 """The RL objectives and corrections that a recipe's `[algorithm]` table can name, and VERL's keys for them.
 
-The paper uses the objective of GRPO. Most objectives come from VERL 0.9.1. `rstar2.train.verl.objectives` adds the
-objectives in `REGISTERED`. If the paper of an objective states a clip range, this clip range is the default.
-`rstar2.train.select`, not this module, decides which rollouts are trained on.
+The paper uses the objective of GRPO. Most objectives come from VERL 0.9.1. `rstar2.train.verl.objectives` registers
+with VERL the objectives that `REGISTERED` lists. If the paper of an objective states a clip range, this clip range is
+the default. `rstar2.train.select`, not this module, decides which rollouts are trained on.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REGISTERED: dict[str, str] = {
     GPG: "gpg",
     GMPO: "geo_mean",
 }
-"""For each advantage or loss that rstar2 registers with VERL, the name of VERL's own version; empty if VERL has no
-version of its own."""
+"""For each advantage or loss that rstar2 registers with VERL, the name of the version that VERL itself has; empty if
+VERL itself has no version."""
 NOT_OFFERED: dict[str, str] = {
     "gae": "it needs a value model, which the recipe does not train",
     "remax": "it needs a greedy rollout of each problem, which VERL's V1 trainer does not make",
@@ -87,8 +87,8 @@ weight."""
 
 
 def _dppo(divergence: str) -> dict[str, Any]:
-    """Returns VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1. The value of `clip_ratio_c` in this
-    example hardly ever clips a ratio."""
+    """Returns VERL's keys for DPPO. Source: `examples/dppo_trainer` of VERL 0.9.1, in which the value of `clip_ratio_c`
+    hardly ever clips a ratio."""
     return {**_DR_GRPO, f"{_LOSS}.loss_mode": f"dppo_{divergence}", f"{_ACTOR}.clip_ratio_c": 10_000.0}
 
 
@@ -224,17 +224,18 @@ class Correction:
     engine's probability of the token."""
 
     use: str
-    """A text that says when to use the method, and what the method does."""
+    """A text that says when to use the correction, and what the correction does."""
     source: str
     limit: float = 2.0
     """The default value of `algorithm.correction_limit` for this correction."""
     lower: float = 0.5
     """The default value of `algorithm.correction_lower` for this correction."""
     weights: Literal["token", "sequence"] | None = None
-    """The weight of the loss: each token's ratio, or the product of all ratios of a rollout. If None, the loss has no
-    weights."""
+    """The factor by which the correction multiplies a token's loss: the token's ratio (token), or the product of all
+    ratios of the token's rollout (sequence). If None, the correction leaves the loss as it is."""
     two_sided: bool = False
-    """If True, a weight outside the bounds is set to 0. If False, the weight is capped."""
+    """If True, a factor (`weights`) outside the correction's bounds is set to 0. If False, a factor above the upper
+    bound is set to the upper bound."""
     rejects: Literal["seq_sum_k1", "seq_mean_k1"] | None = None
     """VERL's name for the statistic that decides which rollouts are left out: the product (sum) or the geometric mean
     (mean) of a rollout's ratios. If None, no rollout is left out."""
@@ -296,11 +297,11 @@ class AlgorithmSettings(Strict):
     corrections says when to use which correction."""
     correction_limit: float = Field(2.0, gt=1)
     """Upper bound for the ratio of the trainer's probability to the engine's probability, used by `correction`. The
-    default bound is 2. For icepop the default bound is 5, and for geometric-rejection 1.001."""
+    default upper bound is 2 for most corrections, 5 for icepop, and 1.001 for geometric-rejection."""
     correction_lower: float = Field(0.5, gt=0, lt=1)
     """Lower bound for the ratio of the trainer's probability to the engine's probability, used by icepop,
-    sequence-rejection and geometric-rejection. The default bound is 0.5. For geometric-rejection the default bound is
-    0.999."""
+    sequence-rejection and geometric-rejection. The default lower bound is 0.5 for icepop and sequence-rejection, and
+    0.999 for geometric-rejection."""
 
     @model_validator(mode="before")
     @classmethod

@@ -30,8 +30,7 @@ class UnreadableAnswer:
 
 
 def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list[UnreadableAnswer]]:
-    """Reads the rows of a file with `stage_rows`, and separates the rows whose answers can be graded from the other
-    rows.
+    """Calls `stage_rows` to read a file, and separates the rows whose answers can be graded from the other rows.
 
     Returns:
         The rows whose answers can be graded, and the answers of all other rows.

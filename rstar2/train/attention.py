@@ -76,7 +76,7 @@ def check_attention(attention: Attention, model: Path) -> None:
 
 @functools.cache
 def _import_error(module: str) -> str:
-    """Returns text that says why a module cannot be imported. The text is empty if the module can be imported.
+    """Returns text that says why a module cannot be imported, or an empty text if the module can be imported.
 
     The import happens in a separate process, because a build for another version of torch may crash.
     """

@@ -47,7 +47,8 @@ MAY_CHANGE = frozenset(
         "trace_trackers",
     }
 )
-"""Keys and whole tables that may change, in the recipe of a stage or of SFT. All other keys must stay the same."""
+"""Keys and whole tables that may change, in the recipe of a stage or of SFT. All keys that are not listed must stay the
+same."""
 
 ADDED: dict[str, Any] = {
     "curriculum": {"name": "uniform"},

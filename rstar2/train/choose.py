@@ -167,9 +167,9 @@ def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     """Chooses the step whose model is returned, and writes the choice to the run's folder.
 
-    A step without a model and without an intact checkpoint cannot be chosen. A step without both can exist if the
-    recipe's `checkpoint_every` or `choose` changed when the run was resumed. If steps that cannot be chosen would have
-    been better, the reason names these steps.
+    A step without a model and without an intact checkpoint cannot be chosen. A step can lack both a model and an intact
+    checkpoint if the recipe's `checkpoint_every` or `choose` changed when the run was resumed. If steps that cannot be
+    chosen would have been better, the reason names these steps.
     """
     measured, by = measurements(folder), recipe.chosen_by
     ranked = _ranked(recipe, measured, steps)

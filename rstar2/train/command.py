@@ -32,8 +32,8 @@ SECRETS_FILE = "worker_secrets.json"
 SFT_KEEP = 2
 """Number of most recent SFT checkpoints that stay on disk."""
 _SAVED = ("model", "optimizer", "extra")
-"""Parts of the trainer's state that VERL writes to a checkpoint. The Hugging Face model is as large as the weights, so
-the model is exported separately."""
+"""Parts of the trainer's state that VERL writes to a checkpoint. A Hugging Face model, which VERL could also write,
+would be as large as the weights, so the model is exported separately."""
 _HYDRA_KEYS: dict[str, Any] = {
     "hydra.run.dir": ".",
     "hydra.output_subdir": None,
@@ -81,8 +81,9 @@ class Command:
     env: dict[str, str]
     """Environment variables in addition to the caller's environment."""
     nodes: int = 1
-    """Number of nodes of a Ray cluster. `rstar2.train.verl.every_node` runs the command on each of these nodes. The
-    number of nodes is 1 for VERL's RL trainer, which starts its own processes on the nodes."""
+    """Number of nodes of the Ray cluster on which the command runs. `rstar2.train.verl.every_node` runs the command on
+    each of these nodes. For VERL's RL trainer the number is 1, because the RL trainer itself starts its processes on
+    the other nodes."""
     gpus_per_node: int = 0
     """Number of GPUs on each of the nodes that run the command."""
 
@@ -140,8 +141,8 @@ def stage_command(
         folder: the stage's folder, see `rstar2.train.stages`.
         model: a model's folder, or the id of a model on the Hugging Face hub.
         metrics: the name of the file in `folder` that gets a line of JSON per step.
-        first_step: the number of steps that earlier stages have made. In trackers, the numbers of the stage's steps
-            continue from this number.
+        first_step: the number of steps that earlier stages have made. In trackers, the first step of the stage has the
+            number `first_step` + 1.
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment((*recipe.trackers, *recipe.trace_trackers), folder, os.environ, first_step)
@@ -250,8 +251,8 @@ def _sft_overrides(
 def stage_commands(
     recipes: dict[int, StageRecipe], model: Path | str, root: Path
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
-    """Yields the number, recipe and command of each stage below `root`. Each stage starts from the model of the stage
-    before."""
+    """Yields the number, recipe and command of each stage, whose folder is in `root`. Each stage starts from the model
+    of the stage before."""
     first_step = 0
     for number, recipe in recipes.items():
         folder = root / f"stage{number}"

@@ -40,7 +40,7 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def conversation_fault(row: dict[str, Any]) -> str:
-    """Returns text that says what is wrong with a row of conversations. The text is empty if nothing is wrong."""
+    """Returns text that says what is wrong with a row of conversations, or an empty text if nothing is wrong."""
     fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
     if not isinstance(row.get(ANSWER_FORM), bool | None):
         fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
@@ -66,7 +66,7 @@ def question_of(messages: Sequence[Message], around: tuple[str, str]) -> str:
     System texts are not part of the question.
 
     Args:
-        around: the texts that a format puts before and after a problem. The question does not include these texts.
+        around: the texts that a format puts before and after a problem, which are not part of the question.
     """
     before = takewhile(lambda message: message["role"] != "assistant", messages)
     texts = [message.get("content") or "" for message in before if message["role"] != "system"]

@@ -107,7 +107,7 @@ class EncodedData:
         return FormCheck.of_json(record["form"])
 
     def copy_to(self, file: Path) -> None:
-        """Puts the conversations into a run's folder, by a hard link if both folders are on the same disk."""
+        """Puts the conversations into a run's folder: as a hard link if possible, and otherwise as a copy."""
         if file.exists():
             return
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     """Returns the codec of the format that SFT teaches a model.
 
     Args:
-        named: the recipe's `format`. If the name is empty, SFT teaches the format of the model's format file. If the
-            model has no format file either, SFT teaches rstar2's default format.
+        named: the recipe's `format`. If `format` is empty, SFT teaches the format of the model's format file. If
+            `format` is empty and the model has no format file, SFT teaches rstar2's default format.
     """
     tokenizer = load_tokenizer(model)
     current, source = model_format(model, tokenizer)
@@ -153,7 +153,7 @@ def _loaded(codec: CodecOf) -> ChatCodec:
 
 
 def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: None) -> EncodedData:
-    """Returns the encoded conversations of a file. Conversations that no earlier run has encoded are encoded now.
+    """Returns the encoded conversations of a file. Encodes the conversations if no earlier run has encoded them.
 
     Args:
         on_rows: called with the number of conversations encoded so far.

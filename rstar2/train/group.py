@@ -40,7 +40,7 @@ class Rollout:
     """Whether the grader judged the answer correct. The verdict can differ from the reward, for example if the reward
     is constant."""
     missed: Missed = "wrong"
-    """The reason why the answer is not correct. If the answer is correct, this value has no meaning."""
+    """The reason why the answer is not correct. If the answer is correct, the reason has no meaning."""
     problem_id: str = ""
     sample: int = 0
     """The rollout's number in the group, from 0."""
@@ -157,7 +157,7 @@ class Group:
         return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
 
     def only(self, indices: Sequence[int]) -> Group:
-        """Returns a group that contains only the rollouts at these indices."""
+        """Returns a group that contains only the rollouts at the given indices."""
         return Group(tuple(self.rollouts[i] for i in indices), self.keep)
 
 
@@ -166,9 +166,9 @@ def gives_gradient(chosen: Sequence[Rollout], drop_equal_rewards: bool) -> bool:
 
     At least two rollouts are needed, because VERL gives a lone rollout its raw reward as its advantage.
 
-    If `drop_equal_rewards` is True, the rewards of the chosen rollouts, without the penalties, must also differ. GRPO
-    divides advantages by the standard deviation of the rewards, so a tiny difference between penalties would have the
-    same effect as the difference between a correct and a wrong answer.
+    If `drop_equal_rewards` is True, the rewards of the chosen rollouts, without the penalties, must also differ from
+    each other. GRPO divides advantages by the standard deviation of the rewards, so a tiny difference between penalties
+    would have the same effect as the difference between a correct and a wrong answer.
     """
     rewards = {rollout.reward_before_penalty for rollout in chosen}
     return len(chosen) > 1 and (len(rewards) > 1 or not drop_equal_rewards)

@@ -127,7 +127,7 @@ def cluster_error(stderr: str) -> type[RStarError]:
 
 
 def _cluster() -> str:
-    """Returns the address of the Ray cluster on which training runs. The address is empty if training runs on this
+    """Returns the address of the Ray cluster on which training runs, or an empty text if training runs on this
     machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

@@ -1,8 +1,8 @@
 """Estimates from tokens alone, without a forward pass, how much the rollouts of a step depend on their problems.
 
-A policy can keep its entropy and still write the same template for every problem. RAGEN-2 (arXiv 2604.06268) calls this
-template collapse. RAGEN-2 measures I(X; Z), the mutual information of prompt X and reasoning Z. The estimate of I(X; Z)
-is the mean, over all rollouts z, of
+A policy can keep its entropy and still write the same template for every problem, which RAGEN-2 (arXiv 2604.06268)
+calls template collapse. RAGEN-2 measures I(X; Z), the mutual information of prompt X and reasoning Z. The estimate of
+I(X; Z) is the mean, over all rollouts z, of
 
     log p(z | x_i) - log (1/N * sum_j p(z | x_j)),
 

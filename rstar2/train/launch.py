@@ -36,8 +36,8 @@ STOP_S = 20.0
 RAY_STARTS = 10
 """Maximum number of times that a trainer is started if Ray times out."""
 _RAY_TIMED_OUT = "The current node timed out during startup"
-"""Ray's message if its own processes take more than 30 s to start, or its agents more than 15 s. No setting changes
-these limits, and a busy machine exceeds them."""
+"""The message that Ray prints if Ray's own processes take more than 30 s to start, or Ray's agents more than 15 s. No
+setting changes the limits of 30 s and 15 s, and a busy machine exceeds them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def run_trainer(
 ) -> None:
     """Runs a trainer until it ends. `run_trainer` must be called from the main thread, because it handles signals.
 
-    If Ray does not start in time, the trainer is started again. There are at most `RAY_STARTS` starts in all.
+    If Ray does not start in time, the trainer is started again. The trainer is started at most `RAY_STARTS` times in
+    all.
 
     Args:
         log: the file to which the trainer's output is appended.
@@ -81,8 +82,8 @@ def run_trainer(
 
     Raises:
         Failure: the trainer failed or hung. The message names the cause from the log, and says what the user can do.
-        KeyboardInterrupt: Ctrl-C was pressed. The step that was running has been saved.
-        SystemExit: another signal arrived. The step that was running has been saved.
+        KeyboardInterrupt: Ctrl-C was pressed. The step that was running at that moment has been saved.
+        SystemExit: another signal arrived. The step that was running when the signal arrived has been saved.
     """
     with StopAfterStep(signs.folder, warn) as stop:
         _run_started(command, log, signs, on_step, stop)
@@ -243,8 +244,8 @@ def _on_every_node(command: Command) -> Command:
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """Reads the complete JSON lines of a file that follow a position. Returns the lines, and the position after the
-    last of these lines."""
+    """Reads a file from a position on: all complete lines, which contain JSON. Returns the lines, and the position
+    after the last returned line."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

@@ -2,7 +2,7 @@
 
 A check briefly uses the GPU, folder or server that it tests, because a GPU or folder that exists may still not work. A
 check raises UserError if something is missing, wrong or refused. A check raises Unavailable if something does not
-answer. Such a fault may go away, so a script can start the same command again later.
+answer. A GPU, folder or server that does not answer may answer later, so a script can start the same command again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Functions that recipes name: selections (`rstar2.train.select`) and curricula (`rstar2.train.curriculum`).
 
-A shipped function has its own module in one of these packages. A user's function is named as `module:object`. The
-keyword-only parameters of a function are its settings. A recipe writes only the name, as in `select = "roc"`, or a
-table `[select]` with `name = "roc"` and settings such as `penalty_floor = 0.01`.
+A shipped function has its own module in the package `rstar2.train.select` or `rstar2.train.curriculum`. A user's
+function is named as `module:object`. The keyword-only parameters of a function are its settings. A recipe writes only
+the name, as in `select = "roc"`, or a table `[select]` with `name = "roc"` and settings such as `penalty_floor = 0.01`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NamedFunctions:
         return None if is_reference(name) else importlib.import_module(f"{self.package}.{name}")
 
     def load(self, name: str) -> Callable[..., Any]:
-        """Returns the function with this name. Raises UserError if a user's own function cannot be loaded."""
+        """Returns the function with the given name. Raises UserError if a user's own function cannot be loaded."""
         module = self.module(name)
         if module is None:
             return load_function(name, self.role, self.parameters)

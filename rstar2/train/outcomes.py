@@ -1,8 +1,8 @@
 """Outcomes of a stage's problems, from which a curriculum (`rstar2.train.curriculum`) chooses the next problems.
 
 An outcome belongs to one problem in one step. The outcome is the number of rollouts with a verdict, and the number of
-correct rollouts among them. A rollout does not count for an outcome if it failed, if it lost a tool call, or if the
-grader could not decide whether it is correct.
+correct rollouts among them. An outcome does not include rollouts that failed, rollouts that lost a tool call, and
+rollouts whose answer the grader could not decide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Discount = Annotated[float, Field(gt=0, le=1)]
 DISCOUNT = 0.995
 """The weight of an outcome is multiplied by this factor in every step, because the policy changes. The weight is halved
 after 138 steps. In a stage of the paper's size, a problem is used about every 80 steps. With a lower factor, too little
-would be known about a problem when it is used again."""
+would be known about a problem's pass rate when the problem is used again."""
 PRIOR = 0.5
 """For a problem without outcomes, both parameters of the Beta distribution have this value (Jeffreys' prior). Because
 the parameters are below 1, pass rates near 0 and near 1 are assumed to be more frequent than pass rates in between."""
@@ -63,12 +63,12 @@ class Belief:
         return self.alpha / (self.alpha + self.beta)
 
     def all_correct(self, rollouts: int) -> Floats:
-        """For each problem, the probability that the next n = `rollouts` rollouts are all correct. This probability is
+        """For each problem, the probability that the next n = `rollouts` rollouts are all correct. The probability is
         the mean of p^n over the distribution of the pass rate p."""
         return np.asarray(np.exp(betaln(self.alpha + rollouts, self.beta) - betaln(self.alpha, self.beta)))
 
     def none_correct(self, rollouts: int) -> Floats:
-        """For each problem, the probability that none of the next n = `rollouts` rollouts is correct. This probability
+        """For each problem, the probability that none of the next n = `rollouts` rollouts is correct. The probability
         is the mean of (1 - p)^n over the distribution of the pass rate p."""
         return np.asarray(np.exp(betaln(self.alpha, self.beta + rollouts) - betaln(self.alpha, self.beta)))
 
@@ -116,10 +116,10 @@ class Problems:
         The age of an outcome is counted in steps. An outcome of the last step has age 0.
 
         Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal discounting: alpha' = discount * alpha
-        + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS makes this
-        update for a problem only when the problem is used, and the prior of MoPPS is 1. In rstar2, the update is made
-        for all problems in every step, because the policy changes in every step. The earlier outcomes of a problem that
-        is not used therefore lose weight.
+        + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS updates the
+        posterior of a problem only when the problem is used, and the prior of MoPPS is 1. In rstar2, the posteriors of
+        all problems are updated in every step, because the policy changes in every step. The earlier outcomes of a
+        problem that is not used therefore lose weight.
         """
         outcomes, size = self.outcomes, len(self)
         weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)

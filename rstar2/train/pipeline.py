@@ -98,8 +98,8 @@ class Pipeline:
     timer: PhaseTimer
     """Measures the time of the whole run."""
     solved: Path | None = None
-    """A folder with counts of how often each problem was solved, for the filter that leaves out solved problems. If
-    None, the filter samples the problems."""
+    """A folder with counts of how often each problem was solved, for the filter that leaves out solved problems. If no
+    folder is given, the filter samples the problems."""
 
     def train_stages(
         self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""
@@ -227,8 +227,8 @@ class Pipeline:
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
         """Returns the problems that the policy does not solve every time.
 
-        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the stage before, or from
-        samples that are made now.
+        Whether a problem is solved is known from the counts in `solved`, from the rollouts of the previous stage, or
+        from new samples.
         """
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
         by_outcomes = recipe.solved_by == "outcomes" and self.solved is None
@@ -250,7 +250,8 @@ class Pipeline:
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
         """Returns a callback that shows the progress of sampling, and measures the time that sampling takes.
 
-        Time counts as evaluation time only while there are new samples, not while old samples are read.
+        Only the time in which new samples are made counts as evaluation time, not the time in which old samples are
+        read.
         """
         counted_s = 0.0
 

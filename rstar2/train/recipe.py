@@ -70,12 +70,13 @@ class Hardware(Strict):
     same engine. verl: VERL's router, which picks the engine with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens per GPU in a micro-batch of the update. A lower number saves memory, and a higher number
-    makes the update faster. On a CPU, padding counts too. The default in RL is the number of tokens of the longest
-    possible rollout with its prompt, divided by `sequence_parallel`. The default in SFT is twice `max_tokens`."""
+    makes the update faster. On a CPU, tokens of padding are counted too. The default in RL is the number of tokens of
+    the longest possible rollout with its prompt, divided by `sequence_parallel`. The default in SFT is twice
+    `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens per GPU in a micro-batch that only computes log-probabilities. Computing
-    log-probabilities takes less memory than the update, so the value can be larger than `update_tokens`. If unset, the
-    value of `update_tokens` is used."""
+    log-probabilities takes less memory than the update, so the value can be larger than `update_tokens`. If
+    `log_prob_tokens` is unset, the value of `update_tokens` is used."""
     offload: Literal["none", "optimizer", "all"] = "all"
     """The state that the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's
     moments. all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes
@@ -139,8 +140,8 @@ class Hardware(Strict):
         return self
 
     def batch_fault(self, size: int, description: str) -> str:
-        """Returns text that says why an update of `size` samples cannot be split evenly over the ranks. The text is
-        empty if the update can be split.
+        """Returns text that says why an update of `size` samples cannot be split evenly over the ranks, or an empty
+        text if the update can be split.
 
         Without this check VERL would fail in the first update, after a whole step of rollouts, or would train on
         batches of another size than the recipe sets.
@@ -171,7 +172,7 @@ class RolloutSettings(Strict):
     """Number of rollouts per problem. The paper calls this number 2G. The selection (`select`) chooses G rollouts to
     train on (`groups.keep`)."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a rollout after its prompt. Tokens of tool output count too. Raise the budget if many rollouts
+    """Token budget of a rollout after its prompt. The budget includes tool output. Raise the budget if many rollouts
     are truncated."""
     prompt_tokens: int = Field(2048, ge=1)
     """Maximum number of tokens of a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports at
@@ -179,23 +180,23 @@ class RolloutSettings(Strict):
     max_turns: int = Field(10, ge=1)
     """Maximum number of the model's turns in a rollout. A rollout whose last turn is a tool call has no answer."""
     max_bad_calls: int = Field(0, ge=0)
-    """A rollout ends without an answer after this many failed calls in a row. 0 means that there is no limit. Set a
-    limit if the policy repeats broken calls until its token budget is used up. The limit also applies to held-out
-    problems."""
+    """A rollout ends without an answer after this many failed calls in a row. 0 means that failed calls never end a
+    rollout. Set a limit if the policy repeats broken calls until its token budget is used up. The limit also applies to
+    held-out problems."""
     temperature: float = Field(1.0, gt=0)
     """Temperature at which the engines sample rollouts. The trainer computes log-probabilities at the same temperature.
     """
     max_failed_share: float = Field(0.05, ge=0, lt=1)
     """Maximum share of a step's rollouts that may fail because of an engine, the grader or a fault in the agent loop.
     Up to this limit, failed rollouts are left out before the selection. Above the limit, the whole step is discarded,
-    because long rollouts fail most often, and the other rollouts would be a biased sample. Training then waits at least
-    half a minute and makes new rollouts for the step, with the next problems. Training ends when too many rollouts of
-    one step have failed for the third time. The limit also applies to held-out problems, and so does
-    `judge.max_lost_share`."""
+    because long rollouts fail most often, and the other rollouts would be a biased sample. After a step is discarded,
+    training waits at least half a minute and makes new rollouts for the step, with the next problems. Training ends
+    when too many rollouts of one step have failed for the third time. Both this limit and `judge.max_lost_share` also
+    apply to held-out problems."""
 
 
 class GroupSettings(Strict):
-    """Settings for the group of rollouts of one problem. `select` chooses the rollouts to train on from the group."""
+    """Settings for the group of rollouts of one problem. From the group, `select` chooses the rollouts to train on."""
 
     keep: int = Field(16, ge=2)
     """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls this number G.
@@ -204,12 +205,13 @@ class GroupSettings(Strict):
     """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
     (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
     (`hopeless_after`). A round ends when all of its rollouts have ended, so short rollouts have no advantage over long
-    rollouts. If unset, all rollouts are made at once, as in the paper. Rounds save rollouts, but change the weights of
-    problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change (docs/results/rounds.md)."""
+    rollouts. If `round` is unset, all rollouts of a group are made at once, as in the paper. Rounds save rollouts, but
+    change the weights of problems in the loss. `algorithm.loss_weights` = "problems" undoes most of this change
+    (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
     """This key has an effect only if `round` is set. A group is mixed when at least this many rewards are above 0 and
-    at least this many rewards are not. The default is 2 rewards of each kind. With a value of 1, a selection that keeps
-    half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
+    at least this many rewards are not above 0. The default is 2 rewards of each kind. With a value of 1, a selection
+    that keeps half of the group may choose only rollouts with equal rewards, and then the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
     """This key has an effect only if `round` is set. A group whose rewards are all above 0 stops after the round in
     which it reaches this many rewards. By default, a group whose rewards are all above 0 stops after the first round.
@@ -220,12 +222,12 @@ class GroupSettings(Strict):
     is mixed or full."""
     drop_equal_rewards: bool | None = None
     """Drop a group if the rewards of its chosen rollouts are all equal, because it has no advantages to learn from.
-    Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
-    batch (reinforce++)."""
+    Rewards are compared as they are before `penalty` is subtracted. The default is true, unless the objective takes its
+    baseline from the whole batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
     """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this number times
-    `rollout.prompts` problems. If groups are still missing after that, or if the value is 0, padding takes the place of
-    the missing groups."""
+    `rollout.prompts` problems. If groups are still missing after the additional problems, or if the value is 0, padding
+    takes the place of the missing groups."""
 
 
 class OptimSettings(Strict):
@@ -264,11 +266,11 @@ class CheckpointSettings(Strict):
     bounds the work that is lost if the run is killed. If one step takes longer than the limit, every step is saved."""
     keep: int = Field(2, ge=1)
     """The number of most recent checkpoints that stay on disk. With a value of 1, no other checkpoint exists if the
-    last checkpoint is damaged. Plan disk space for one more than `keep`, because the next checkpoint may be written
-    before the oldest is removed."""
+    last checkpoint is damaged. Plan disk space for one checkpoint more than `keep`, because the next checkpoint may be
+    written before the oldest is removed."""
     export_every: int = Field(0, ge=0)
     """Number of steps between two models that are exported to `models/step-N` in the stage's folder. The number must be
-    a multiple of `every`. If 0, only one model is exported, at the end of the stage."""
+    a multiple of `every`. If the number is 0, only one model is exported, at the end of the stage."""
     keep_rollouts: bool = True
     """Write to disk the finished rollouts of the step that follows a checkpoint. A run that is killed in that step uses
     the finished rollouts again when it is resumed. The asynchronous modes store their rollouts in the checkpoints
@@ -285,7 +287,7 @@ class CheckpointSettings(Strict):
 
 
 class HeldOutSettings(Strict):
-    """Problems on which the policy is evaluated during training, but not trained."""
+    """Problems on which the policy is evaluated during training, but on which it is not trained."""
 
     data: str | None = None
     """A file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
@@ -399,13 +401,13 @@ class StageRecipe(Strict):
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
     """The rule that gives a rollout its reward. paper, boxed, release and lenient are rules that read the answer from
-    the text (`rstar2.eval.grader.reading_rules`). With these rules, the reward is 1 if the answer is correct, and 0
-    otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use constant as a control.
-    `module:object` is a function of your own. If the reward is constant or your own function, the rule paper decides
-    which answers count as correct."""
+    the text (`rstar2.eval.grader.reading_rules`). With the rules paper, boxed, release and lenient, the reward is 1 if
+    the answer is correct, and 0 otherwise. constant gives every rollout the reward 1, so nothing can be learned. Use
+    constant as a control. `module:object` is a function of your own. If the reward is constant or your own function,
+    the rule paper decides which answers count as correct."""
     format: str | None = None
-    """Format for a model that has no format file: the name of a format, or a file. If unset or empty, the model's own
-    chat template is used."""
+    """Format for a model that has no format file: the name of a format, or a file. If `format` is unset or empty, the
+    model's own chat template is used."""
     drop_solved: int = Field(0, ge=0)
     """Leave out a problem if the policy that the stage starts from solves it in each of this many samples, by the rule
     of `reward`. 0 keeps all problems."""
@@ -419,9 +421,9 @@ class StageRecipe(Strict):
     GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Number of rollouts per step whose traces are stored in the stage's folder. The rollouts are drawn at random. If
-    0, no trace is stored. If -1, every trace is stored. Unless the value is 0, the trace of every failed rollout is
-    stored too. A rollout failed if the engine could not finish it, if the grader could not grade it, or if the judge
-    lost one of its tool calls. A wrong answer is not a failure."""
+    the number is 0, no trace is stored. If the number is -1, every trace is stored. Unless the value is 0, the trace of
+    every failed rollout is stored too. A rollout failed if the engine could not finish it, if the grader could not
+    grade it, or if the judge lost one of its tool calls. A wrong answer is not a failure."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for the random draws of the selection and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
@@ -432,8 +434,8 @@ class StageRecipe(Strict):
     """Trackers that also receive the traces that `traces_per_step` stores. A trace is sent together with its reward,
     its verdict and whether it was trained on."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
-    recipe sets."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. A value that is set under
+    `verl` overrides the value that the recipe's other keys lead to."""
 
     @property
     def trace_share(self) -> float:
@@ -479,8 +481,8 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The clip range below 1 and the clip range above 1. A value that the recipe does not set is the default of the
-        objective."""
+        """The clip range below 1 and the clip range above 1. If the recipe does not set one of the two values, this
+        value is the objective's default."""
         low, high = OBJECTIVES[self.algorithm.objective].clip
         return self.optim.clip_low or low, self.optim.clip_high or high
 
@@ -562,8 +564,8 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
-        """Rejects micro-batches that are smaller than the longest possible rollout. Without this check, VERL would end
-        in the first update with a rollout that does not fit into a micro-batch."""
+        """Rejects micro-batches that are smaller than the longest possible rollout. Without this check, VERL would fail
+        in the first update that contains a rollout too long for a micro-batch."""
         for key in ("update_tokens", "log_prob_tokens"):
             tokens, split = getattr(self, key), self.hardware.sequence_parallel
             if tokens * split < self.longest:
@@ -667,11 +669,11 @@ class ValidationSettings(Strict):
 
     data: str | None = None
     """A file of conversations, or a folder from `rstar2 data prepare`. A conversation is left out if the training data
-    asks nearly the same question. If unset or empty, `share` of the training data is held out instead."""
+    asks nearly the same question. If `data` is unset or empty, `share` of the training data is held out instead."""
     share: float = Field(0.01, ge=0, lt=1)
     """Share of the training data to hold out, drawn at random with `seed`. Conversations whose first questions are
-    equal or nearly equal stay together, on one side of the split. If 0, no conversation is held out, and no validation
-    loss is measured."""
+    equal or nearly equal stay together, on one side of the split. If the share is 0, no conversation is held out, and
+    no validation loss is measured."""
     most: int = Field(1000, ge=1)
     """Maximum number of conversations that `share` holds out."""
     every: int = Field(100, ge=1)
@@ -693,7 +695,7 @@ class SftHeldOutSettings(Strict):
     temperature: float = Field(1.0, ge=0)
     """Temperature at which held-out problems are sampled. A temperature of 0 means greedy decoding."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a sample after its prompt. Tokens of tool output count too."""
+    """Token budget of a sample after its prompt. The budget includes tool output."""
     max_turns: int = Field(10, ge=1)
     """Maximum number of the model's turns in a sample."""
 
@@ -705,8 +707,8 @@ class SftRecipe(Strict):
     """The settings of stage 0: supervised fine-tuning on tool-use conversations."""
 
     format: str | None = None
-    """Format to teach: the name of a format, or a file. If unset or empty, the model's format file decides. A model
-    without a format file is taught rstar2's default format."""
+    """Format to teach: the name of a format, or a file. If `format` is unset or empty, the model's format file decides.
+    A model without a format file is taught rstar2's default format."""
     epochs: int = Field(3, ge=1)
     """Number of passes that SFT makes over the training data."""
     batch: int = Field(128, ge=1)
@@ -742,8 +744,8 @@ class SftRecipe(Strict):
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
     run's folder without a server. docs/curves.md has a table of these trackers."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """Keys of VERL's own config, dotted, for settings that have no recipe key. Keys in this table override what the
-    recipe sets."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. A value that is set under
+    `verl` overrides the value that the recipe's other keys lead to."""
 
     @property
     def chosen_by(self) -> Choose:
@@ -765,7 +767,7 @@ class SftRecipe(Strict):
 
     @property
     def micro_batch_rows(self) -> int | None:
-        """Number of conversations per micro-batch, if the recipe makes VERL count conversations. None if VERL counts
+        """Number of conversations per micro-batch if the recipe makes VERL count conversations, or None if VERL counts
         tokens."""
         keys = dotted(self.verl)
         if keys.get("data.use_dynamic_bsz", True):
@@ -792,8 +794,8 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """Rejects micro-batches that are smaller than the longest conversation. Without this check, VERL would end in
-        the first step with a conversation that does not fit into a micro-batch."""
+        """Rejects micro-batches that are smaller than the longest conversation. Without this check, VERL would fail in
+        the first step that contains a conversation too long for a micro-batch."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(

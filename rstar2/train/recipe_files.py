@@ -22,7 +22,7 @@ RecipeKind = Literal["stage", "sft", "demo", "profile"]
 
 
 def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
-    """Reads a recipe or a hardware profile. Returns the path of its file, and its values.
+    """Reads a recipe or a hardware profile. Returns the path of the file, and the values in the file.
 
     If the recipe is a file of the user, modules in the file's folder can be named as `module:object`.
 
@@ -30,7 +30,7 @@ def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
         name: a path to a .toml file, or the name of a shipped recipe or profile.
 
     Raises:
-        UserError: the file does not exist, or the file is of another kind.
+        UserError: the file does not exist, or is not of the given kind.
     """
     path, shipped = Path(name), recipes_folder() / f"{name}.toml"
     if path.suffix != ".toml" or not path.is_file():

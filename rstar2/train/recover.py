@@ -6,7 +6,7 @@ call form a group of their own, so their rewards are compared only with each oth
 
 Source: Fission-GRPO (arXiv 2601.15625), which also makes a group of recoveries from a failed rollout and trains on this
 group. Fission-GRPO uses a trained simulator of error messages, whereas in rstar2 the policy reads the tool's real
-reply. CLEANER (arXiv 2601.15141) is another method, which is not used here. CLEANER replaces a failed call with the
+reply. CLEANER (arXiv 2601.15141) is another method, which rstar2 does not use. CLEANER replaces a failed call with the
 later correct call before the update, so that no failure remains in the training data. CLEANER teaches the policy to
 fail less often, as Resampling on Correct (RoC) does. CLEANER does not teach what to do after a failure, and trains on
 text that the policy did not sample in that context.
@@ -25,12 +25,12 @@ from rstar2.loop.trace import Trace
 
 
 class RecoverSettings(Strict):
-    """Extra rollouts that begin after a failed call, so that the policy learns to recover from it. No extra rollouts
-    are made by default."""
+    """Extra rollouts that begin after a failed call, so that the policy learns to recover from failed calls. No extra
+    rollouts are made by default."""
 
     failures: int = Field(0, ge=0)
     """Maximum number of failed calls per problem after which extra rollouts begin. The failed calls are drawn at random
-    from the failed calls after which a rollout continued. If 0, there are no extra rollouts."""
+    from the failed calls after which a rollout continued. If the number is 0, there are no extra rollouts."""
     rollouts: int = Field(0, ge=0)
     """Number of extra rollouts for each of the drawn failed calls; at least 2 if `failures` is set. The extra rollouts
     after a call form a group of their own. All extra rollouts of a group are trained on, unless their rewards are all
@@ -71,7 +71,7 @@ class Recovery:
     """The result of an extra rollout, which began after a failed call."""
 
     begun_with: int
-    """Number of tokens after the prompt that were copied from the first rollout."""
+    """Number of tokens after the prompt that were copied from the rollout with the failed call."""
     repaired: bool
     """Whether the extra rollout has a turn, after the failed call, in which all calls succeeded."""
 

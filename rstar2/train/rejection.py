@@ -145,8 +145,8 @@ def plan_traces(
 
     Args:
         run: the folder of the run, a folder in it, or a trace file.
-        model: the model that wrote the traces. The tokenizer and the format of this model are used. By default, the
-            model that the run names is used.
+        model: the model that wrote the traces. The conversations are read with the tokenizer and the format of `model`.
+            By default, the model that the run names is used.
         against: benchmarks, by name or file. A conversation that shares words with a benchmark's problem is left out.
         overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 

@@ -31,13 +31,13 @@ SHIPPED: tuple[str, ...] = (*get_args(ReadingRule), "constant")
 
 
 class PenaltySettings(Strict):
-    """Penalties that lower the reward of a correct rollout because of the rollout's length. There are no penalties by
-    default, and none in the paper.
+    """Penalties that lower the reward of a correct rollout because of the rollout's length. By default there are no
+    penalties. The paper uses no penalties.
 
-    A wrong rollout has no penalty. Otherwise, a wrong rollout that gives up early would be worth more than a wrong
-    rollout that tries longer. The sum of `length` and `turns` must be below 1, so a correct rollout is always worth
-    more than a wrong rollout. To find groups with equal rewards (`groups.drop_equal_rewards`), rewards are compared
-    without penalties.
+    A wrong rollout has no penalty. If wrong rollouts had a penalty, a wrong rollout that gives up early would be worth
+    more than a wrong rollout that tries longer. The sum of `length` and `turns` must be below 1, so a correct rollout
+    is always worth more than a wrong rollout. To find groups with equal rewards (`groups.drop_equal_rewards`), rewards
+    are compared without penalties.
     """
 
     length: float = Field(0.0, ge=0, lt=1)
@@ -126,8 +126,8 @@ def checked_reward(name: str) -> str:
 
 
 def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
-    """Returns text that says why a reward cannot be combined with a penalty. The text is empty if the two can be
-    combined."""
+    """Returns text that says why a reward cannot be combined with a penalty, or an empty text if the reward and the
+    penalty can be combined."""
     if reward in get_args(ReadingRule) or not (penalty.length or penalty.turns):
         return ""
     return (
@@ -145,7 +145,7 @@ def reading_rule(name: str) -> ReadingRule:
 
 
 def text_to_grade(trace: Trace, reward: str) -> str:
-    """Returns the part of a trace that contains the answer according to the rule of a reward. The part is empty if the
+    """Returns the part of a trace that contains the answer according to the rule of a reward, or an empty text if the
     rule finds no answer."""
     return part_to_grade(trace, reading_rule(reward))
 

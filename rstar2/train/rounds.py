@@ -5,15 +5,15 @@ group decide whether another round follows. A group is decided when it is `mixed
 rollouts), `solved` (all rollouts are correct) or `hopeless` (no rollout is correct). A group that is not decided gets
 another round, until the group has `rollout.rollouts` rollouts.
 
-A rollout counts as correct if its reward is above 0, as in Resampling on Correct (RoC). A rollout does not count at all
-if it has no verdict, or if the selection never trains on it. In a group that stops early, the same share of the
-rollouts is trained on as in a full group, so that a selection such as RoC is equally strict.
+A rollout counts as correct if its reward is above 0, as in Resampling on Correct (RoC). A rollout that has no verdict,
+or that the selection never trains on, counts neither as correct nor as wrong. In a group that stops early, the same
+share of the rollouts is trained on as in a full group, so that a selection such as RoC is equally strict.
 
 Sources: Reinforce-Ada (arXiv 2510.04996, algorithm 1) samples in rounds and stops a prompt when it has enough correct
 and enough wrong rollouts. Pilot-Commit (arXiv 2605.26606, abstract) stops a prompt whose first rollouts all have the
 same reward. Knapsack RL (arXiv 2509.25849, abstract) and AR3PO (arXiv 2509.25808, abstract) give hard prompts more
-rollouts, which is why a group without correct rollouts gets more rounds here. `benchmarks/train/rounds.py` measures how
-rounds change what is learned.
+rollouts, which is why in rstar2 a group without correct rollouts gets more rounds. `benchmarks/train/rounds.py`
+measures how rounds change what is learned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Rounds:
     most: int
     """Number of rollouts of a full group (`rollout.rollouts`)."""
     enough: int
-    """A group is mixed if it has at least this many rewards above 0 and at least this many other rewards."""
+    """A group is mixed if it has at least this many rewards above 0 and at least this many rewards that are not above
+    0."""
     solved_after: int
     """A group is solved if it has at least this many rewards and all of its rewards are above 0."""
     hopeless_after: int
@@ -48,7 +49,7 @@ class Rounds:
         return -(-self.most // self.size)
 
     def decision(self, rewards: Sequence[float]) -> Decision | None:
-        """Returns the reason why a group with these rewards can stop, or None if the group needs another round."""
+        """Returns the reason why a group with the given rewards can stop, or None if the group needs another round."""
         correct = sum(reward > 0 for reward in rewards)
         wrong = len(rewards) - correct
         if min(correct, wrong) >= self.enough:
@@ -112,7 +113,7 @@ class GroupInRounds:
         """Counts a rollout that has ended, and begins the next round if this rollout was the last of its round.
 
         Args:
-            reward: the rollout's reward, or None if the rollout does not count.
+            reward: the rollout's reward, or None if the rollout has no verdict or the selection never trains on it.
 
         Returns:
             The group's result if no further round follows, or None if another round follows."""

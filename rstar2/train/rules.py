@@ -35,12 +35,12 @@ class RuleSettings(Strict):
     measure: Measure = "pass_rate"
     """The measure that the rules watch. pass_rate: the share of correct rollouts among the rollouts with a verdict,
     averaged over `window` steps. held_out: the accuracy on `held_out.data`, in each step in which this accuracy is
-    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate then does not
-    show progress."""
+    measured. Use held_out if a curriculum chooses problems by their difficulty, because the pass rate on the chosen
+    problems does not show progress."""
     window: int = Field(5, ge=1)
     """Number of steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
-    """Take the action `when_flat` if the measure has not risen for this many steps. If 0, the rule is off."""
+    """Take the action `when_flat` if the measure has not risen for this many steps. 0 turns the rule off."""
     rise: float = Field(0.01, ge=0, lt=1)
     """The measure has risen if it is at least this much above its value at the last rise. Smaller rises add up until
     they count as a rise. A value of 0.01 is one percentage point."""
@@ -48,7 +48,7 @@ class RuleSettings(Strict):
     """The action if the measure has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)
     """Take the action `when_fallen` if the measure is at least this much below its highest value in the stage. A value
-    of 0.1 is ten percentage points. If 0, the rule is off."""
+    of 0.1 is ten percentage points. 0 turns the rule off."""
     when_fallen: Action = "back"
     """The action if the measure has fallen by `fall`."""
 
@@ -60,7 +60,7 @@ class RuleSettings(Strict):
 
 
 def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpoint_every: int) -> str:
-    """Returns text that says why rules could never act. The text is empty if the rules can act.
+    """Returns text that says why rules could never act, or an empty text if the rules can act.
 
     Args:
         held_out: whether the recipe names held-out problems.
@@ -124,8 +124,8 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
 
 def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence that says how far the measure has fallen. The sentence is empty if the measure has fallen by
-    less than `rules.fall`."""
+    """Returns a sentence that says how far the measure has fallen, or an empty text if the measure has fallen by less
+    than `rules.fall`."""
     highest, value = max(values.values()), [*values.values()][-1]
     if not rules.fall or highest - value < rules.fall - _EQUAL:
         return ""
@@ -135,7 +135,7 @@ def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Returns a sentence about the last rise of the measure. The sentence is empty if the last rise was less than
+    """Returns a sentence about the last rise of the measure, or an empty text if the last rise was less than
     `rules.flat_steps` steps ago."""
     (risen_at, best), *_ = values.items()
     for step, each in values.items():
@@ -183,8 +183,8 @@ class StageRules:
         self.decision = read_decision(folder)
 
     def on_step(self, number: int, metrics: Metrics) -> None:
-        """Applies the rules after a step. If a rule makes a decision, the decision is written to a file. The trainer
-        reads this file and ends."""
+        """Applies the rules after a step. If a rule makes a decision, the decision is written to a file, which makes
+        the trainer end."""
         # If a step is repeated after a kill, it replaces its earlier metrics and those of all later steps.
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
         if self.decision is None and (decision := decide(self._steps, self._rules, self._saved())):
@@ -193,8 +193,8 @@ class StageRules:
             self._warn(f"step {number}: {decision.text}")
 
     def needed_steps(self) -> list[int]:
-        """Returns the step whose checkpoint must not be removed, because a rule went back to this checkpoint or would
-        go back to it now."""
+        """Returns the step whose checkpoint must not be removed, because a rule went back to this checkpoint, or would
+        go back to this checkpoint if the rule acted now."""
         if not self._rules.may_go_back:
             return []
         decided = self.decision.model_step if self.decision else None

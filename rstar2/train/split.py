@@ -17,8 +17,8 @@ from rstar2.train.encoding import EncodedData, Numbers, groups_of
 from rstar2.train.recipe import SftRecipe
 
 TRAIN = "train.npy"
-"""A file in a run's folder with the numbers of the conversations that are trained on. `train.arrow` contains these
-conversations, and other conversations too."""
+"""A file in a run's folder with the numbers of the conversations that are trained on. `train.arrow` contains both the
+conversations that are trained on and other conversations."""
 VALIDATION = "validation.npy"
 """A file in a run's folder with the numbers of the conversations on which the validation loss is measured. The
 conversations themselves are in `validation.arrow`."""
@@ -72,8 +72,8 @@ def split(recipe: SftRecipe, data: EncodedData, held_out: EncodedData | None) ->
 
     Args:
         data: the training data.
-        held_out: the conversations of `validation.data`. If None, `validation.share` of `data` is drawn at random.
-            Conversations that ask nearly the same question are drawn together or not at all.
+        held_out: the conversations of `validation.data`; if None, the share `validation.share` of `data` is drawn at
+            random. Conversations that ask nearly the same question are drawn together or not at all.
     """
     usable, too_long, cut_to_nothing = _usable(recipe, data)
     counts = {"too_long": too_long, "cut_to_nothing": cut_to_nothing, "max_tokens": recipe.max_tokens}

@@ -93,8 +93,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
-"""The file in a stage's folder that contains the optimizer's settings. The recipe of a later stage that continues the
-optimizer is compared with these settings."""
+"""The file in a stage's folder that contains the optimizer's settings, with which the recipe of a later stage is
+compared if that stage continues the optimizer."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """The line of a training step contains one of these two metrics: the pass rate in RL, or the training loss in SFT. A
 line with only validation metrics contains neither the pass rate nor the training loss."""
@@ -133,8 +133,8 @@ class Start:
     keeps_rollouts: bool = False
     """Whether finished rollouts are stored for the next start, see `rstar2.train.records.finished_rollouts`."""
     needed_steps: Callable[[], Collection[int]] | None = None
-    """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If set, VERL itself
-    removes no checkpoints."""
+    """Returns the steps whose checkpoints must not be removed, however old the checkpoints are. If this function is
+    set, VERL itself removes no checkpoints."""
     rules: StageRules | None = None
     """Rules that may end the phase before its last step."""
 
@@ -266,7 +266,7 @@ def _losses(metrics: dict[str, float]) -> str:
 
 
 def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
-    """Removes the models of evaluated steps, except the model that would be chosen now."""
+    """Removes the models of evaluated steps, except the model that would be chosen if SFT ended now."""
     best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "held_out" else None
     for model in (folder / "models").glob("step-*"):
         if model.name != f"step-{best}":
@@ -437,7 +437,7 @@ def _trained(start: Start, on_step: OnStep) -> Path:
 
 
 def _final_checkpoint(start: Start) -> Path:
-    """Returns the checkpoint with which a phase ends. Raises Failure if this checkpoint is missing or damaged."""
+    """Returns the checkpoint with which a phase ends. Raises Failure if the checkpoint is missing or damaged."""
     last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
         raise Failure(

@@ -283,7 +283,7 @@ def plan_sft(
     If an earlier run has encoded the same conversations, the encoding of that run is used.
 
     Args:
-        judge: the judge for the evaluations during training. If None, a judge is started for the run.
+        judge: the judge for the evaluations during training; if None, a judge is started for the run.
         on_rows: called with the number of conversations encoded so far.
 
     Raises:
@@ -345,8 +345,8 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
     """Raises UserError if a file has fewer conversations than a batch needs.
 
     Args:
-        which: words for the message that say which of the file's conversations are counted. The text is empty if all
-            are counted.
+        which: words for the message that say which of the file's conversations are counted. `which` is empty if all of
+            the file's conversations are counted.
         too_long: whether a higher `max_tokens` would leave more conversations.
     """
     if count < recipe.batch:

@@ -1,5 +1,5 @@
 """Handles signals that end a run. If a trainer is running, the run ends after the trainer has saved the current step.
-Otherwise, the run ends at once.
+If no trainer is running, the run ends at once.
 
 | signal | exit code |
 |---|---|
@@ -86,8 +86,8 @@ class StopAfterStep:
             _end(self._number)
 
     def report(self) -> None:
-        """Tells the user, once, what training does because of a signal. The signal handler cannot print this message,
-        because the handler may interrupt another print."""
+        """Tells the user, once, what training does because of a signal. The signal handler cannot print the message
+        itself, because the handler may interrupt another print."""
         if self._number is not None and not self._reported:
             self._reported = True
             self._warn(self._text(self._number))

@@ -41,10 +41,10 @@ class Survey:
 
     conversations: int
     lengths: list[int] = field(default_factory=list)
-    """The number of tokens of each training conversation, or of each conversation in a sample. The list is empty if
-    there is no tokenizer."""
+    """The number of tokens of each training conversation, or of each conversation in a sample; empty if there is no
+    tokenizer."""
     form: list[str] = field(default_factory=list)
-    """The warnings that `FormCheck.warnings` returns. The list is empty if there is no tokenizer."""
+    """The warnings that `FormCheck.warnings` returns; empty if there is no tokenizer."""
     split: Split | None = None
     """The exact split, or None if the conversations are not encoded yet."""
     estimate: Estimate | None = None

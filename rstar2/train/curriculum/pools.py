@@ -1,7 +1,7 @@
 """A curriculum that uses all problems equally often, but lets problems that are always solved rest for some steps.
 
-Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. In this curriculum, a problem
-returns after its rest, because the policy may have forgotten how to solve it.
+Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. In rstar2, a problem returns after
+its rest, because the policy may have forgotten how to solve it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ posterior of each problem's pass rate.
 
 The source is MoPPS, arXiv 2507.04632. MoPPS draws each problem's pass rate from a posterior with temporal discounting
 (`rstar2.train.outcomes.Problems.belief`), and takes the problems whose drawn pass rate is nearest to a target. MoPPS
-calls this Thompson sampling with Top-B. If p is the pass rate, a group of n rollouts has both correct and wrong
-rollouts with probability 1 - p^n - (1 - p)^n. For every n, this probability falls as p moves away from 1/2, so the same
-problems are best for every n.
+calls its method Thompson sampling with Top-B. If p is the pass rate, a group of n rollouts has both correct and wrong
+rollouts with probability 1 - p^n - (1 - p)^n. For every group size n, the probability that a group has both correct and
+wrong rollouts falls as p moves away from 1/2, so the same problems are best for every n.
 
 Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
 random. In a similar way, GRESO (arXiv 2506.02177) explores problems that give no gradient.
@@ -42,9 +42,10 @@ def choose(
         rng: the source of randomness.
         target: The target pass rate. A group is most likely to have both correct and wrong rollouts if the target is
             0.5.
-        unseen: As long as some problems have never been used, this share of a step's problems is chosen from them. With
-            a share of 1, no problem is used twice before every problem has been used once.
-        explore: The expected share of the remaining problems that is drawn at random, whatever their pass rate.
+        unseen: The share of a step's problems that is chosen from problems that have never been used, as long as there
+            are any. With a share of 1, no problem is used twice before every problem has been used once.
+        explore: When the unseen problems have been chosen, this is the expected share of a step's remaining problems
+            that is drawn at random, whatever their pass rate.
         discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 
     Returns:

@@ -12,8 +12,9 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""The user is warned if an engine gets more than this many times the number of full-length rollouts that fit into its
-KV cache. The limit is above 1, because a growing rollout has a quarter of its full length on average."""
+"""Upper limit for the number of rollouts that an engine gets at the same time, divided by the number of full-length
+rollouts that fit into the engine's KV cache. Above the limit, the user is warned. The limit is above 1, because a
+growing rollout has a quarter of its full length on average."""
 
 SHORT_S = 60.0
 """A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
@@ -115,7 +116,8 @@ def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
 def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | None = None) -> Iterator[str]:
     """Yields warnings if the trainer or the engine does not fit into memory.
 
-    On a GPU, the trainer and the engine each need memory only while they work. On a CPU, both need memory all the time.
+    On a GPU, the trainer and the engine each need memory only while they work. On a CPU, the trainer and the engine
+    need memory all the time.
     """
     if memory.capacity is None:
         together = memory.update_total + memory.engine_weights + memory.engine_workspace + memory.kv_cache

@@ -31,8 +31,8 @@ class SilentParts:
     `rstar2.train.launch.SignsOfLife`)."""
 
     start: float
-    """Seconds from the start of the trainer until its weights are loaded. This time is Ray's limit for starting a
-    process, plus the time for reading a model or checkpoint."""
+    """Seconds from the start of the trainer until its weights are loaded: Ray's limit for starting a process, plus the
+    time for reading a model or checkpoint."""
     rollout: float
     """Seconds that one rollout of full length takes if one of its calls waits `judge.wait_s` for the judge."""
     micro_batch: float

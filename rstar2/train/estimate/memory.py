@@ -2,7 +2,7 @@
 
 The trainer uses VERL's FSDP2. Weights, gradients and AdamW's moments are in fp32, sharded over all ranks, and the
 trainer computes in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU all values are in
-fp32, and stay in memory in both parts of a step.
+fp32, and stay in memory both while engines generate and while the trainer updates.
 
 The bytes of activations were counted: they are the bytes of the tensors that PyTorch saves for the backward pass of
 Qwen3 and Qwen2. tests/train/estimate/test_memory.py counts these bytes again. The memory for FSDP's gathered layers and
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
-"""Number of bytes of a parameter in the trainer. A gradient of a parameter has the same number of bytes."""
+"""Number of bytes of a parameter in the trainer. A parameter's gradient has the same number of bytes as the
+parameter."""
 MOMENTS = 8
 """Number of bytes of AdamW's two moments for one parameter."""
 ASLEEP = int(2.5 * GIB)
@@ -47,8 +48,8 @@ KV_BLOCK = 16
 
 
 class Devices(Protocol):
-    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has these properties for a
-    run."""
+    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has all of the needed
+    properties."""
 
     @property
     def device(self) -> str:
@@ -77,7 +78,7 @@ class Update:
     """The rollouts that a step of an RL stage is expected to train on."""
 
     rollouts: int
-    """Number of rollouts on all GPUs."""
+    """Number of rollouts that the step trains on, over all GPUs."""
     mean_tokens: float
     """Mean number of tokens of a rollout, including its prompt."""
 
@@ -112,7 +113,7 @@ class Memory:
     """The peak memory of the activations with a full micro-batch, either of the update or of log-probabilities,
     whichever is larger. On a CPU, the peak includes free blocks between the activations."""
     gathered: int
-    """Weights and gradients of the layers that are being computed, gathered from all ranks."""
+    """The memory of the weights and gradients, gathered from all ranks, of the layers that are being computed."""
     process: int
     """On a CPU, the bytes of a process's libraries, and of the weights that are sent to the engine."""
     update_total: int

@@ -55,8 +55,8 @@ class StageEstimate:
     disk: Disk
     checkpoint: Saving
     longest_silence: SilentParts
-    """The longest periods, in seconds, in which the stage gives no sign of life. These periods are compared with
-    `hardware.hung_after_s`."""
+    """The longest periods, in seconds, in which the stage gives no sign of life. `hardware.hung_after_s` should be
+    longer than each period."""
     hours: float
     filter_hours: float
     """Number of hours that sampling the training problems before the stage takes; 0 if the stage uses all problems."""

@@ -1,9 +1,9 @@
 """Estimates of a stage's work: rollouts, tokens, tool calls and seconds of a step, the judge's cores, and disk space.
 
-If the user states rates in tokens per second, the seconds are calculated from these rates. Otherwise, the seconds are
-calculated from the GPU's published speed, multiplied by the share of this speed that is assumed to be reached. The
-shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week that the paper's run
-took.
+If the user states rates in tokens per second, the seconds are calculated from the stated rates. If the user states no
+rates, the seconds are calculated from the GPU's published speed, multiplied by the share of this speed that is assumed
+to be reached. The shares were chosen so that the estimate for the paper's run (14B, 64 MI300X, 510 steps) is the week
+that the paper's run took.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Assumptions:
     run."""
 
     mean_tokens: float | None = None
-    """Mean number of tokens of a rollout after its prompt. If None, the number is calculated with
+    """Mean number of tokens of a rollout after its prompt. If the number is None, it is calculated with
     `mean_token_share`."""
     tokens_of_largest_step: float | None = None
-    """Mean number of tokens of a rollout in the step that trains on the most tokens. This step needs the most memory.
-    If None, the mean is the same as in other steps."""
+    """Mean number of tokens of a rollout in the step that trains on the most tokens, and therefore needs the most
+    memory. If the mean is None, it is the same as in other steps."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
     """The share of groups that give a gradient, and are therefore trained on. If the recipe replaces groups without a
@@ -48,11 +48,11 @@ class Assumptions:
     made_share: float = 1.0
     """If groups are rolled out in rounds, the share of a full group's rollouts that are made. The maximum is 1."""
     failed_calls_per_rollout: float | None = None
-    """Mean number of failed calls per rollout, from which the number of recoveries (`recover`) follows. If None, a step
-    has as many recoveries as the recipe allows."""
+    """Mean number of failed calls per rollout, from which the number of recoveries (`recover`) follows. If the mean is
+    None, a step has as many recoveries as the recipe allows."""
     recovery_tokens: float | None = None
-    """Mean number of tokens of a recovery after the turns with which it begins. If None, a recovery has half the tokens
-    of an average rollout, as if failed calls were in the middle of a rollout."""
+    """Mean number of tokens of a recovery after the turns with which it begins. If the mean is None, a recovery has
+    half the tokens of an average rollout, as if failed calls were in the middle of a rollout."""
     program_s: float = 0.3
     """Number of seconds for which a tool call uses one core. The default is the paper's mean time from a call to its
     answer."""
@@ -60,7 +60,8 @@ class Assumptions:
     """A rollout's mean length as a share of its token budget. In the paper, the mean length is 4K of 8K tokens at the
     end of stage 1, and 8K of 12K tokens at the end of stage 3."""
     problems: int = 42_000
-    """Number of training problems, for the filter before stage 3. The default is the paper's number of problems."""
+    """Number of training problems that the filter before a stage samples. The default is the paper's number of
+    problems."""
     peak_of_calls: float = 2.0
     """The peak number of calls per second, as a multiple of the mean number."""
     memory_speed_share: float = 0.4
@@ -68,8 +69,8 @@ class Assumptions:
     compute_share: float = 0.2
     """The share of a GPU's operations per second that is reached in the update."""
     busy_share: float = 0.5
-    """The share of the rollouts' time in which the engines are full. After this time, only the longest rollouts still
-    run."""
+    """The share of the rollouts' time in which the engines are full. In the remaining time, only the longest rollouts
+    still run."""
     disk_bytes_per_s: float = 1e9
     """Number of bytes per second that all ranks together write to or read from the run's folder."""
     between_steps_s: float = 20.0
@@ -147,7 +148,8 @@ of this limit."""
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second of one GPU that the user states. A rate of None is calculated from the GPU's speed.
+    """The rates, in tokens per second of one GPU, that the user states. A rate of None is calculated from the GPU's
+    speed.
 
     Raises:
         UserError: a rate is not above 0, or is above `MOST_TPS`.
@@ -171,7 +173,8 @@ class Step:
 
     rollouts: int
     """Number of rollouts, including the rollouts of replaced groups, but without `recoveries`. If `groups.round` is
-    set, the number is the maximum, unless another run shows which share of these rollouts is made in rounds."""
+    set, the number is the maximum, unless another run shows which share of a full group's rollouts is made in
+    rounds."""
     recoveries: int
     """Number of recoveries (`recover`). The number of recoveries is the maximum, unless another run shows how many
     calls fail."""

@@ -1,4 +1,5 @@
-"""The filter before a stage: it leaves out the training problems that the policy solves every time before the stage.
+"""The filter before a stage: it leaves out the training problems that the policy from which the stage starts always
+solves.
 
 ```
 problems × samples ─→ rstar2.eval.run, on every engine (engines) ─→ verdicts.jsonl (rstar2.eval.verdicts)

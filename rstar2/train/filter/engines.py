@@ -1,5 +1,5 @@
-"""Starts the engines of the filter. On a CPU, the engines run in this process. On GPUs, the engines are vLLM servers,
-which use all GPUs.
+"""Starts the engines of the filter. On a CPU, the engines run in the process of the filter. On GPUs, the engines are
+vLLM servers, which use all GPUs.
 
 The servers are started through Ray, on the cluster at RAY_ADDRESS or on this machine.
 """

@@ -1,5 +1,4 @@
-"""The progress of the filter before a stage, from the files in the filter's folder. `rstar2 watch` polls these
-files."""
+"""The progress of the filter before a stage, from the files in the filter's folder, which `rstar2 watch` polls."""
 
 from __future__ import annotations
 

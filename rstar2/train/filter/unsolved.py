@@ -235,7 +235,7 @@ class PolicyMethod(AgentMethod):
 def filter_part(
     problems: list[Problem], out: Path, method: PolicyMethod, identity: Mapping[str, Any], keep_traces: bool
 ) -> Part:
-    """Returns the filter's part of a run of `rstar2.eval.run`.
+    """Returns the description from which `rstar2.eval.run` samples the problems of the filter.
 
     The verdicts of all samples are saved, including errors. If `keep_traces` is True, traces are saved too.
     """

@@ -1,8 +1,8 @@
 """Alarms: signs in a stage's metrics that training begins to collapse, or that rollouts are missing.
 
-The paper's authors could not train beyond their last step: training then collapsed, whatever they changed (arXiv
-2508.20722). An early warning is therefore useful. The paper gives no thresholds for alarms, so the thresholds here are
-our own. docs/results/alarms.md says how many collapses of short runs each alarm predicted
+The paper's authors could not train beyond their last step: after this step training collapsed, whatever they changed
+(arXiv 2508.20722), so an early warning of a collapse is useful. The paper gives no thresholds for alarms, so the
+thresholds are rstar2's own. docs/results/alarms.md says how many collapses of short runs each alarm predicted
 (`benchmarks/train/alarms.py`).
 """
 
@@ -33,8 +33,8 @@ _FINITE_METRICS = {
     "rstar2/reward": "reward",
     "actor/grad_norm": "gradient",
 }
-"""The metrics that raise an alarm if they are NaN or infinite. The value is the word for the metric in the alarm's
-name."""
+"""The metrics that raise an alarm if they are NaN or infinite. Each metric is mapped to the word that stands for the
+metric in the alarm's name."""
 
 
 class AlarmSettings(Strict):
@@ -47,11 +47,11 @@ class AlarmSettings(Strict):
     means over the first `window` steps of the stage."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
     """Report an alarm if entropy has fallen by more than this share since the stage's first window. A value of 0.7
-    means: entropy is below 30 % of its first value. At such a low entropy the policy writes almost the same text in
-    every rollout."""
+    means: entropy is below 30 % of its first value. Below 30 % of the first entropy, the policy writes almost the same
+    text in every rollout."""
     entropy_rise: float = Field(2.0, gt=0)
     """Report an alarm if entropy has risen by more than this share since the stage's first window. A value of 2 means:
-    entropy is above 3 times its first value. At such a high entropy the policy writes noise."""
+    entropy is above 3 times its first value. Above 3 times the first entropy, the policy writes noise."""
     length_change: float = Field(2.0, gt=1)
     """Report an alarm if the mean length of rollouts has grown or shrunk by this factor within `length_over` steps."""
     length_over: int = Field(20, ge=1)
@@ -247,8 +247,8 @@ def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Al
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:
     """Returns the mean of a metric's finite values over the `window` steps before index `end`.
 
-    Returns None if no value is finite, if there are fewer than `window` steps before `end`, or if one of these steps
-    lacks the metric.
+    Returns None if no value is finite, if there are fewer than `window` steps before `end`, or if one of the `window`
+    steps lacks the metric.
     """
     values = [step[name] for step in steps[max(0, end - window) : end] if name in step]
     numbers = [value for value in values if math.isfinite(value)]

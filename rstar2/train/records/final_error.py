@@ -1,7 +1,8 @@
 """The final error: a file in a stage's folder that any process of the trainer can write to end training at once.
 
 Rollouts run in VERL's processes, where an exception does not end training, but only makes one rollout fail.
-`rstar2.train.launch` checks for this file while the trainer runs, and stops the trainer if the file exists.
+`rstar2.train.launch` checks for the file with the final error while the trainer runs, and stops the trainer if the file
+exists.
 """
 
 from __future__ import annotations

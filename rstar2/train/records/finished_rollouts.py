@@ -112,8 +112,9 @@ class RolloutStore:
     """Saves the rollouts of one of VERL's workers, and returns rollouts that earlier starts of the trainer finished.
 
     One process chooses the folder of a step for all workers, with `folder_or_none`. If each worker looked up the last
-    checkpoint itself, a worker could see an outdated state of a network file system, and save no rollouts. The rule for
-    reuse would then not know which rollouts of this worker have not ended.
+    checkpoint itself, a worker could see an outdated state of a network file system, and save no rollouts. If a worker
+    saved no rollouts, nobody would know which of the worker's rollouts have not ended, and the rule for reuse could not
+    be applied.
     """
 
     def __init__(self) -> None:
@@ -231,7 +232,7 @@ def prepare(stage: Path, model: str) -> int:
 
 
 def remove_up_to(stage: Path, step: int) -> None:
-    """Removes the saved rollouts of all steps up to `step`. A checkpoint makes these rollouts unnecessary."""
+    """Removes the saved rollouts of all steps up to `step`, which a checkpoint has made unnecessary."""
     for folder in (stage / FOLDER).glob("step-*"):
         if int(folder.name.split("-")[1]) <= step:
             shutil.rmtree(folder, ignore_errors=True)
@@ -297,8 +298,8 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
 
 
 def _gather(folder: Path) -> int:
-    """Moves the reusable rollouts of a step into one file, and returns their number. The workers' files are then
-    removed."""
+    """Moves the reusable rollouts of a step into one file, removes the workers' files, and returns the number of
+    reusable rollouts."""
     begun: dict[Key, float] = {}
     failed: set[Key] = set()
     finished: dict[Key, tuple[Path, _Record]] = {}

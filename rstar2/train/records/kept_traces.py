@@ -29,7 +29,7 @@ from rstar2.train.group import Rollout
 
 
 def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
-    """Whether a rollout's trace is sent to the sampler, which may then save it.
+    """Whether a rollout's trace is sent to the sampler, which may save the trace.
 
     A trace is sent with probability `share`, and always if the rollout lost a call or the grader could not decide its
     answer. If `share` is 0, no trace is sent.

@@ -1,5 +1,5 @@
 """Stores on disk how many rollouts of each problem were correct at each step of a stage. The stage's curriculum and the
-next stage use these outcomes.
+next stage use the stored counts.
 
 ```
 STAGE/outcomes.jsonl
@@ -129,7 +129,7 @@ class OutcomeRecorder:
 
         Raises:
             OSError: the file of outcomes cannot be written. Training cannot continue without the outcomes, because a
-                resumed run would then choose other problems.
+                resumed run without the outcomes would choose other problems.
         """
         counts = counted(rollouts)
         self._reader.read()

@@ -1,8 +1,8 @@
 """The table of a run's steps, `steps.csv`: the metrics of VERL and of our sampler, under plain names.
 
 Each start of the trainer writes all of VERL's metrics to a file such as `stage1/metrics-1.jsonl`. After each step,
-`steps.csv` in the run's folder is made from these files, with one row per step over all stages. VERL writes null for a
-value that is NaN or infinite, and `steps.csv` has NaN in place of null.
+`steps.csv` in the run's folder is made from the files of all starts, with one row per step over all stages. VERL writes
+null for a value that is NaN or infinite, and `steps.csv` has NaN in place of null.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _waiting(step: Metrics) -> float:
 
 def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
     """Returns the accuracy on held-out problems: the mean of the accuracies on each source of problems. Returns None if
-    held-out problems were not evaluated at this step."""
+    held-out problems were not evaluated at the step."""
     accuracies = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
@@ -372,7 +372,7 @@ class Step:
     """The step's number within its stage, from 1."""
     values: dict[str, float | None]
     """For the name of each column in `COLUMNS`, the step's value. A value that was not measured is None. A value that
-    was measured as NaN or infinite is NaN."""
+    is infinite or not a number is NaN."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:

@@ -23,8 +23,8 @@ class Timing:
     except `judge_s`, which is a part of `rollout_s`."""
 
     wall_s: float = 0.0
-    """Seconds from the start of the phase or run until this record was saved. The time between the end of one start and
-    the next start does not count."""
+    """Seconds from the start of the phase or run until this record was saved. If the run is resumed, the time between
+    its interruption and its resumption is not counted."""
     start_up_s: float = 0.0
     """Seconds for starting the judge, and for starting every trainer, up to its first step: loading Python and VERL,
     starting Ray and the actors, and loading the model. SFT does not report how long a step takes, so the first step of
@@ -32,12 +32,12 @@ class Timing:
     rollout_s: float = 0.0
     """Seconds from the start of each step until all its rollouts are generated, graded and selected (VERL's `gen`)."""
     judge_s: float = 0.0
-    """The part of `rollout_s` in which an average rollout waits for its tool calls. For each step, this part is
+    """The part of `rollout_s` in which an average rollout waits for its tool calls. For each step, the waiting time is
     rollout_s × (seconds of all calls) / (seconds of all rollouts)."""
     update_s: float = 0.0
-    """Seconds for the rest of each step, without checkpoints: log-probabilities, advantages, the optimizer, and sending
-    the weights to the rollout engines. In SFT, `update_s` is the time from the end of the first step to the end of the
-    last step."""
+    """Seconds of each step after its rollouts, without checkpoints: log-probabilities, advantages, the optimizer, and
+    sending the weights to the rollout engines. In SFT, `update_s` is the time from the end of the first step to the end
+    of the last step."""
     checkpoint_s: float = 0.0
     evaluation_s: float = 0.0
     """Seconds for sampling rollouts of held-out problems. If a stage leaves out solved problems, the seconds for

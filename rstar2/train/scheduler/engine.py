@@ -13,9 +13,10 @@ from rstar2.train.scheduler.metrics import Reading
 BLOCK = 16
 """Number of tokens per block of vLLM's KV cache. A session takes up only whole blocks."""
 _FRESH_S = 30.0
-"""Readings that are older than this many seconds are ignored."""
+"""An engine's report about its KV cache is ignored if it is older than this many seconds."""
 _FULL_SHARE = 0.9
-"""An engine gets no further session if more than this share of its KV cache would then be in use."""
+"""An engine gets no further session if, with the further session, more than this share of the engine's KV cache would
+be in use."""
 _DISTRUST_S = 600.0
 """For this many seconds after an engine has preempted a request, each of its sessions is assumed to reach its maximum
 length."""
@@ -71,11 +72,12 @@ class EngineState:
 
     name: str
     capacity: int | None
-    """Number of tokens that the engine's KV cache can hold. If None, the capacity is unknown, and only `in_flight`
-    limits the number of sessions."""
+    """Number of tokens that the engine's KV cache can hold. If the number is None, the capacity is unknown, and only
+    `in_flight` limits the number of sessions."""
     in_flight: int
     """Maximum number of sessions that the engine works on at the same time. If the capacity of the KV cache is unknown,
-    sessions that the engine is not working on count too."""
+    this is also the maximum number of sessions on the engine, including the sessions that the engine is not working
+    on."""
     safety: float
     """Size of the reserve that is kept free in the KV cache, in standard deviations of the number of tokens that the
     sessions need."""

@@ -29,7 +29,7 @@ class LengthModel:
     """Predicts lengths from a sample of the last rollouts. A length is a share of the rollout's maximum length.
 
     The rollouts that end first are short, so they are not a fair sample. Rollouts are therefore added to the sample in
-    the order in which they started. No rollout is added if the share of running rollouts in the sample would then be
+    the order in which they started. No rollout is added that would raise the share of running rollouts in the sample
     above `_UNENDED`. A rollout in the sample that is still running is assumed to reach its maximum length.
 
     Args:
@@ -41,7 +41,8 @@ class LengthModel:
         self._first = 0
         """The number of the oldest rollout in `_ends`."""
         self._ends: deque[int | None] = deque()
-        """For each rollout, in the order of their starts, the bin of its length. None if the rollout has not ended."""
+        """For each rollout, in the order of their starts, the bin of the rollout's length, or None if the rollout has
+        not ended."""
         self._counted = 0
         """Number of rollouts in the sample. The sample is the first part of `_ends`."""
         self._counts = np.zeros(BINS)

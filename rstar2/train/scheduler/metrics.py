@@ -16,7 +16,8 @@ class Reading:
     capacity: int | None
     """Number of tokens that the KV cache can hold, or None if the engine does not report this number."""
     used_share: float
-    """The share of the KV cache that running requests use. Blocks that are only cached for later turns do not count."""
+    """The share of the KV cache that running requests use. Blocks that are only cached for later turns are not counted
+    as used."""
     running: int
     """Number of requests that the engine is running."""
     waiting: int

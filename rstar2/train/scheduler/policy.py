@@ -14,7 +14,8 @@ from rstar2.train.scheduler.metrics import Reading
 
 MIN_RATIO, MIN_EXTRA = 2, 4
 """A session moves if its engine has at least `MIN_RATIO` times as many sessions as the emptiest engine, plus
-`MIN_EXTRA`. Decoding on the emptiest engine is then so much faster that it pays to prefill the session again there."""
+`MIN_EXTRA`. On the emptiest engine, decoding is so much faster than on an engine with that many sessions that it pays
+to prefill the session's tokens again."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class SchedulerSettings:
     """Size of the reserve that is kept free in an engine's KV cache, in standard deviations of the number of tokens
     that the engine's sessions need."""
     window: int = WINDOW
-    """Number of rollouts from which lengths are predicted. If 0, every rollout is assumed to reach its maximum length.
+    """Number of rollouts from which lengths are predicted. If the number is 0, every rollout is assumed to reach its
+    maximum length.
     """
 
 

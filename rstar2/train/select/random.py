@@ -1,7 +1,7 @@
 """A selection that draws rollouts at random, whatever their rewards and failures.
 
-Source: plain GRPO (arXiv 2402.03300), which trains on all rollouts that it samples. This selection also keeps all
-rollouts if `rollout.rollouts` equals `groups.keep`.
+Source: plain GRPO (arXiv 2402.03300), which trains on all rollouts that it samples. The selection `random` also keeps
+all rollouts if `rollout.rollouts` equals `groups.keep`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Resampling on Correct (RoC) as in the authors' released code. The released code ranks rollouts, whereas the paper
 draws rollouts at random.
 
-Source: github.com/microsoft/rStar, the down-sampling of its RL script.
+Source: github.com/microsoft/rStar, the down-sampling in the RL script.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def select(
     """Chooses the correct rollouts with the lowest p_total, and the first wrong rollouts of the group.
 
     The G chosen rollouts have the same shares of correct and of wrong rollouts as the group. The numbers of correct and
-    of wrong rollouts are rounded, and a number below its minimum is raised to the minimum. If the two numbers of
-    rollouts do not add up to G, the G rollouts with the lowest p_total are chosen, whatever their reward. The choice is
-    not random. The settings have the same names as in the released code.
+    of wrong rollouts are rounded, and a number below its minimum is raised to the minimum. If the numbers of correct
+    and of wrong rollouts do not add up to G, the G rollouts with the lowest p_total are chosen, whatever their reward.
+    The choice is not random. The settings have the same names as in the released code.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.
@@ -70,8 +70,8 @@ def penalty(rollout: Rollout, roc_error_ratio: bool = True, roc_answer_format: b
     """Returns p_total, in [0, 2], as the released code calculates it.
 
     The released code calculates p_total from a rollout's text. The released code counts tool outputs in place of calls.
-    In the text, a turn begins with `<|im_start|>assistant` and ends with `<|im_end|>`. The first turn of a rollout does
-    not count, because the turn's header is in the prompt. A turn that the token budget cut off does not count either.
+    In the text, a turn begins with `<|im_start|>assistant` and ends with `<|im_end|>`. The first turn of a rollout is
+    not counted, because the turn's header is in the prompt. A turn that the token budget cut off is not counted.
     """
     p_err = share_of_failed(rollout.error_replies, rollout.replies)
     p_format = surplus_blocks(rollout.closed_blocks, rollout.later_turns_ended)

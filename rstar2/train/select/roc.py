@@ -14,7 +14,7 @@ from pydantic import Field
 from rstar2.train.group import Group, Rollout
 
 NO_CALL_PENALTY = 0.5
-"""The value of p_err for a rollout without a tool call."""
+"""The value that p_err (the share of failed calls) has for a rollout without a tool call."""
 
 
 def select(
@@ -29,8 +29,8 @@ def select(
     rollout in the draw is 1 / p_total.
 
     Wrong rollouts are drawn uniformly, so that every way of failing remains in the batch. If N is not 2 G, there may be
-    too few correct rollouts to reach G. More wrong rollouts are then drawn, and more correct rollouts if there are too
-    few wrong rollouts.
+    too few correct rollouts to reach G. If there are too few correct rollouts, more wrong rollouts are drawn. If there
+    are too few wrong rollouts, more correct rollouts are drawn.
 
     Args:
         group: the N rollouts of a problem; G is `group.keep`.

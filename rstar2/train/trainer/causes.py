@@ -101,7 +101,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "Ray's processes did not start in time, for example because the disk is slow: raise hardware.worker_start_s.",
     ),
 )
-"""Patterns of root causes with their remedies. If a log matches several patterns, the first matching pattern of this
+"""Patterns of root causes with their remedies. If a log matches several patterns, the first matching pattern of the
 list gives the cause."""
 
 

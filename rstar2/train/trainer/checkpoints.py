@@ -28,8 +28,8 @@ from rstar2.files import write_text
 
 POINTER = "latest_checkpointed_iteration.txt"
 BEFORE = "global_step_0"
-"""The folder of the checkpoint from which a stage starts, if it starts from one. VERL counts the stage's own steps from
-1."""
+"""If a stage starts from the checkpoint of an earlier stage, the folder of this checkpoint. VERL counts the stage's own
+steps from 1."""
 _PARTS = ("model", "optim", "extra_state")
 
 
@@ -60,8 +60,7 @@ def actor_of(checkpoint: Path) -> Path:
 def fault(checkpoint: Path) -> str | None:
     """Returns text that says what is wrong with a checkpoint, or None if the checkpoint is complete.
 
-    Only the index at the end of each file is checked, because a truncated file has no index. The rest of the file is
-    not read.
+    Of each file, only the index at the end is read, because a truncated file has no index.
     """
     actor = actor_of(checkpoint)
     try:
@@ -135,8 +134,7 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
 
 
 def finished_steps(checkpoints: Path) -> list[int]:
-    """Returns, in order, the steps that have a finished checkpoint. The list is empty if the pointer file is
-    incomplete."""
+    """Returns, in order, the steps that have a finished checkpoint, or no steps if the pointer file is incomplete."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
@@ -160,7 +158,7 @@ def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
     Args:
         checkpoints: the folder of all checkpoints.
         keep: how many of the last checkpoints are not removed.
-        spared: steps whose checkpoints are not removed either.
+        spared: further steps whose checkpoints are not removed.
     """
     for step in finished_steps(checkpoints)[:-keep]:
         if step not in spared:

@@ -23,7 +23,7 @@ _REMEDY = "Free disk space, or keep fewer checkpoints (checkpoint.keep)"
 
 
 def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None:
-    """Returns an error if a checkpoint does not fit on the disk, or None if it fits.
+    """Returns an error if a checkpoint does not fit on the disk, or None if the checkpoint fits.
 
     Args:
         checkpoint: the checkpoint's folder. Files that an earlier start wrote to this folder will be replaced, so the
@@ -60,8 +60,8 @@ def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) 
 
     Args:
         checkpoints: the folder of all checkpoints.
-        removed_first: folders that VERL removes before it writes the next checkpoint. The space of these folders counts
-            as free.
+        removed_first: folders that VERL removes before it writes the next checkpoint, so the space of these folders
+            counts as free.
     """
     shortage = _shortage(checkpoints, removed_first)
     return shortage and f"{shortage}: training will end before it is written. {_REMEDY}"
@@ -86,7 +86,8 @@ def free_bytes(path: Path) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the number of bytes that the files in a folder take up on the disk. The targets of links do not count."""
+    """Returns the number of bytes that the files in a folder take up on the disk. The targets of links are not
+    counted."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

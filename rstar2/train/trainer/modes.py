@@ -16,8 +16,8 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """Settings of the asynchronous modes, in which rollouts start before the step that trains on them. In mode sync
-    these settings have no effect."""
+    """Settings of the asynchronous modes, in which rollouts start before the step that trains on them. In mode sync,
+    the settings of `AsyncSettings` have no effect."""
 
     batches_ahead: float = Field(1.0, gt=0)
     """Number of problems whose rollouts start before the step that will train on them, in multiples of
@@ -30,13 +30,13 @@ class AsyncSettings(Strict):
     left out, and another problem is used in place of this problem. wait: a step waits until these rollouts are
     finished, so that the rollouts do not become too old."""
     rollout_nodes: int = Field(1, ge=1)
-    """Number of machines that only generate rollouts, in addition to `hardware.nodes`. Each of these machines has
+    """Number of machines that only generate rollouts, in addition to `hardware.nodes`. Each additional machine has
     `hardware.gpus_per_node` GPUs. The key has an effect only in mode separate_async."""
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
-    """Returns text that says why a mode cannot work or why it would waste every step. The text is empty if the mode
-    works.
+    """Returns text that says why a mode cannot work or why the mode would waste every step, or an empty text if the
+    mode works.
 
     Args:
         device: `hardware.device` of the recipe.

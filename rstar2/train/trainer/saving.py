@@ -63,5 +63,5 @@ class SaveTiming:
         return AtStepEnd(stop or time.monotonic() - self._saved_at >= self._every_s, stop)
 
     def saved(self) -> None:
-        """Records that a checkpoint was saved now."""
+        """Records that a checkpoint has just been saved."""
         self._saved_at = time.monotonic()

@@ -146,8 +146,8 @@ def check_trackers(
 
 
 def _installed(module: str) -> bool:
-    """Whether a package is installed. A folder with the package's name, such as W&B's output folder `./wandb`, does not
-    count."""
+    """Whether a package is installed. A folder with the package's name, such as W&B's output folder `./wandb`, is not
+    taken for the package."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 

@@ -1,5 +1,5 @@
-"""Limits in VERL and vLLM, and checks for recipes that exceed them. Without these checks, VERL or vLLM would fail much
-later.
+"""Limits in VERL and vLLM, and checks that a recipe does not exceed the limits. If a recipe exceeded a limit unchecked,
+VERL or vLLM would fail much later.
 
 The numbers are the limits of VERL 0.9.1. A test checks that the numbers are the same as in VERL.
 """
@@ -20,8 +20,8 @@ _QUEUED = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
-    """Returns text that says why vLLM would not start with the recipe's `hardware.sequences_in_flight`. The text is
-    empty if vLLM would start.
+    """Returns text that says why vLLM would not start with the recipe's `hardware.sequences_in_flight`, or an empty
+    text if vLLM would start.
 
     Args:
         sequences_in_flight: the recipe's `hardware.sequences_in_flight`.
@@ -37,7 +37,7 @@ def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
 
 
 def queue_fault(prompts: int, rollouts: int, batches: float, verl: Mapping[str, Any]) -> str:
-    """Returns text that says why VERL's queue would overflow in a step. The text is empty if the queue would not
+    """Returns text that says why VERL's queue would overflow in a step, or an empty text if the queue would not
     overflow.
 
     Args:

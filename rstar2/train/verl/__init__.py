@@ -1,6 +1,7 @@
-"""The only folder that imports VERL or Ray. The package extends VERL 0.9.1 through hooks, and copies no code of VERL.
+"""The only package of rstar2 that imports VERL or Ray. The package extends VERL 0.9.1 through hooks, and copies no code
+of VERL.
 
-- `plugin`: makes VERL train on a CPU. The variable VERL_USE_EXTERNAL_MODULES makes every VERL process load this module.
+- `plugin`: makes VERL train on a CPU. The variable VERL_USE_EXTERNAL_MODULES makes every VERL process load `plugin`.
 - `torch_kernels`: replaces flash-attn with PyTorch if `hardware.attention` is "torch". The module is loaded in the same
   way as `plugin`.
 - `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.

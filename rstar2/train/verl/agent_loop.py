@@ -54,7 +54,7 @@ def _grader() -> GraderPool:
 
 
 END_S = 5.0
-"""When training ends, it stops all its processes within this many seconds."""
+"""At the end of training, all processes of the trainer are stopped within this many seconds."""
 _ENGINE_ATTEMPTS = 3
 """Maximum number of engines that are tried for one turn if engines die while they generate the turn."""
 log = logging.getLogger(__name__)

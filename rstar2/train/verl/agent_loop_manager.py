@@ -223,7 +223,7 @@ class Beginnings:
         self._traces[str(row["uid"])].append((trace, replay))
 
     def ended(self, row: Mapping[str, Any]) -> list[tuple[Beginning, bool]]:
-        """Records that a rollout of a group has ended, or that its group did not need it.
+        """Records that a rollout has ended, or that the rollout's group did not need the rollout.
 
         Returns:
             If the rollout was the last of its group, the beginnings that were drawn for recoveries, each with the value

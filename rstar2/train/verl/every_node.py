@@ -24,7 +24,8 @@ PLACEMENT_S = 600.0
 """Maximum number of seconds to wait until the cluster has free GPUs."""
 REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
 """Ray's environment variable for the number of seconds that a process may take to start. The variable's value comes
-from `hardware.worker_start_s`. An actor of this module may take one minute longer to start."""
+from `hardware.worker_start_s`. An actor of this module may take one minute longer than this number of seconds to
+start."""
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 

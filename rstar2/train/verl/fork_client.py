@@ -76,7 +76,7 @@ def _wait(server: socket.socket, child: int) -> int:
     """Waits for the forked child, and returns the child's wait status.
 
     If the parent of this process ends, this process ends too, and the server then kills the child. Without the fork
-    server, the child itself would end with this parent.
+    server, the child itself would end with the parent of this process.
     """
     parent = os.getppid()
     while True:

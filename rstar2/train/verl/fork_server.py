@@ -6,7 +6,7 @@ libraries in every stage, and each import takes several seconds of processor tim
 once, and shares their memory with the server.
 
 The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is the server's
-client. If the server is missing or does not respond, the same commands run in new interpreters.
+client. If the server is missing or does not respond, the commands of the trainer's processes run in new interpreters.
 
     python -m rstar2.train.verl.fork_server LISTENER LOG
 
@@ -62,11 +62,12 @@ FIXED_AT_IMPORT = {
     # pyarrow's usual allocator starts a thread, and threads do not survive a fork.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""Environment variables that libraries read when they are imported. A change of these variables in a forked process
-would have no effect.
+"""Environment variables that libraries read when they are imported, so that a change of the variables in a forked
+process would have no effect.
 
-RAY_RAYLET_PID is also set, to the process id of the fork server. A worker of Ray ends when the process with the id in
-RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client` ends with Ray's raylet.
+In addition to these variables, RAY_RAYLET_PID is set to the process id of the fork server. A worker of Ray ends when
+the process with the id in RAY_RAYLET_PID ends. A forked worker therefore ends with the fork server, and `fork_client`
+ends with Ray's raylet.
 """
 REQUEST_S = 10.0
 """Maximum number of seconds for which the server waits for the next part of a client's request."""

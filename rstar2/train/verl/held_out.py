@@ -1,9 +1,9 @@
 """Measures the policy on held-out problems. Only the rollouts that have a verdict count.
 
-VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes these rollouts
-before VERL calculates its metrics, and counts the removed rollouts in `HeldOut`. If too many rollouts are removed, the
-step has no measurement. VERL has no hook with which rollouts can be left out of the measurement. When this module is
-imported, it therefore replaces two methods of VERL's trainer.
+VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes failed
+rollouts and rollouts that lost a tool call before VERL calculates its metrics, and counts the removed rollouts in
+`HeldOut`. If too many rollouts are removed, the step has no measurement. VERL has no hook with which rollouts can be
+left out of the measurement. When this module is imported, it therefore replaces two methods of VERL's trainer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HeldOut:
     def add(
         self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout], undecided: int = 0
     ) -> None:
-        """Adds the rollouts of some problems.
+        """Adds the given rollouts to the counts.
 
         Args:
             rollouts: number of all rollouts, including those without a verdict.
@@ -70,8 +70,8 @@ class HeldOut:
         }
 
     def fault(self, step: int, max_lost_share: float, max_failed_share: float) -> str:
-        """Returns text that says why the step has no measurement on held-out problems. The text is empty if the step
-        has a measurement."""
+        """Returns text that says why the step has no measurement on held-out problems, or an empty text if the step has
+        a measurement."""
         faults = []
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
@@ -98,9 +98,9 @@ def with_accuracy(
 ) -> dict[str, Any]:
     """Replaces the accuracies in VERL's metrics by one accuracy per source.
 
-    The share of correct rollouts is calculated for each problem. The accuracy of a source is the mean of these shares
-    over the source's problems. VERL itself divides the problems by their number of rollouts with a verdict, and
-    calculates an accuracy for each of these numbers.
+    The share of correct rollouts is calculated for each problem. The accuracy of a source is the mean of the shares of
+    correct rollouts over the source's problems. VERL itself groups the problems by their number of rollouts with a
+    verdict, and calculates one accuracy per group of problems.
 
     Args:
         metrics: the metrics on held-out problems that VERL has computed.

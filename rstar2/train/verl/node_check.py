@@ -24,8 +24,8 @@ PACKAGES = ("rstar2", "verl", "torch", "vllm", "transformers", "ray", "flash-att
 ALL_GPUS = dict.fromkeys(
     (f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")), "1"
 )
-"""With these variables, a Ray task that requests no GPU sees all GPUs of its node. Without these variables, Ray hides
-the GPUs from a task that requests no GPU."""
+"""Environment variables with which a Ray task that requests no GPU sees all GPUs of its node. Without the variables,
+Ray hides the GPUs from a task that requests no GPU."""
 
 
 def examine(
@@ -43,8 +43,8 @@ def examine(
 
     Args:
         name: the node's name.
-        marker: a file in the run's folder, which contains the file's own name. If None, the folder is not checked.
-        judge: URL and token of the judge. If None, the judge is not checked.
+        marker: a file in the run's folder, which contains the file's own name; None if the folder is not checked.
+        judge: URL and token of the judge; None if the judge is not checked.
         gpus: number of GPUs that must work.
         try_gpus: a program that prints a word for each GPU that works.
         gpus_s: maximum number of seconds that `try_gpus` may run.
@@ -81,7 +81,7 @@ def examine(
 
 
 def _version(package: str) -> str | None:
-    """Returns the version of an installed package, or None if it is not installed."""
+    """Returns the version of a package, or None if the package is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def _digest_of_rstar2() -> str | None:
 
 
 def _folder_fault(marker: Path) -> str:
-    """Returns why the run's folder cannot be read and written, or "" if it can."""
+    """Returns why the run's folder cannot be read and written, or "" if the folder can be read and written."""
     try:
         if marker.read_text(encoding="utf-8") != marker.name:
             raise OSError("another file is there")
@@ -113,7 +113,7 @@ def _folder_fault(marker: Path) -> str:
 
 
 def _gpu_fault(gpus: int, try_gpus: str, gpus_s: float) -> str:
-    """Returns why fewer than `gpus` GPUs work, or "" if they all work. For the arguments, see `examine`."""
+    """Returns why fewer than `gpus` GPUs work, or "" if at least `gpus` GPUs work. For the arguments, see `examine`."""
     try:
         tried = subprocess.run(
             [sys.executable, "-c", try_gpus], capture_output=True, text=True, timeout=gpus_s, check=False
@@ -135,7 +135,7 @@ def examine_all(request: dict[str, Any]) -> list[dict[str, Any]]:
 
     Args:
         request: has the keys `address`, `marker`, `judge`, `try_gpus`, `gpus_s`, and `limit_s`. `limit_s` is the
-            maximum number of seconds until all reports are there.
+            maximum number of seconds until all reports have arrived.
     """
     ray.init(address=request["address"], log_to_driver=False, logging_level="error")
     try:

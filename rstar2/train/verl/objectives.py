@@ -1,6 +1,6 @@
 """Advantages and losses that VERL does not have, or that VERL computes over the wrong rollouts.
 
-Importing this module registers these advantages and losses with VERL, under the names in
+Importing this module registers the module's advantages and losses with VERL, under the names in
 `rstar2.train.algorithms.REGISTERED`.
 """
 
@@ -39,9 +39,9 @@ def equal_problems(
 
     VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight. In
     this function, each advantage is multiplied by the mean number of tokens per problem, and divided by the number of
-    tokens of its own problem. With these advantages, the loss is first averaged over the tokens of each problem, and
-    then over the problems. The rest of the loss does not change, because the clipped loss is proportional to the
-    advantage.
+    tokens of its own problem. With the weighted advantages, the loss is first averaged over the tokens of each problem,
+    and then over the problems. Apart from the weighting, the loss stays the same, because the clipped loss is
+    proportional to the advantage.
 
     Args:
         token_level_rewards: rewards of shape (rollouts, tokens).
@@ -51,7 +51,7 @@ def equal_problems(
         config: VERL's settings of the algorithm (VERL's table `algorithm`).
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        The advantages, and the same tensor again as VERL's "returns". The advantages and the "returns" have the shape
         (rollouts, tokens).
     """
     advantages, _returns = compute_grpo_outcome_advantage(
@@ -73,9 +73,9 @@ def maxrl(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the advantages of maximum-likelihood reinforcement learning (MaxRL): (reward − mean) / mean.
 
-    The mean is the mean reward of the rollout's group. The policy gradient then estimates the gradient of log(pass
-    rate), whose series is truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1,
-    with the control variate of algorithm 1.
+    The mean is the mean reward of the rollout's group. With MaxRL's advantages, the policy gradient estimates the
+    gradient of log(pass rate), whose series is truncated after N − 1 terms for a group of N rollouts. Source: arXiv
+    2602.02710, theorem 1, with the control variate of algorithm 1.
 
     If the mean is 0 or below, all advantages of the group are 0, because the formula has no meaning for a mean of 0 or
     below.
@@ -86,7 +86,7 @@ def maxrl(
         index: the problem of each rollout.
 
     Returns:
-        The advantages, and the same tensor as VERL's "returns". The advantages and the "returns" have the shape
+        The advantages, and the same tensor again as VERL's "returns". The advantages and the "returns" have the shape
         (rollouts, tokens).
     """
     rewards = token_level_rewards.sum(-1)

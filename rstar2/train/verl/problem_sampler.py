@@ -5,8 +5,8 @@ function that creates the sampler. If VERL's table `data` has no key `PROBLEM_SA
 curriculum `uniform` uses VERL's own sampler.
 
 The outcomes of problems come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step to
-this file before VERL fetches the problems of the next step. The data loader has no processes that fetch problems in
-advance, so every choice is based on all outcomes so far. VERL saves the state of the sampler in its checkpoints.
+`outcomes.jsonl` before VERL fetches the problems of the next step. The data loader has no processes that fetch problems
+in advance, so every choice is based on all outcomes so far. VERL saves the state of the sampler in its checkpoints.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that VERL saves in a checkpoint. The outcomes are not part of this state."""
+        """Returns the state that VERL saves in a checkpoint. The outcomes are not part of the saved state."""
         return {
             "handed_out": self._handed_out,
             "steps_read": self._steps_read,

@@ -21,7 +21,7 @@ from rstar2.processes import unassigned_ports
 
 def _with_ports(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `RayWorkerGroup.__init__`, so that VERL begins its search at a random port, and takes the first free port
-    from there on."""
+    from the random port on."""
 
     @functools.wraps(original)
     def init(group: RayWorkerGroup, *args: Any, **kwargs: Any) -> None:

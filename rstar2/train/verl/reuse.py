@@ -1,4 +1,5 @@
-"""Reuses rollouts that finished before the trainer was started again, and saves rollouts that finish now.
+"""Reuses rollouts that finished before the trainer was started again, and saves the rollouts that finish after the
+start.
 
 Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. `rstar2.train.records.finished_rollouts`
 writes the files, and has the rule that decides which rollouts may be reused.
@@ -32,9 +33,9 @@ _on_begin: ContextVar[Callable[[], None]] = ContextVar("on_begin")
 class ProblemMarker:
     """Adds to each row of a batch two values on which all workers must agree.
 
-    One value is the number of times that the step has used the problem before, because a step may use a problem twice.
-    The other value is the folder for the step's rollouts. Only one process marks batches, so that all workers get the
-    same two values.
+    The first value is the number of times that the step has used the problem before, because a step may use a problem
+    twice. The second value is the folder for the step's rollouts. Only one process marks batches, so that all workers
+    get the same two values.
     """
 
     def __init__(self, config: Any) -> None:
@@ -45,7 +46,8 @@ class ProblemMarker:
         self._counts: Counter[str] = Counter()
 
     def mark(self, prompts: TensorDict) -> None:
-        """Writes the two values into the `extra_info` of each row of VERL's batch."""
+        """Writes the number of earlier uses of the problem and the folder for rollouts into the `extra_info` of each
+        row of VERL's batch."""
         step = prompts["global_steps"]
         if step != self._step:
             self._step, self._counts = step, Counter()
@@ -65,7 +67,7 @@ class RolloutReuse:
 
     Args:
         client: VERL's client of the engines. If the client reports when a rollout gets an engine, the rollout counts as
-            begun from then on.
+            begun when it gets the engine.
     """
 
     def __init__(self, client: Any) -> None:
@@ -117,7 +119,7 @@ class RolloutReuse:
         return output
 
     def _failed(self, step: int, key: Key) -> None:
-        """Records after `END_S` seconds that a rollout failed, if this process is still running by then.
+        """Records that a rollout failed, but only after `END_S` seconds, and only if this process is still running.
 
         When training ends, engines and judge are stopped first. A rollout that fails because the engines or the judge
         were stopped must not count as failed.

@@ -1,8 +1,8 @@
 """The form in which rollouts are passed through VERL's queue, from the agent loop to the sampler.
 
 The data of a finished rollout is in VERL's `extra_fields`. A failed rollout has no fields, only a tag with the cause. A
-group that is rolled out in rounds has one more key, whose tag has the group's result. A group with recoveries
-(`rstar2.train.recover`) has one more key, whose tag has the number of recoveries.
+group that is rolled out in rounds has one more key in the queue, whose tag has the group's result. A group with
+recoveries (`rstar2.train.recover`) has one more key in the queue, whose tag has the number of recoveries.
 
 The recoveries from a failed call form a group of their own. If the problem's group has the name PROBLEM, the group of
 the recoveries from failed call N has the name `PROBLEM_afterN`. For VERL, the part of a key before the first underscore
@@ -118,7 +118,7 @@ def rounds_of(tag: Mapping[str, Any]) -> RoundsOfGroup | None:
 def recoverable_field(trace: Trace, replay: bool) -> dict[str, Any]:
     """Returns an extra field with a whole rollout. Recoveries may begin after the rollout's failed calls.
 
-    The worker removes this field before the rollout goes to VERL's queue.
+    The worker removes the extra field before the rollout goes to VERL's queue.
 
     Args:
         trace: the rollout.

@@ -2,9 +2,9 @@
 on.
 
 Rollouts without a verdict are left out first: rollouts that failed, and rollouts with a tool call that the judge lost.
-If too many rollouts have no verdict, all rollouts of the step are discarded. Training then waits: until the judge
-answers if the judge lost too many calls, and for some seconds if too many rollouts failed. After the wait, the step is
-rolled out again.
+If too many rollouts have no verdict, all rollouts of the step are discarded. After a step's rollouts are discarded,
+training waits: until the judge answers if the judge lost too many calls, and for some seconds if too many rollouts
+failed. After the wait, the step is rolled out again.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """
 
     held_out: HeldOut
-    """The rollouts of the current measurement on held-out problems. `rstar2.train.verl.held_out` sets this attribute.
+    """The rollouts of the current measurement on held-out problems. The module `rstar2.train.verl.held_out` sets the
+    attribute.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -222,7 +223,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         selected_prompt_uids: list[str],
         partition_snapshot: dict[str, dict[str, Any]],
     ) -> KVBatchMeta:
-        """Returns the rollouts to train on. The result is empty if too many rollouts failed or lost a call."""
+        """Returns the rollouts to train on, or no rollouts if too many rollouts failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         batch, in_rounds = _without_rounds(batch)
         batch, recoveries = self._without_recoveries(batch)
@@ -309,8 +310,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             log.warning("step %d: left out before selection: %s", self._step, self._failed_text())
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Saves the rollouts of groups that VERL removes before a step takes them, so that the outcomes of these
-        rollouts count."""
+        """Saves the rollouts of groups that VERL removes before a step takes them, so that the outcomes of problems
+        include these rollouts."""
         others = uids - self._replaced.keys()
         keys = [
             key
@@ -327,7 +328,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _started_rollouts(
         self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
     ) -> int:
-        """Counts the rollouts that were started for the groups `problems`. Recoveries do not count."""
+        """Counts the rollouts that were started for the groups `problems`. Recoveries are not counted."""
         full = self._per_problem[partition_id]
         return sum(in_rounds[each].made if each in in_rounds else full for each in problems)
 
@@ -422,8 +423,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
 
     def held_out_fault(self) -> str:
-        """Returns text that says why the current measurement on held-out problems is not valid. The text is empty if
-        the measurement is valid."""
+        """Returns text that says why the current measurement on held-out problems is not valid, or an empty text if the
+        measurement is valid."""
         return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -544,7 +545,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return older / total if total else 0.0
 
     def _nothing_to_train_on(self, times: int) -> None:
-        """Logs why a step is rolled out again. Raises Failure if this happens for the `EMPTY_STEPS`th time in a row."""
+        """Logs why a step is rolled out again. Raises Failure if the step has had no rollouts to train on `EMPTY_STEPS`
+        times in a row."""
         why = (
             f"step {self._step}: no problem has two rollouts left (select = {self._selection.name}, "
             f"{self._lost_text()}, {self._failed_text()})"
@@ -557,7 +559,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Waits until the judge answers, and returns the number of seconds that this took. Raises JudgeError if the
+        """Waits until the judge answers, and returns the number of seconds that the wait took. Raises JudgeError if the
         judge does not answer within `limit_s` seconds."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
@@ -665,7 +667,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Returns the batch of a step and its metrics. Also raises Failure if too many groups in a row failed."""
+        """Returns the batch of a step and its metrics. Raises the same errors as `SelectingReplayBuffer.sample`, and
+        Failure if too many groups in a row failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)
@@ -819,7 +822,8 @@ def _without_rounds(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, RoundsOf
 
 
 def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:
-    """Removes the rollouts with these keys from VERL's queue, and returns the batch without these rollouts."""
+    """Removes the rollouts with the given keys from VERL's queue, and returns the batch without the removed
+    rollouts."""
     if not keys:
         return batch
     tq.kv_clear(keys=list(keys), partition_id=batch.partition_id)

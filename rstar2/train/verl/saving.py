@@ -6,8 +6,8 @@ the callback in this module, so only the trainer's main process imports this mod
 `PPOTrainer.step`.
 
 After the update of each step, the callback sets `save_freq`, which VERL reads immediately afterwards. To stop training,
-the callback also sets the total number of steps to the number of the current step. VERL then saves a checkpoint, writes
-the step's metrics, and ends in the same way as after a regular last step.
+the callback also sets the total number of steps to the number of the current step. With this total number of steps,
+VERL saves a checkpoint, writes the step's metrics, and ends in the same way as after a regular last step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._every = config.trainer.save_freq
 
     def step_ended(self, trainer: PPOTrainer) -> None:
-        """Sets VERL's settings for saving. The callback runs after the update of a step, and VERL reads these settings
+        """Sets VERL's settings for saving. The callback runs after the update of a step, and VERL reads the settings
         after the callback."""
         now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every

@@ -5,7 +5,7 @@
 VERL 0.9.1 saves a checkpoint only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that
 VERL reads next: `save_freq`, and the total number of steps if training should stop.
 
-VERL's validation ignores the last rows if they do not fill a batch, and ignores all rows if there are fewer than a
+VERL's validation ignores the last rows if they do not fill a batch, and ignores all rows if there are fewer rows than a
 batch has. VERL averages the loss over batches. With our trainer, every row counts, and the loss is the mean over all
 tokens that are trained on.
 """
@@ -24,7 +24,7 @@ from rstar2.train.trainer.saving import STOP_AFTER, AtStepEnd, SaveTiming
 
 
 class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
-    """VERL's trainer with another rule for saving and another validation."""
+    """VERL's trainer with rstar2's rule for saving checkpoints and rstar2's validation."""
 
     # These attributes are VERL's, which declares no types for them.
     val_dataset: Any

@@ -1,5 +1,5 @@
-"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into other micro-batches, and memory is freed
-before each micro-batch.
+"""VERL's FSDP training engine, adapted to a CPU: a batch is divided into micro-batches in another way than on a GPU,
+and memory is freed before each micro-batch.
 
 On a GPU, VERL removes padding and counts tokens without padding. VERL also mixes long and short rows, so that each
 micro-batch takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With
@@ -69,8 +69,8 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def forward_step(self, *args: Any, **kwargs: Any) -> Any:
         """Computes a micro-batch's loss and outputs, after freeing unused memory.
 
-        The rows of the micro-batch before had other lengths. The activations of the new micro-batch would therefore not
-        fit into the memory blocks that the micro-batch before left.
+        The rows of the previous micro-batch had other lengths, so the activations of the new micro-batch would not fit
+        into the memory blocks that the previous micro-batch left.
         """
         free_unused()
         return super().forward_step(*args, **kwargs)

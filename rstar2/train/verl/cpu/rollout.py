@@ -89,9 +89,9 @@ class CpuServer:
 
     async def abort_all_requests(self, **_: Any) -> None:
         """Ends every request, which then returns the tokens that were generated so far. Later requests wait until
-        `resume_generation` is called. Requests wait as long as an update takes. `rstar2.train.launch` limits this time:
-        if the trainer gives no sign of life for `hardware.hung_after_s` seconds, the launcher ends the trainer, and
-        with it this actor."""
+        `resume_generation` is called. Requests wait as long as an update takes. `rstar2.train.launch` limits this
+        waiting time: if the trainer gives no sign of life for `hardware.hung_after_s` seconds, the launcher ends the
+        trainer, and with it this actor."""
         self._generates.clear()
         self._interruptions += 1
         await self._engine.interrupt()
@@ -128,8 +128,8 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuRollout(BaseRollout):  # type: ignore[misc]
-    """The part of the rollout backend that runs in the trainer's worker. This part sends the trainer's weights to the
-    server actor."""
+    """The part of the rollout backend that runs in the trainer's worker, and sends the trainer's weights to the server
+    actor."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)

@@ -1,7 +1,7 @@
 """Checks the free disk space before VERL writes a checkpoint. Every VERL process imports this module.
 
-Without this check, VERL would fail while it writes a checkpoint, and leave the truncated checkpoint on the full disk.
-torch's error message does not name the disk.
+Without a check of the disk space, VERL would fail while it writes a checkpoint, and leave the truncated checkpoint on
+the full disk. torch's error message does not name the disk.
 """
 
 from __future__ import annotations
