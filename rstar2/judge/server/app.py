@@ -85,7 +85,7 @@ def drop_decode_traceback(record: logging.LogRecord) -> bool:
 def main() -> None:
     """Serve on the socket that the supervisor opened.
 
-    While this process restarts, new connections wait in that socket.
+    While the HTTP process restarts, new connections wait in this socket.
     """
     settings = begin_module(ServerSettings)
     logging.getLogger("uvicorn.error").addFilter(drop_decode_traceback)

@@ -25,7 +25,7 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     """Returns the last heartbeat of every worker of the queue. Leaves out heartbeats that cannot be read.
 
-    Adds the keys `name` and `age_s`.
+    Adds the worker's name (`name`) and the seconds since the heartbeat last changed (`age_s`) to each heartbeat.
     """
     texts = await dispatcher.client.hgetall(queue.WORKERS)
     now = time.monotonic()

@@ -220,7 +220,10 @@ class StreamConnection:
             self.may_read.set()
 
     def _next_message(self) -> list[_Response]:
-        """Take the responses for the next message: responses with a text, or a few whose text must be fetched."""
+        """Take the responses for the next message.
+
+        The texts of these responses are either all in memory, or must all be fetched from Redis.
+        """
         message = [self.responses.popleft()]
         size = len(message[0].text)
         while self.responses:

@@ -102,7 +102,7 @@ class Consumer:
     def next_task(self, wait_s: float) -> Task | None:
         """Returns the next task, or None if no task comes within about `wait_s` seconds.
 
-        Only the main thread calls `next_task`. Finished results are stored before the wait.
+        Only the main thread calls `next_task`. The method stores all finished results before it waits for a task.
         """
         local = self.local
         if (task := local.start_next()) is not None:
@@ -262,10 +262,10 @@ class Consumer:
     def _with_returned(self, reply: Any, count: int) -> list[Task]:
         """Returns the tasks in a reply to `_fetch_command`.
 
-        If the reply announces returned tasks, claims and returns them, too.
+        If the reply announces returned tasks, the method claims these tasks and returns them, too.
 
-        If the queue may contain more returned tasks, those must be fetched before new tasks, so the new tasks in this
-        reply go back to the queue.
+        If the queue may contain more returned tasks, the worker must fetch all returned tasks before new tasks, so the
+        new tasks in this reply go back to the queue.
 
         Args:
             reply: the reply to `_fetch_command`.

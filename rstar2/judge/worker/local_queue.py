@@ -49,8 +49,7 @@ class LocalQueue:
         self.active_at = time.monotonic()
         """Monotonic time at which the main thread last finished a task or asked for a task."""
         self.cells: list[Task] = []
-        """Cells that were set aside. While the main thread runs other tasks, these cells run or wait for their
-        session."""
+        """Cells that were set aside: they run, or wait for their session, while the main thread runs other tasks."""
         self.mean_s = 0.02
         """Mean duration of recent tasks in seconds."""
         self.exchange_s = 0.0
@@ -112,7 +111,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """Wake the consumer's thread if tasks wait, so that it can return them if the current task takes long."""
+        """If tasks wait, wake the consumer's thread, which returns the waiting tasks if the current task takes long."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()
@@ -124,7 +123,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def is_idle(self) -> bool:
-        """Returns whether no task is running or waiting. Cells that were set aside do not count."""
+        """Returns whether no task is running or waiting, apart from cells that were set aside."""
         return self.current is None and not self.tasks
 
     def tasks_to_fetch(self) -> int:
@@ -143,18 +142,18 @@ class LocalQueue:
 
     @property
     def _long_s(self) -> float:
-        """The current task counts as long after this many seconds.
+        """The waiting tasks are returned to the queue if the current task has run for more than this many seconds.
 
-        The limit grows with the duration of an exchange with Redis, because two exchanges are needed before another
-        worker can run a returned task.
+        The number of seconds grows with the duration of an exchange with Redis, because two exchanges are needed before
+        another worker can run a returned task.
         """
         return LONG_S + 4 * self.exchange_s
 
     def remove_returnable(self) -> list[Task]:
         """Remove the tasks that other workers should run, and return a list of them.
 
-        If the current task is long or this worker is stopping, the list contains all waiting tasks except cells.
-        In all other cases, the list is empty.
+        If the current task has run for more than `_long_s` seconds, or if this worker is stopping, the list contains
+        all waiting tasks except cells. If neither is true, the list is empty.
         """
         if not self.stopping and not self.is_long():
             return []
@@ -171,8 +170,8 @@ class LocalQueue:
         """Returns the data from which the worker decides which sessions are idle.
 
         Returns:
-            A monotonic time, and ids of sessions. All cells that were requested before this time have been fetched. The
-            sessions are those that have unfinished cells in this worker.
+            A monotonic time, and the ids of all sessions that have unfinished cells in this worker. All cells that were
+            requested before the monotonic time have been fetched.
         """
         with self.changed:
             unfinished = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
@@ -202,7 +201,7 @@ class LocalQueue:
             self.oldest_result_at = time.monotonic()
 
     def update_share(self, unfinished: int, workers: int) -> None:
-        """Compute `share` again.
+        """Compute `share` from the present state of the queue.
 
         Args:
             unfinished: number of programs in the queue, including running programs.
@@ -219,7 +218,7 @@ class LocalQueue:
     def record_exchange(self, seconds: float) -> None:
         """Include the duration of an exchange in the mean `exchange_s`.
 
-        Redis must not have waited for tasks in this exchange.
+        Call `record_exchange` only if Redis did not wait for tasks during the exchange.
         """
         with self.changed:
             weight = 0.2 if self.exchange_s else 1.0

@@ -47,7 +47,8 @@ class OpenSession:
     """Monotonic time at which the session's last cell ended."""
     last_result: CellResult | None = None
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "session"))
-    """The session's thread, which runs cells and closes the session in the order in which these requests came."""
+    """The session's thread, which runs cells and closes the session. It carries out requests in the order in which they
+    came."""
     unfinished: list[Future[CellResult]] = field(default_factory=list)
     """Tasks that the session's thread may not have finished. Only the worker's main thread uses this list."""
 
@@ -136,7 +137,7 @@ class WorkerSessions:
     def raise_errors(self) -> None:
         """If the thread of a session raised an exception, raise it here.
 
-        After such an exception, the worker cannot continue.
+        The worker cannot continue after an exception in the thread of a session.
         """
         if self.errors:
             raise self.errors[0]

@@ -14,7 +14,8 @@ from pathlib import Path
 from rstar2.judge.sandbox import rootfs
 
 _WAIT_S = 20.0
-"""Seconds to wait for the process that removes folders if too many folders are not yet removed."""
+"""If too many folders wait to be removed, `Removal.sweep` waits at most this many seconds for the process that removes
+them."""
 _CLOSE_S = 5.0
 """Seconds for which `Removal.close` waits for the process that removes folders."""
 _MAX_WAITING = 8

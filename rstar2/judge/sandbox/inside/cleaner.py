@@ -52,7 +52,7 @@ class Cleaner:
         return bool(self._request("clean"))
 
     def take_snapshot(self) -> None:
-        """Record the present contents of the scratch folders. `clean` restores this state."""
+        """Record the present contents of the scratch folders. `clean` restores these contents."""
         self._request("take snapshot")
 
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
@@ -64,8 +64,8 @@ class Cleaner:
             pids: ids of the program's processes.
             max_memory_bytes: maximum number of bytes of memory that the processes may use together. If 0, memory is not
                 measured.
-            folder: the folder to which the processes write. If the text is empty, no folder is measured, for example
-                because the folder's file system enforces a quota.
+            folder: the folder to which the processes write. If `folder` is empty, no folder is measured, for example
+                because a quota of the file system already limits the folder.
 
         Returns:
             An empty string if the program exceeds no limit. Returns None if the folder could not be measured, usually

@@ -12,7 +12,7 @@ import stat
 from rstar2.judge.sandbox.inside import namespaces, processes
 
 _BUFFER_BYTES = 208 << 10
-"""Maximum number of bytes that one socket can have sent but that nobody has received yet. Source:
+"""Maximum number of bytes that one socket can send before any of these bytes are received. Source:
 net.core.wmem_default."""
 _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
 """Upper bound for the kernel memory of one socket in bytes, including data that the socket has sent, and waiting data

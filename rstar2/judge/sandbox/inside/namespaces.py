@@ -30,8 +30,8 @@ _COVERED = "/.covered"
 """Folder in which folders are bound that the scratch space would otherwise hide, such as an interpreter installed below
 /tmp."""
 _NEW_ROOT = "/tmp"
-"""The new root folder is mounted here, in this mount namespace only, until it becomes the root. Every user may enter
-/tmp."""
+"""Folder at which the new root folder is mounted, in this mount namespace only, until the new folder becomes the root.
+The folder is /tmp because every user may enter /tmp."""
 WORK_DIR = "/box"
 """The folder in which programs start."""
 PRELOAD_DIR = "/.preload"
@@ -46,8 +46,8 @@ MAX_WAITING = 10
 """Maximum number of connections that a listening socket has not accepted yet, and of datagrams that wait in a Unix
 socket."""
 _WAITING_LIMITS = ("core/somaxconn", "unix/max_dgram_qlen")
-"""Settings of a network namespace that enforce MAX_WAITING. The kernel allows one more than the value of the
-setting."""
+"""Settings of a network namespace that enforce MAX_WAITING. The kernel lets one more connection or datagram wait than
+the setting says."""
 _PENDING_SIGNALS = 4096
 """Maximum number of pending signals of all programs and sessions of a worker together. The kernel also counts these
 signals for the user of the worker."""
@@ -92,9 +92,9 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
 def _limit_waiting() -> None:
     """Limit how many connections and datagrams can wait in a socket of the new network namespace.
 
-    Each waiting connection can keep the buffer of a socket in memory although its sender has closed the socket. The
-    limits are not set if /proc/sys is read-only, as in many containers, or if the kernel has these settings only for
-    the host's namespace.
+    Each waiting connection can keep the buffer of the sender's socket in memory even after the sender has closed the
+    socket. The limits are not set if /proc/sys is read-only, as in many containers, or if the kernel has these settings
+    only for the host's namespace.
     """
     for name in _WAITING_LIMITS:
         try:

@@ -46,7 +46,9 @@ def open_rings(count: int) -> list[int]:
 
 
 def register(ring: int, pages: set[int]) -> None:
-    """Make every later fork of this process copy these pages immediately. Call this function only once for each ring.
+    """Make every later fork of this process immediately copy the memory pages `pages`.
+
+    Call this function only once for each io_uring instance.
 
     Args:
         ring: file descriptor of an io_uring instance.
@@ -93,10 +95,10 @@ def written_since_fork(pid: int) -> set[int]:
 
 
 def written_by_either(pid: int) -> set[int]:
-    """Returns the addresses of memory pages to which this process or its child `pid` wrote after the child's fork.
+    """Returns the addresses of memory pages to which this process or its child `pid` wrote after the child was forked.
 
-    The child must still be alive. A page to which only this process wrote is missing if a third process still shares
-    the old page.
+    The child must still be alive. A page to which only this process wrote is left out if a third process still shares
+    the page's contents from before the write.
 
     Raises:
         OSError: the kernel does not allow this process to read the page maps, or to start another process.

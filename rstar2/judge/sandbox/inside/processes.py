@@ -151,7 +151,9 @@ def group_cpu_seconds(fd: int) -> float:
 
 
 def waits_for_cell(pid: int) -> bool:
-    """Returns whether the first thread of a session waits for a cell, that is, in a call of read(2) on descriptor 3.
+    """Returns whether the first thread of a session waits for a cell.
+
+    A waiting thread is in a call of read(2) on descriptor 3.
 
     Returns True, too, if the kernel does not show what the thread is doing.
     """

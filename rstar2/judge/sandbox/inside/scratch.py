@@ -33,7 +33,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """Records what the scratch space contains before the first program runs, and restores this state.
+    """Records what the scratch space contains before the first program runs, and restores these contents.
 
     Args:
         folders: the folders to which programs may write.
@@ -58,7 +58,7 @@ class Scratch:
         self._attributes = [_attributes(folder) for folder in self._changeable]
 
     def _usage(self) -> tuple[int, int]:
-        """Returns the number of files and the number of blocks in use on the file system."""
+        """Returns the number of files and the number of blocks in use on the file system of the scratch folders."""
         if not self._dedicated:
             return 0, 0
         numbers = os.statvfs(self._folders[0])
@@ -113,7 +113,8 @@ def _attributes(folder: str) -> tuple[int, int, int]:
 def _collect_sockets() -> None:
     """Make the kernel free unused Unix sockets that only refer to each other, and the files sent over these sockets.
 
-    Whenever a running process closes a Unix socket, a separate thread of the kernel looks for such sockets.
+    Whenever a running process closes a Unix socket, a separate thread of the kernel looks for unused sockets and frees
+    them.
     """
     for end in _socket.socketpair():
         end.close()
@@ -124,7 +125,7 @@ class _Moved(Exception):
 
 
 def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
-    """Returns how many bytes on disk are taken by deleted files that the processes still use.
+    """Returns how many bytes on disk are taken by deleted files that the processes `pids` still use.
 
     If a process maps a deleted file of this folder but does not have the file open, the file's size is unknown, and the
     file counts as the whole quota. Python itself keeps every file open that it maps.

@@ -271,8 +271,8 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
 def use_huge_pages() -> None:
     """Collapse this process's private memory into huge pages if possible.
 
-    Huge pages are used only for speed: for each huge page, a fork copies one page table entry instead of 512. Most of
-    the time of a fork here goes into copying page table entries.
+    Huge pages are used only for speed: for each huge page, a fork copies one page table entry instead of 512. A fork of
+    a zygote spends most of its time on copying page table entries.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]
