@@ -1,7 +1,7 @@
 """Ends a process of the judge at once if any of its threads raises an unexpected exception.
 
-A process that lost one of its threads can look healthy but answer no request. If the process ends instead, its
-supervisor restarts it, and other workers run its programs.
+A process that lost one of its threads can look healthy but answer no request. If the whole process ends, its supervisor
+restarts the process, and other workers run the process's programs.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class JudgeClient:
 class SyncJudgeClient:
     """A `JudgeClient` for code without an event loop. `SyncJudgeClient` takes the arguments of `JudgeClient`.
 
-    Several threads may call the methods of a `SyncJudgeClient` at once. All calls share one connection, which a
-    background thread serves.
+    Several threads may call the methods of a `SyncJudgeClient` at the same time. All calls share one connection, which
+    a background thread serves.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:

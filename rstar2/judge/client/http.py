@@ -1,7 +1,7 @@
 """HTTP for the judge's clients: one aiohttp session per event loop, and requests with retries.
 
-`rstar2.retry` decides when a request is sent again. The retry policy here has no limit, because each request has its
-own time limit.
+`rstar2.retry` decides when a request is sent again. The clients' retry policy does not limit the number of tries,
+because each request has its own time limit.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ async def request(
 ) -> T:
     """Send an HTTP request to the judge, and send it again after temporary errors.
 
-    All tries carry the same idempotency key.
+    All tries of one request carry the same idempotency key.
 
     Args:
         judge: the retry `Service` that decides when the request is sent again; see `judge_service`.

@@ -1,7 +1,7 @@
 """Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
-A heartbeat has a number, `beat`, which grows while the worker works. The process that monitors a worker counts it as
-alive as long as this number changes, and therefore never compares clocks of different machines.
+A heartbeat has a number, `beat`, which grows while the worker works. The process that monitors a worker regards the
+worker as alive as long as this number changes, and therefore never compares clocks of different machines.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 For each command, a redis-py client takes a connection from a pool, starts timers and tasks, and records metrics. For a
 short script, this work takes several times as much CPU time as sending the script, so frequent commands use bare
 connections. Bare connections use the RESP2 protocol, in which a reply is a list, a text, a number or None. No
-connection here retries a command, because only the caller knows whether a retry is safe.
+connection in this module retries a command, because only the caller knows whether a retry is safe.
 """
 
 from __future__ import annotations

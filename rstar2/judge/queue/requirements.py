@@ -1,7 +1,7 @@
 """What each judge requires of all workers of its queue: an isolation tier and a compatible protocol version.
 
 Each judge stores its requirement in Redis and renews it while it runs, so the requirement of a dead judge expires. A
-worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
+worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies the judge's
 requirement, and every other judge of the queue has a compatible version. A worker registers in one atomic step, which
 checks the requirements and writes the heartbeat. A judge also checks the workers and writes its requirement in one
 atomic step. Therefore a worker and a judge that start at the same time cannot miss each other.
@@ -24,9 +24,9 @@ REQUIREMENTS = f"{PREFIX}:requirements"
 """Redis hash: judge → {tier, protocol, till} as JSON. `till` is the time at which the requirement expires, in Unix
 seconds of Redis's clock."""
 REQUIREMENTS_0_1 = f"{PREFIX}:required_isolation"
-"""Redis hash in which judges up to version 0.1.0 store their requirements, which have no `protocol`. Later judges store
-a string under this key instead. Workers and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE,
-so that they cannot join the queue."""
+"""Redis hash in which judges up to version 0.1.0 store their requirements, which have no `protocol`. Judges after
+version 0.1.0 store a string under this key instead of a hash. Workers and judges up to version 0.1.0 expect a hash and
+get the Redis error WRONGTYPE, so that they cannot join the queue."""
 RENEW_S = 5.0
 VALID_S = 15
 SILENT_S = 10

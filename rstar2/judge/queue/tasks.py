@@ -52,7 +52,7 @@ WORKERS = f"{PREFIX}:workers"
 OUTCOMES = f"{PREFIX}:outcomes"
 """Redis hash: outcome → number of programs with this outcome since the queue was created."""
 WRITE_CHECK = f"{PREFIX}:write_check"
-"""Key that a judge sets when it starts, to check whether Redis can store data. The key expires at once."""
+"""Key that a judge sets when it starts, to check whether Redis can store data. The key expires after one second."""
 RESTARTS = f"{PREFIX}:restarts"
 """Redis hash: part of the judge ("api", "redis" or "worker") → number of times that a process of this part was
 restarted."""
@@ -69,8 +69,8 @@ QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
 """Seconds for which a result can be requested again by its id."""
 DELIVERED_TTL_S = 30
-"""Seconds for which a result can be requested again after it was sent, because the client's connection may have broken
-before the result arrived."""
+"""Seconds for which a result can be requested again after it was sent. A client requests a result again if the client's
+connection broke before the result arrived."""
 CANCELLED_TTL_S = 600
 DONE_INLINE_CHARS = 2048
 """A result of at most this many characters is published with its notice, so that HTTP processes need not fetch it."""
@@ -120,8 +120,8 @@ class Task:
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
         """Returns the tasks in a reply to XREADGROUP or to `scripts.CLAIM`.
 
-        Entries with unexpected contents are tasks, too, because such entries must be answered and acknowledged like all
-        other tasks.
+        Entries with unexpected contents are returned as tasks, too, because every entry must be answered and
+        acknowledged.
         """
         tasks = []
         for stream, entries in reply or ():
@@ -353,7 +353,7 @@ def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> C
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Puts a task back into the queue. The worker that has the task must not have started it."""
+    """Puts a task back into the queue. The worker that has the task must not have started the task."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 

@@ -35,7 +35,7 @@ class JailSpec(TypedDict):
     work_dir: str
     """The folder in which programs run."""
     preload_dir: str
-    """Folder to which zygotes may write while they load libraries. Programs may not write there."""
+    """Folder to which zygotes may write while they load libraries. Programs may not write to this folder."""
     bound_paths: list[str]
     """Files and folders that the jail contains, read-only, at the same paths as outside the jail."""
     symlinks: list[tuple[str, str]]

@@ -1,6 +1,6 @@
 """Waits for the end of a program.
 
-Meanwhile `wait_for_end` reads the program's output and enforces its time and output limits.
+Until the program ends, `wait_for_end` reads the program's output and enforces the program's limits of time and output.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Lists the system calls that a program may make, and compiles the lists to seccomp filters (BPF) with libseccomp.
 
 The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
-to older calls. If programs are known to try a call that is refused, the call fails with EPERM instead. The landlock
-tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not control, if
-the call could affect processes or attributes of files that do not belong to the program. The filters are compiled once,
-outside the jail.
+to older calls. If programs are known to try a call that is refused, the call fails with EPERM instead of ENOSYS. The
+landlock tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not
+control, if the call could affect processes or attributes of files that do not belong to the program. The filters are
+compiled once, outside the jail.
 
 A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
 calls could show, evict or write out pages of the host's files in the kernel's cache. A call that could do this is

@@ -31,7 +31,7 @@ _SHORTEST_WAIT_S = 0.02
 
 
 class _TimeLimit:
-    """The time limit of a cell. Time for which the cell waits for its turn does not count.
+    """The time limit of a cell. Time for which the cell waits for its turn does not count towards the limit.
 
     Args:
         deadline: monotonic time at which the limit is reached if the cell does not wait any more.
@@ -165,7 +165,7 @@ class Session:
         Args:
             code: Python source.
             timeout_s: number of seconds for which the cell may run. Time for which the cell waits for its turn does not
-                count.
+                count towards this number.
             cell_id: the id that the result gets.
             ends_at: monotonic time at which the cell must end, even if it had to wait.
         """

@@ -346,8 +346,8 @@ class Dispatcher:
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run one of the dispatcher's loops until it is cancelled. Restart the loop after each error of Redis.
 
-        If the loop ends for any other reason, end this process, because without one of its loops the process could
-        answer no request.
+        If the loop ends for a reason other than an error of Redis, end this process, because without one of its loops
+        the process could answer no request.
         """
         task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)

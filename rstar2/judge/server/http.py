@@ -1,7 +1,7 @@
 """Functions for all HTTP endpoints: they read and validate requests, notice disconnected clients, and answer errors.
 
-FastAPI does not read or validate the bodies of requests here. FastAPI would answer source code that is not valid
-Unicode with status 500, and would refuse a whole batch because of one bad item.
+In the judge, FastAPI does not read or validate the bodies of requests. FastAPI would answer source code that is not
+valid Unicode with status 500, and would refuse a whole batch because of one bad item.
 """
 
 from __future__ import annotations

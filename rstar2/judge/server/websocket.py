@@ -241,7 +241,7 @@ class StreamConnection:
     async def _fetch_results(self, responses: list[_Response]) -> None:
         """Fetch the results that were left in Redis.
 
-        If a result cannot be fetched now, its response becomes a `retry_after_s`.
+        If a result cannot be fetched at the moment, the response for this result becomes a `retry_after_s`.
         """
         try:
             results = await self.dispatcher.stored_results([response.id for response in responses])

@@ -42,8 +42,8 @@ LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
 """While the connection to Redis is lost, the worker logs the loss at most once in this many seconds."""
 STABLE_S = 10.0
-"""If a new connection to Redis is lost within this many seconds, the loss belongs to the outage before it. For example,
-a Redis server whose memory is full accepts one command and refuses the next."""
+"""If a new connection to Redis is lost within this many seconds, the loss counts as part of the previous outage. For
+example, a Redis server whose memory is full accepts one command and refuses the next."""
 HUNG_S = 300.0
 """The main thread counts as hanging if it makes no progress for this many seconds plus its program's time limit. Even
 on a slow machine, building a jail and loading a zygote's libraries take less time."""
@@ -312,7 +312,10 @@ class Consumer:
         }
 
     def _exit_if_hung(self, now: float) -> None:
-        """End this process if its main thread hangs. Other workers then get the tasks of this process."""
+        """End this process if its main thread hangs.
+
+        After the end of this process, other workers get the process's tasks.
+        """
         current, silent_s = self.local.current, now - self.local.active_at
         if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return

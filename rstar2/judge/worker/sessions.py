@@ -135,7 +135,7 @@ class WorkerSessions:
         self.local.finish_cell(task, lost_cell(task.id, queue.WORKER_GONE) if is_lost else future.result())
 
     def raise_errors(self) -> None:
-        """If the thread of a session raised an exception, raise it here.
+        """If the thread of a session raised an exception, raise the exception in the calling thread.
 
         The worker cannot continue after an exception in the thread of a session.
         """

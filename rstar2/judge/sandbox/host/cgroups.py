@@ -143,7 +143,8 @@ class Cgroup:
     def add(self, pid: int) -> None:
         """Move a process into the groups.
 
-        The process's later children are in the groups, too. If a group refuses the process, the group is removed.
+        Children that the process starts later are in the same groups. If a group refuses the process, the group is
+        removed.
         """
         for path in self._paths():
             try:

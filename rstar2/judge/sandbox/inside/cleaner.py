@@ -23,7 +23,7 @@ _SIGKILL = 9
 
 
 class Cleaner:
-    """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same process.
+    """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same cleaner.
 
     The cleaner is forked before the first program, because a program may use up the number of processes to which its
     jail is limited. The methods raise wire.Closed if the cleaner's process has ended.

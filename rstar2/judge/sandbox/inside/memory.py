@@ -83,8 +83,8 @@ def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
         pid: id of the process.
         limit: maximum number of bytes of kernel memory.
         shared: a dictionary that receives, by inode, the mapped bytes of each piece of shared memory without a file.
-            All mapped bytes count, because shared memory stays allocated even if a process declares that it does not
-            need it (MADV_DONTNEED).
+            All mapped bytes count, because shared memory stays allocated even if a process declares the memory unneeded
+            (MADV_DONTNEED).
     """
     kernel_bytes = 0
     try:

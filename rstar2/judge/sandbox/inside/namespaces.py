@@ -2,12 +2,13 @@
 that an interpreter needs.
 
 The order of the steps matters. A worker that runs as root first binds the files, while it may still read all of them,
-and then enters the user namespace. A worker that does not run as root first enters the user namespace, because it may
-mount files only there. The first process of the new PID namespace must mount /proc while the old /proc is still
-visible. The functions raise OSError if the machine refuses a namespace or a mount.
+and then enters the user namespace. A worker that does not run as root first enters the user namespace, because only in
+the user namespace may it mount files. The first process of the new PID namespace must mount /proc while the old /proc
+is still visible. The functions raise OSError if the machine refuses a namespace or a mount.
 
-All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share the
-other namespaces only for speed: a separate mount and IPC namespace would cost each program several milliseconds.
+All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share all
+namespaces except the PID namespace only for speed: a separate mount and IPC namespace would cost each program several
+milliseconds.
 """
 
 from __future__ import annotations

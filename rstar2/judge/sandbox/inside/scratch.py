@@ -25,8 +25,8 @@ system enforces the quota."""
 _FREE_TIMEOUT_S = 0.1
 """Seconds that the kernel may take to free files that no process has open."""
 _CLEAN_TIMEOUT_S = 0.1
-"""The next program waits at most this many seconds until files on a disk are removed. After this time the whole folder
-is moved away instead.
+"""The next program waits at most this many seconds until files on a disk are removed. If some files are left after this
+time, the whole folder is moved away.
 """
 _NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -152,7 +152,8 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
 
 
 def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
-    """Returns whether a program's folder exceeds the quota. The program may write to the folder at the same time.
+    """Returns whether a program's folder exceeds the quota. The program may write to the folder while the function
+    measures it.
 
     Args:
         folder: the program's folder.
@@ -233,7 +234,7 @@ def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
 def remove_in_background(folder: str) -> None:
     """Remove everything in a folder at the lowest CPU priority.
 
-    Meanwhile, more folders may be moved into the folder.
+    During the removal, more folders may be moved into the folder.
     """
     os.nice(19)
     while os.path.isdir(folder) and os.listdir(folder):
@@ -244,7 +245,8 @@ def remove_in_background(folder: str) -> None:
 
 
 def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT) -> None:
-    """Remove everything in a folder except the names in `excluded`. No other process may write to the folder meanwhile.
+    """Remove everything in a folder except the names in `excluded`. No other process may write to the folder during the
+    removal.
 
     The function opens one folder at a time, so that folders may be nested to any depth and paths may have any length.
     The function makes one change to the disk for each file and folder.

@@ -33,7 +33,7 @@ class _ChannelClosed(Exception):
 
 
 class CellLoop:
-    """Reads cells from a file descriptor, runs the cells, and writes their answers to the same descriptor."""
+    """Reads cells from a file descriptor, runs the cells, and writes the cells' answers to the same descriptor."""
 
     def __init__(self, channel_fd: int, work_dir: str) -> None:
         self._fd = channel_fd

@@ -173,7 +173,7 @@ class Zygote:
         """All running programs and sessions, by the pidfd of their first process."""
         self._sessions: dict[int, _Child] = {}
         """Sessions, by the descriptor of their control socket. A session that has ended stays in this dictionary until
-        the worker closes it."""
+        the worker closes the session."""
         self._turns = turns.Turns()
         self._zygotes: set[int] = set()
         self._delayed: list[tuple[str, int, list[int], int]] = []
@@ -263,9 +263,8 @@ class Zygote:
     def _fork(self) -> tuple[syscalls.BareInit | None, int]:
         """Fork a process.
 
-        If the tier has namespaces, the forked process is in a new PID namespace. Returns the first process of the
-        namespace, or None if there is no namespace, and the id of the forked process. In the forked process, the id is
-        0.
+        If the tier has namespaces, the forked process is in a new PID namespace. Returns two values: the first process
+        of the namespace (None if there is no namespace), and the id of the forked process (0 in the forked process).
         """
         if self._own_pids < 0:
             return None, os.fork()
