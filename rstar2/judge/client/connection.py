@@ -95,7 +95,7 @@ class Connection:
         self.flush_is_due = False
         """Whether a call of `_flush` is already scheduled."""
         self.receiver: asyncio.Task[None] | None = None
-        """The task that receives responses. This task runs while there are calls without a result."""
+        """The task that receives responses. The receiving task runs while there are calls without a result."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
         """Decides whether an HTTP request is sent again. HTTP requests do not use the WebSocket."""

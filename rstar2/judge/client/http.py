@@ -1,7 +1,7 @@
 """HTTP for the judge's clients: one aiohttp session per event loop, and requests with retries.
 
-`rstar2.retry` decides when a request is sent again. The clients' retry policy does not limit the number of tries,
-because each request has its own time limit.
+`rstar2.retry` decides when a request is sent again. The clients' retry policy limits neither the number of tries nor
+the time, because each request has its own time limit.
 """
 
 from __future__ import annotations

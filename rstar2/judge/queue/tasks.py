@@ -62,8 +62,8 @@ REUSED = "!"
 """A command returns REUSED instead of a state if an earlier request with the same id has a different fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Fingerprint of a result that is stored although Redis lost the program's state. This fingerprint matches every
-request."""
+"""Fingerprint of a result that is stored although Redis lost the program's state. The fingerprint of every request
+counts as equal to NO_FINGERPRINT."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
@@ -142,7 +142,7 @@ class Task:
 
     @property
     def session(self) -> str:
-        """The id of the session to which this task belongs. The id is empty if the task is a program."""
+        """The id of the session to which this task belongs. The session id is empty if the task is a program."""
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Notice:
     queue_s: float
     wall_s: float
     result: str
-    """The result as JSON. This text is empty if the result is too long to be published."""
+    """The result as JSON. The field is empty if the result is too long to be published with the notice."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
@@ -230,7 +230,7 @@ def delivered_state(task: Task) -> str:
 
 
 def get_state(run_id: str) -> Command:
-    """Reads the state of a program, without its fingerprint. The reply is empty if there is no state."""
+    """Reads the state of a program, without its fingerprint. The reply is empty if the program has no state."""
     return ("GETRANGE", state_key(run_id), FINGERPRINT_CHARS, -1)
 
 

@@ -319,7 +319,7 @@ class Sandbox:
                     raise JailLost(end.problem)
 
     def abort(self, run_id: str) -> None:
-        """Kill a running program and all processes that it started. The program's outcome is `refused`."""
+        """Kill a running program and all processes that it started. The killed program gets the outcome `refused`."""
         self._abort.request(run_id)
 
     def open_session(self, memory_mb: int = 1024, kind: ZygoteKind = "full") -> Session:

@@ -1,10 +1,10 @@
 """Lists the system calls that a program may make, and compiles the lists to seccomp filters (BPF) with libseccomp.
 
-The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
-to older calls. If programs are known to try a call that is refused, the call fails with EPERM instead of ENOSYS. The
-landlock tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not
-control, if the call could affect processes or attributes of files that do not belong to the program. The filters are
-compiled once, outside the jail.
+The list of system calls is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that
+libraries fall back to older calls. If programs are known to try a call that is refused, the call fails with EPERM
+instead of ENOSYS. The landlock tier has no namespaces. Therefore the filter of the landlock tier also refuses a call
+that Landlock does not control, if the call could affect processes or attributes of files that do not belong to the
+program. The filters are compiled once, outside the jail.
 
 A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
 calls could show, evict or write out pages of the host's files in the kernel's cache. A call that could do this is
@@ -63,7 +63,8 @@ setitimer time timerfd_create timerfd_gettime timerfd_settime
 """System calls that wait or that use clocks and timers. The call timer_create is missing, because a timer could send
 SIGCONT to a session that is stopped between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
-"""System calls whose first argument is a clock. This clock may be the CPU clock of another process."""
+"""System calls whose first argument is a clock, which may be the CPU clock of a process other than the calling
+process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
@@ -141,7 +142,7 @@ bits."""
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
 _SOCKET_OPTIONS = ((0, 4), (4, 2), (6, 1), (9, 1), (10, 2), (12, 4), (16, 16), (32, 32), (64, 64))
 """All socket options except _SO_SNDBUF and _SO_RCVBUF, as ranges. Each range has the number of its first option and the
-count of its options. Each count is a power of two."""
+count of its options. The count of each range is a power of two."""
 # FIOASYNC, FIOSETOWN and SIOCSPGRP have the same effects as the refused fcntl commands.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6

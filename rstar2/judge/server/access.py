@@ -29,7 +29,8 @@ _HEADER = HEADER.lower().encode()
 
 
 class AccessGuard:
-    """ASGI middleware that refuses requests that come from web pages or incompatible clients, or lack the token.
+    """ASGI middleware that refuses requests from web pages, requests from incompatible clients, and requests without
+    the token.
 
     A client is incompatible if its protocol version has a different major version than the judge's protocol version.
 

@@ -76,7 +76,7 @@ class JudgeSupervisor(Supervisor):
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
-        """Describes the running judge. The value is None until every part of the judge answers."""
+        """Describes the running judge. `handle` is None until every part of the judge answers."""
         self.listener: socket.socket | None = None
         """The listening socket of the HTTP process. The socket stays open so that a restarted HTTP process can use
         it."""

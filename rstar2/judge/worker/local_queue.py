@@ -1,6 +1,6 @@
 """The queue between a worker's two threads.
 
-The queue contains tasks that were fetched but not run, and results that were not yet stored.
+The queue contains tasks that were fetched from Redis but not run yet, and results that were not yet stored in Redis.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_AHEAD = 256
 """If the connection to Redis is slow, up to this many more tasks are prefetched, so that the worker is not idle during
 an exchange with Redis."""
 LONG_S = 0.05
-"""If a program runs for more than this many seconds, the worker returns its prefetched tasks. The limit is higher if
-the connection to Redis is slow."""
+"""If a program runs for more than this many seconds, the worker returns its prefetched tasks. The number of seconds is
+higher if the connection to Redis is slow."""
 LINGER_S = 0.01
 """While the worker has more tasks, a result may wait this many seconds, so that several results are stored together."""
 
 
 class LocalQueue:
-    """Tasks that one worker must run, and results that the worker must store.
+    """The tasks that one worker must run, and the results that the same worker must store in Redis.
 
     All fields except `sessions` may be changed only while `changed` is locked. A single field may be read without the
     lock.

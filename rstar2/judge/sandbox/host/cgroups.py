@@ -24,8 +24,8 @@ _REMOVE_S = 20.0
 """Seconds to wait until killed processes have left a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
-"""Files of a memory group, which contain the memory limit, the memory in use, and the number of processes that the
-kernel killed."""
+"""Names of the files of a memory group that contain the memory limit, the memory in use, and the number of processes
+that the kernel killed for lack of memory."""
 _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
@@ -159,7 +159,10 @@ class Cgroup:
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
-        """Open the file `cgroup.procs` of each group. A process that writes `0` to that file moves into the group."""
+        """Open the file `cgroup.procs` of each group.
+
+        A process that writes `0` to a group's `cgroup.procs` moves into the group.
+        """
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def cpu_seconds(self) -> float:

@@ -69,7 +69,7 @@ class Cleaner:
 
         Returns:
             An empty string if the program exceeds no limit. Returns None if the folder could not be measured, usually
-            because a file in the folder was moved or removed meanwhile.
+            because a file in the folder was moved or removed during the measurement.
         """
         answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer

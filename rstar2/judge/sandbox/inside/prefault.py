@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OWN = 1 << 63 | 1 << 56
-"""Bits in the page map that are set for a page that is in memory and that only one process maps. Source:
-proc_pid_pagemap(5)."""
+"""Two bits of an entry in the page map. One bit is set if the page is in memory, the other if only one process maps the
+page. Source: proc_pid_pagemap(5)."""
 
 
 def open_rings(count: int) -> list[int]:
-    """Open up to `count` io_uring instances. Each zygote needs one instance.
+    """Open up to `count` io_uring instances. Each zygote needs one io_uring instance.
 
     If the machine refuses to open some instances, returns fewer than `count` or none. If this process runs as root,
     call `open_rings` before the process drops its rights: when an instance is opened, the kernel decides whether to
@@ -55,7 +55,7 @@ def register(ring: int, pages: set[int]) -> None:
         pages: addresses of the memory pages.
 
     Raises:
-        OSError: io_uring is not available, or this process may not lock this much memory.
+        OSError: io_uring is not available, or this process may not lock so many pages in memory.
     """
     syscalls.register_buffers(ring, _spans(pages))
 

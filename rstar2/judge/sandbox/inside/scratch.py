@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_MB, MAX_INODES = 256, 16384
 """Quota of a program or a session: its disk space in MiB, and its number of files and folders."""
 _MAX_DEPTH = 128
-"""A folder counts as over the quota if folders in it are nested more deeply than this. This limit applies if no file
+"""A folder exceeds the quota if folders in it are nested more deeply than this. The limit on nesting applies if no file
 system enforces the quota."""
 _FREE_TIMEOUT_S = 0.1
 """Seconds that the kernel may take to free files that no process has open."""
