@@ -86,7 +86,7 @@ class RunRequest(BaseModel, extra="forbid", strict=True):
     code: Code
     stdin: Stdin = ""
     timeout_s: Timeout = 10.0
-    """The program's time limit in wall-clock seconds. Time in the queue does not count."""
+    """The program's time limit in wall-clock seconds. Time in the queue does not count towards the limit."""
     memory_mb: Memory = 1024
 
 

@@ -98,10 +98,11 @@ class Connection:
         """The task that receives responses. The receiving task runs while there are calls without a result."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
-        """Decides whether an HTTP request is sent again. HTTP requests do not use the WebSocket."""
+        """The retry service that decides whether an HTTP request is sent again. HTTP requests do not use the
+        WebSocket."""
         self.backoff = Backoff(http.PAUSES.first_s, http.PAUSES.longest_s, http.PAUSES.jitter)
         self.last_problem = "no response"
-        """Describes the last connection error. If a call gets no response in time, the call's result quotes this
+        """Description of the last connection error. If a call gets no response in time, the call's result quotes this
         description."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
@@ -186,7 +187,10 @@ class Connection:
             self._cancel_confirmed(call.run_id)
 
     def _cancel_confirmed(self, run_id: str) -> None:
-        """Stop waiting for a cancellation to be confirmed. End the receiver if nothing is left to receive."""
+        """Stop waiting for a cancellation to be confirmed.
+
+        If no response is left to receive, end the task that receives responses.
+        """
         self.cancelled.discard(run_id)
         if not self.calls and not self.cancelled and self.receiver is not None:
             self.receiver.cancel()

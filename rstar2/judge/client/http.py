@@ -64,8 +64,8 @@ class IncompatibleJudge(AccessRefused):
 def check_protocol(url: str, version_text: object) -> None:
     """Raises IncompatibleJudge if the judge names a protocol version that this client does not understand.
 
-    `version_text` is None for proxies, and for judges up to version 0.1.0. Answers without a version are read as
-    version 1.
+    `version_text` is None for proxies, and for judges up to version 0.1.0. An answer without a version counts as an
+    answer of version 1.
     """
     if version_text is not None and not is_compatible(version_text):
         judge = f"the judge at {url}"

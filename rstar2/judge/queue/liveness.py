@@ -62,7 +62,7 @@ class LivenessMonitor:
         """For each worker, the number of its last heartbeat, and the monotonic time at which this monitor first saw the
         number."""
         self._checked = 0.0
-        """Monotonic time of the last check."""
+        """Monotonic time at which `dead_workers` last checked the heartbeats."""
 
     def dead_workers(self, beats: Mapping[str, int], now: float) -> list[str]:
         """Record the workers' heartbeat numbers and return the names of dead workers.

@@ -30,7 +30,7 @@ get the Redis error WRONGTYPE, so that they cannot join the queue."""
 RENEW_S = 5.0
 VALID_S = 15
 SILENT_S = 10
-"""A worker whose last heartbeat is more than this many seconds old is ignored."""
+"""When a judge stores its requirement, workers whose last heartbeat is more than this many seconds old are ignored."""
 
 _FUNCTIONS = """
 local now = tonumber(redis.call('TIME')[1])

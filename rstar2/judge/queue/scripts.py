@@ -15,7 +15,7 @@ for _, stream in ipairs(KEYS) do
   if reply.err and not string.find(reply.err, 'BUSYGROUP') then return reply end
 end
 """
-"""Creates streams with a consumer group. Does not change streams that already have this group.
+"""Creates streams with a consumer group. Does not change streams that already have the consumer group.
 
 KEYS: the streams. ARGV: the name of the consumer group.
 """

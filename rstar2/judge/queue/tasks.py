@@ -244,7 +244,7 @@ def short_states(run_ids: Sequence[str]) -> Command:
 
 
 def is_result(state: str | None) -> TypeGuard[str]:
-    """Returns whether a state is a result. Pass the state without its fingerprint."""
+    """Returns whether a state is a result. `state` must not contain the fingerprint."""
     return state is not None and state.startswith("{")
 
 

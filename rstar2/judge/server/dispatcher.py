@@ -1,8 +1,8 @@
 """The part of the HTTP process that works with the queue: it enqueues programs, receives results, and cancels programs.
 
-All commands that are issued in one iteration of the event loop are sent to Redis in one exchange. One task receives the
-notices of finished programs. Every few seconds, a sweep fetches results whose notice was missed. The sweep also
-enqueues programs again if Redis has lost its data.
+All commands that are issued in one iteration of the event loop are sent to Redis in one exchange. One asyncio task
+receives the notices of finished programs. Every few seconds, a sweep fetches results whose notice was missed. The sweep
+also enqueues programs again if Redis has lost its data.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class Dispatcher:
         Raises:
             QueueFull: the queue is full, and no program was queued.
             QueueRefuses: Redis does not store programs, and none of these programs will run.
-            IdReused: an earlier request with other contents has the same id as one of these programs. All programs of
-                the request are cancelled.
+            IdReused: an earlier request with other contents has the same id as one of these programs. If this error is
+                raised, all `programs` of this call are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]

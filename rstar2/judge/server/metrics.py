@@ -37,7 +37,7 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 
 
 def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns those workers that are not dead. Pass the return value of `worker_states`."""
+    """Returns those workers that are not dead. `workers` is the return value of `worker_states`."""
     return [worker for worker in workers if worker["age_s"] < DEAD_AFTER_S]
 
 

@@ -87,7 +87,7 @@ class Consumer:
         self.more_returned = False
         """Whether the queue may contain more returned tasks, which are older than any new task."""
         self.done = 0
-        """Number of results that this worker has stored."""
+        """Number of results that this worker has stored in Redis."""
         self.beats = 0
         """Number of exchanges with Redis in which a heartbeat was sent and no command failed."""
         self.next_beat = 0.0

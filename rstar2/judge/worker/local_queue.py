@@ -14,8 +14,8 @@ from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import RunResult
 
 MAX_PREFETCH = 16
-"""Maximum number of tasks to prefetch if the connection to Redis is fast. As soon as this many results wait, they are
-stored."""
+"""Maximum number of tasks to prefetch if the connection to Redis is fast. As soon as this many results wait, the worker
+stores them in Redis."""
 MAX_PREFETCH_S = 0.1
 """If the connection to Redis is fast, the prefetched tasks together may take at most this many seconds. The estimate
 for each task is the mean duration of recent tasks."""
@@ -81,7 +81,7 @@ class LocalQueue:
             return self.current
 
     def finish(self, task: Task, result: RunResult) -> None:
-        """Add the result of the current task."""
+        """Add the result of the current task to the results that the worker must store."""
         with self.changed:
             now = self.active_at = time.monotonic()
             self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
@@ -102,7 +102,7 @@ class LocalQueue:
             self.current = None
 
     def finish_cell(self, task: Task, result: RunResult) -> None:
-        """Add the result of a cell that was set aside."""
+        """Add the result of a cell that was set aside to the results that the worker must store."""
         with self.changed:
             self.cells.remove(task)
             if not self.results:

@@ -99,7 +99,10 @@ class WorkerSessions:
         """Exceptions that were raised in the threads of sessions."""
 
     def run_task(self, task: Task) -> None:
-        """Run the current task of the local queue and add its result. A long cell continues while later tasks run."""
+        """Run the current task of the local queue, and add the task's result to the local queue.
+
+        A long cell continues while later tasks run.
+        """
         try:
             command = SessionCommand.model_validate_json(task.body, extra="ignore")
         except ValidationError as error:
@@ -127,7 +130,7 @@ class WorkerSessions:
             return future
 
     def _finish_cell(self, task: Task, future: Future[CellResult]) -> None:
-        """Add the result of a cell that was set aside."""
+        """Add the result of a cell that was set aside to the local queue."""
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self.errors.append(error)

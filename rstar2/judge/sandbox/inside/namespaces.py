@@ -42,7 +42,7 @@ WRITABLE = tuple(_WRITABLE.values())
 """Folders to which programs may write. All these folders are on one small file system in memory."""
 
 OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
-"""Folders that belong to the jail's user. If the worker does not run as root, programs run as this user."""
+"""Folders that belong to the jail's user. If the worker does not run as root, programs run as the jail's user."""
 MAX_WAITING = 10
 """Maximum number of connections that a listening socket has not accepted yet, and of datagrams that wait in a Unix
 socket."""

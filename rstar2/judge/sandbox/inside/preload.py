@@ -3,7 +3,7 @@
 Each page of a zygote's memory makes every fork slower, so the smallest zygote loads almost no libraries. A zygote not
 only imports the libraries but also uses them, because a library does much of its work when it is first used. For
 example, sympy fills caches and imports half of its modules when it is first used. A library that is missing or broken
-is skipped. A program that imports the library gets the error.
+is skipped. A program that imports a skipped library gets the import error.
 
 Preloading exists only for speed: a program can use numpy, sympy and pandas without waiting until they are imported.
 """

@@ -35,7 +35,7 @@ HEADER = 1 + NONCE + 4
 """Number of bytes before the text of a report: the kind of the report, the nonce, and the length of the text as a
 big-endian integer."""
 VALUE_BYTES = (1 << 20) - HEADER
-"""Maximum length in bytes of the text of a value. Longer texts are cut."""
+"""Maximum length in bytes of the text of a program's value. Longer texts are cut."""
 
 
 class Program:

@@ -177,7 +177,7 @@ def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
 
 
 def _fits(folder_fd: int, remaining: list[int], depth: int) -> bool:
-    """Returns whether the contents of an open folder fit into the remaining quota. Closes the folder.
+    """Returns whether the contents of an open folder fit into the remaining quota. The function closes `folder_fd`.
 
     Args:
         folder_fd: file descriptor of the folder.

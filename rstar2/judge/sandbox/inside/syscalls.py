@@ -90,7 +90,10 @@ def unmount(path: str) -> None:
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Bind `source`, with all mounts below it, to `target`. If `read_only` is True, all these mounts are read-only."""
+    """Bind `source`, with all mounts below it, to `target`.
+
+    If `read_only` is True, the mount at `target` and all mounts below it are read-only.
+    """
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
     result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)

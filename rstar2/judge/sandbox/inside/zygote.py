@@ -74,7 +74,8 @@ def prepare(spec: JailSpec) -> None:
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
     """Carry out the worker's commands until the worker is gone.
 
-    Returns only in a process that was forked for a program. The return value is the code to run.
+    Returns only in a process that was forked for a program. The return value is the code that the forked process must
+    run.
 
     Args:
         spec: describes how the jail is built.
