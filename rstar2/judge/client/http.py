@@ -204,7 +204,7 @@ async def request(
 
 
 def is_from_another_server(error: BaseException) -> bool:
-    """Returns whether this error of a request shows that the server at the URL is not a judge."""
+    """Returns whether an error of a request shows that the server at the URL is not a judge."""
     if isinstance(error, aiohttp.ClientResponseError):
         return 400 <= error.status < 500 and error.status not in RETRIED_STATUSES
     return isinstance(error, ValueError)

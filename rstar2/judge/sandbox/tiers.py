@@ -68,7 +68,8 @@ def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:
-    """Returns the user id, inside the jail, of a program or of the session with this number.
+    """Returns the user id, inside the jail, of a program (if `session` is 0) or of the session with the number
+    `session`.
 
     Returns -1 if programs run as the same user as the zygote.
     """

@@ -173,7 +173,7 @@ class Dispatcher:
         self.measured_bytes = 0
         """The value that `sent_bytes` had when `stored_bytes` was measured."""
         self.rate = 0.0
-        """Number of programs of the whole queue that recently finished per second."""
+        """Recent number of programs per second that finished in the whole queue."""
         self.finished = 0
         """Number of received notices of finished programs. Notices that were lost with a broken connection are not
         counted."""
@@ -466,7 +466,7 @@ class Dispatcher:
         return unknown
 
     def _expire_delivered(self) -> Command:
-        """Returns the command that makes Redis delete delivered results sooner.
+        """Returns the command that makes Redis delete delivered results sooner than other results.
 
         If the command is lost, Redis deletes the delivered results at their usual time.
         """

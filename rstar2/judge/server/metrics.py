@@ -42,7 +42,7 @@ def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compatible(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns those workers whose protocol version is compatible with this judge."""
+    """Returns those workers whose protocol version is compatible with this judge's version."""
     return [worker for worker in workers if is_compatible(worker.get("protocol"))]
 
 

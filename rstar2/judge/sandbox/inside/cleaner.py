@@ -1,8 +1,8 @@
 """The cleaner: a separate process that measures the memory and disk space of programs and removes their files.
 
 The cleaner reads the names of programs' files, which stay in the cleaner's memory. No program is forked from the
-cleaner, so no later program can find these names. A zygote must not read the names, because later programs inherit the
-zygote's memory.
+cleaner, so no later program can find the names of the files. A zygote must not read the names of the files, because
+later programs inherit the zygote's memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cleaner:
     """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same cleaner.
 
     The cleaner is forked before the first program, because a program may use up the number of processes to which its
-    jail is limited. The methods raise wire.Closed if the cleaner's process has ended.
+    jail is limited. The methods of `Cleaner` raise wire.Closed if the cleaner's process has ended.
 
     Args:
         scratch: the folders to which programs may write.

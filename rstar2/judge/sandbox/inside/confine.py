@@ -1,6 +1,6 @@
 """Confines a forked process before a program's code runs in it.
 
-Sets resource limits, the user, Landlock rules and a seccomp filter.
+The process gets resource limits, a user, Landlock rules and a seccomp filter.
 """
 
 from __future__ import annotations

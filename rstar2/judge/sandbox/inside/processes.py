@@ -168,7 +168,7 @@ def waits_for_cell(pid: int) -> bool:
 
 
 def count_computing(pids: Iterable[int]) -> int:
-    """Returns how many tasks of these processes run or wait for a CPU."""
+    """Returns how many tasks of some processes run or wait for a CPU."""
     return sum(state == b"R" for pid in pids for state in _task_states(pid))
 
 

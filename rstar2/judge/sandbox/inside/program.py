@@ -2,8 +2,8 @@
 
 This module reports only two facts about the program: the text of its value, and whether it failed for lack of memory.
 The module reports a lack of memory because nobody outside this process sees that an allocation was refused. A report
-must contain a nonce, so a program cannot forge a report by simply writing one. A program can forge a report by
-searching this process's memory, or by replacing functions of this module.
+must contain a nonce, so a program cannot forge a report by simply writing a text to the descriptor. A program can forge
+a report by searching this process's memory, or by replacing functions of this module.
 """
 
 from __future__ import annotations

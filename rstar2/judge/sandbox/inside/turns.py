@@ -34,7 +34,7 @@ class ProcessTree:
     """All processes of a program or session, which are stopped and continued together.
 
     Args:
-        list_pids: a function that returns the ids of these processes.
+        list_pids: a function that returns the ids of all processes of the program or session.
     """
 
     def __init__(self, list_pids: Callable[[], list[int]]) -> None:
