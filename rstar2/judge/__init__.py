@@ -1,6 +1,7 @@
 """The judge: a service that runs untrusted programs in sandboxes and returns exactly one result for each program.
 
-The judge is a job queue with a sandbox. A program takes the following steps. The file beside a step contains its code:
+The judge is a job queue with a sandbox. The diagram shows the steps of one program and the file that contains the code
+of each step:
 
     client       client/client.py       takes the program as a `RunRequest` (schema.py)
        │         client/connection.py   sends the requests of one event loop over one WebSocket
@@ -24,15 +25,16 @@ that worker reads the session's cells. The code of sessions is in client/session
 worker/sessions.py and sandbox/session.py. While no cell of a session runs, the session's processes are stopped. If
 cells of several sessions run at the same time, the sessions take turns on the CPU; see sandbox/inside/turns.py.
 
-service/start.py starts all processes, and service/supervisor.py restarts the processes that die. With service/state.py,
-later commands find a running judge. Packages import only downwards in this order: service; client, server and worker
-(which do not import each other); sandbox; queue; schema. The import contracts in pyproject.toml enforce the order.
+service/start.py starts all processes, and service/supervisor.py restarts the processes that die. service/state.py lets
+the commands of `rstar2 judge` find a running judge. Packages import only downwards in this order: service; client,
+server and worker (which do not import each other); sandbox; queue; schema. The import contracts in pyproject.toml
+enforce the order.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""Type checkers take this constant as True, as they do in `rstar2`."""
+"""Type checkers regard this constant as true. `rstar2/__init__.py` has the same constant."""
 
 if TYPE_CHECKING:
     from typing import Any

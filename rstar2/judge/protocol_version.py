@@ -60,8 +60,8 @@ def conflict(
     """Returns the error message and the hint for two parts of a judge whose major versions differ.
 
     Args:
-        us: names this part, such as "this client".
-        them: names the other part.
+        us: name of this part in the error message, such as "this client".
+        them: name of the other part in the error message.
         version_text: the version that the other part names.
         our_update: what to update if this part is the older one, such as "the client".
         their_update: what to update if the other part is the older one.
@@ -83,7 +83,7 @@ def conflict(
 def unknown_fields(version_text: str | None) -> Literal["ignore"] | None:
     """Returns pydantic's `extra` setting for a request: "ignore" if the client names a later minor version.
 
-    Returns None if the client names no later minor version. The request then keeps its own setting, which forbids
+    Returns None if the client names no later minor version, so that the request keeps its own setting, which forbids
     unknown fields. A client that names no version is not an rstar2 client but was written by a user.
     """
     version = ProtocolVersion.parse(version_text or "")

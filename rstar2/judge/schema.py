@@ -86,7 +86,7 @@ class RunRequest(BaseModel, extra="forbid", strict=True):
     code: Code
     stdin: Stdin = ""
     timeout_s: Timeout = 10.0
-    """The program's time limit in wall-clock seconds. Time in the queue does not count."""
+    """The program's time limit in wall-clock seconds. Time in the queue does not count towards the limit."""
     memory_mb: Memory = 1024
 
 
@@ -100,7 +100,8 @@ class RunResult(BaseModel):
     value: str | None = None
     """The repr of the program's last expression, as in a notebook.
 
-    The field is None if the last statement is not an expression, or if the value of the last expression is None.
+    `value` is None if the program's last statement is not an expression, or if the value of the last expression is
+    None.
     """
     exit_code: int | None = None
     stdout_truncated: bool = False
@@ -118,7 +119,7 @@ class RunResult(BaseModel):
     def ended_while(self) -> Literal["computing", "waiting"] | None:
         """Whether the program was computing or waiting when it reached its time limit.
 
-        The value is None if the program did not reach its time limit.
+        `ended_while` is None if the program did not reach its time limit.
 
         A program counts as waiting if it used at most half of a CPU on average. A waiting program slept, waited for
         input or a lock, or ran on a machine that was too busy.

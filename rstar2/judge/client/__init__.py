@@ -1,4 +1,4 @@
-"""The judge's Python clients: `JudgeClient` for asyncio code, `SyncJudgeClient` for other code."""
+"""The judge's Python clients: `JudgeClient` for asyncio, and `SyncJudgeClient` for code without an event loop."""
 
 from rstar2.judge.client.client import JudgeClient, SyncJudgeClient
 

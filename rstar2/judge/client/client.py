@@ -35,8 +35,8 @@ class JudgeClient:
     Args:
         url: the judge's URL, such as http://127.0.0.1:8088.
         token: the judge's token, or None if the judge has none.
-        wait_s: seconds to wait for a result beyond the program's own time limit, including all retries. After this time
-            the program's outcome is `lost`.
+        wait_s: seconds to wait for a result beyond the program's own time limit, including all retries. A program that
+            has no result after this time gets the outcome `lost`.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
@@ -138,8 +138,8 @@ class JudgeClient:
 class SyncJudgeClient:
     """A `JudgeClient` for code without an event loop. `SyncJudgeClient` takes the arguments of `JudgeClient`.
 
-    Several threads may call the methods of a `SyncJudgeClient` at once. All calls share one connection, which a
-    background thread serves.
+    Several threads may call the methods of a `SyncJudgeClient` at the same time. All calls share one connection, which
+    a background thread serves.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:

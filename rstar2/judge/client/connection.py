@@ -43,7 +43,7 @@ LONGEST_RETRY_AFTER_S = 30.0
 more."""
 CLOSE_S = 1.0
 CANCEL_S = 30.0
-"""Seconds for which the client tries to tell a judge that does not answer that a program is cancelled."""
+"""If the judge does not answer, the client tries for this many seconds to send it the cancellation of a program."""
 HEARTBEAT_S = 30.0
 """The client sends a ping if nothing arrived for this many seconds. If still nothing arrives during half as many
 seconds after the ping, the client closes the connection."""
@@ -60,7 +60,7 @@ class Call:
         self.sent = False
 
     def answer(self, outcome: Outcome, reason: str) -> None:
-        """Set a result that the client creates itself, without the judge."""
+        """Set a result of the call that comes from the client itself and not from the judge."""
         if not self.result.done():
             self.result.set_result(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
 
@@ -83,7 +83,7 @@ class Connection:
         """A lock that keeps the messages on one WebSocket in order."""
         # Whoever knows the id of a program can get its result, so the ids must be hard to guess.
         self.name = secrets.token_hex(16)
-        """The ids of all programs of this connection begin with this text."""
+        """Prefix of the ids of all programs that are sent over this connection."""
         self.numbers = itertools.count()
         self.calls: dict[str, Call] = {}
         """The calls that have no result yet, by program id."""
@@ -95,13 +95,15 @@ class Connection:
         self.flush_is_due = False
         """Whether a call of `_flush` is already scheduled."""
         self.receiver: asyncio.Task[None] | None = None
-        """The task that receives responses. This task runs while there are calls without a result."""
+        """The task that receives responses. The receiving task runs while there are calls without a result."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
-        """Decides whether an HTTP request is sent again. HTTP requests do not use the WebSocket."""
+        """The retry service that decides whether an HTTP request is sent again. HTTP requests do not use the
+        WebSocket."""
         self.backoff = Backoff(http.PAUSES.first_s, http.PAUSES.longest_s, http.PAUSES.jitter)
         self.last_problem = "no response"
-        """Describes the last connection error. The result of a call that gets no response in time quotes this text."""
+        """Description of the last connection error. If a call gets no response in time, the call's result quotes this
+        description."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
         """Send a program.
@@ -185,7 +187,10 @@ class Connection:
             self._cancel_confirmed(call.run_id)
 
     def _cancel_confirmed(self, run_id: str) -> None:
-        """Stop waiting for a cancellation to be confirmed. End the receiver if nothing is left to receive."""
+        """Stop waiting for a cancellation to be confirmed.
+
+        If no response is left to receive, end the task that receives responses.
+        """
         self.cancelled.discard(run_id)
         if not self.calls and not self.cancelled and self.receiver is not None:
             self.receiver.cancel()
@@ -222,7 +227,7 @@ class Connection:
             call.result.cancel()
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """Fail all calls if the writer failed, because their requests may never have been sent."""
+        """If the task `writer` failed, fail all calls, because the calls' requests may never have been sent."""
         self.writers.discard(writer)
         if not writer.cancelled() and (error := writer.exception()) is not None:
             self._fail_calls(error)

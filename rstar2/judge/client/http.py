@@ -1,7 +1,7 @@
 """HTTP for the judge's clients: one aiohttp session per event loop, and requests with retries.
 
-`rstar2.retry` decides when a request is sent again. The retry policy here has no limit, because each request has its
-own time limit.
+`rstar2.retry` decides when a request is sent again. The clients' retry policy limits neither the number of tries nor
+the time, because each request has its own time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ KEEPALIVE_S = 30.0
 """The client closes a connection that was idle for this many seconds. The judge would close an idle connection only
 later, so the judge never closes a connection just when the client sends a request on it."""
 STREAM_ABOVE_BYTES = 1 << 20
-"""A request body of more than this many bytes is sent as a stream, because aiohttp warns about other long bodies."""
+"""A request body of more than this many bytes is sent as a stream, because aiohttp warns about a long body that is not
+a stream."""
 RETRIED_STATUSES = frozenset({408, 429})
 """Statuses below 500 after which a request is sent again: the client was too slow, or the judge is full."""
 T = TypeVar("T")
@@ -63,8 +64,8 @@ class IncompatibleJudge(AccessRefused):
 def check_protocol(url: str, version_text: object) -> None:
     """Raises IncompatibleJudge if the judge names a protocol version that this client does not understand.
 
-    `version_text` is None for proxies, and for judges up to version 0.1.0. Answers without a version are read as
-    version 1.
+    `version_text` is None for proxies, and for judges up to version 0.1.0. An answer without a version counts as an
+    answer of version 1.
     """
     if version_text is not None and not is_compatible(version_text):
         judge = f"the judge at {url}"
@@ -121,7 +122,7 @@ def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
 
     Args:
         connector: the aiohttp connector that holds the client's connections.
-        pid: id of the process that opened the connections. In any other process, this function does nothing.
+        pid: id of the process that opened the connections. In a process with a different id, the function does nothing.
     """
     if os.getpid() != pid:
         # After a fork, closing would remove the connections from the parent's event loop.
@@ -153,7 +154,7 @@ async def request(
 ) -> T:
     """Send an HTTP request to the judge, and send it again after temporary errors.
 
-    All tries carry the same idempotency key.
+    All tries of one request carry the same idempotency key.
 
     Args:
         judge: the retry `Service` that decides when the request is sent again; see `judge_service`.
@@ -203,7 +204,7 @@ async def request(
 
 
 def is_from_another_server(error: BaseException) -> bool:
-    """Returns whether this error of a request shows that the server at the URL is not a judge."""
+    """Returns whether an error of a request shows that the server at the URL is not a judge."""
     if isinstance(error, aiohttp.ClientResponseError):
         return 400 <= error.status < 500 and error.status not in RETRIED_STATUSES
     return isinstance(error, ValueError)

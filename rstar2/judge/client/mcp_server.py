@@ -22,7 +22,7 @@ from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, RunRequest, RunResult, SessionInfo
 
 WAIT_S = 60.0
-"""Seconds, beyond the program's own time limit, for which a tool call waits for a judge that does not answer."""
+"""If the judge does not answer, a tool call waits for this many seconds beyond the program's own time limit."""
 CLOSE_S = 20.0
 """When the server ends, it waits at most this many seconds until its open sessions are closed."""
 INSTRUCTIONS = (
@@ -75,7 +75,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
     async def open_session() -> SessionInfo:
         """Start a Python process that keeps its variables from cell to cell.
 
-        The process ends if it is idle for a long time.
+        The session's process ends if the process is idle for a long time.
         """
         session = JudgeSession(client)
         with _tool_errors():

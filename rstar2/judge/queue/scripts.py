@@ -15,7 +15,7 @@ for _, stream in ipairs(KEYS) do
   if reply.err and not string.find(reply.err, 'BUSYGROUP') then return reply end
 end
 """
-"""Creates streams with a consumer group. Does not change streams that already have this group.
+"""Creates streams with a consumer group. Does not change streams that already have the consumer group.
 
 KEYS: the streams. ARGV: the name of the consumer group.
 """
@@ -54,8 +54,8 @@ ENQUEUE = _VISIBLE_STATE + _ENQUEUE
 KEYS: the stream, then the key of each program's state.
 ARGV: the time now, seconds after which states expire, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body
 of each program.
-Returns the id and the state, alternating, of each program that was not queued. The state comes without its fingerprint.
-The state is REUSED if an earlier request with this id has another fingerprint.
+Returns a list with two entries for each program that was not queued: the program's id, and its state without the
+fingerprint. The state is REUSED if an earlier request with the same id has a different fingerprint.
 """
 
 ENQUEUE_IF_WORKER_ALIVE = (
@@ -73,7 +73,7 @@ end
 
 KEYS: the same as ENQUEUE takes for one program.
 ARGV: the same as ENQUEUE takes for one program, then the Redis hash of workers, the name of the cell's worker, and the
-result that the cell gets if that worker is dead.
+result that the cell gets if its worker is dead.
 Returns the same as ENQUEUE.
 """
 
@@ -106,9 +106,9 @@ return {'stored', #notices, 'unfinished', unfinished, 'workers', redis.call('HLE
 KEYS: the Redis keys OUTCOMES, TASKS and WORKERS of `tasks`, then for each result the state's key and the task's stream.
 ARGV: the consumer group, seconds after which results expire, maximum length of a result that is published with its
 notice, the channel `done`, NO_FINGERPRINT, then entry, id, result, outcome, queue_s and wall_s of each result.
-Returns names and numbers, alternating. `stored` is the number of results that were stored. A result is dropped instead
-of stored if its task was cancelled or already has a result. `unfinished` is the number of programs in the queue, and
-`workers` is the number of workers of the queue.
+Returns a list in which names and numbers alternate. `stored` is the number of results that were stored. A result is
+dropped instead of stored if its task was cancelled or already has a result. `unfinished` is the number of programs in
+the queue, and `workers` is the number of workers of the queue.
 """
 
 STATES = """
@@ -224,7 +224,7 @@ return return_task(ARGV[5])
 KEYS: the Redis keys TASKS and RETURNED of `tasks`.
 ARGV: the consumer group, the prefix of all states' keys, the consumer of returned tasks, the worker that returns the
 task, the task's entry.
-Returns 1 if the task was returned, or 0 if the task was cancelled or no longer belongs to that worker.
+Returns 1 if the task was returned, or 0 if the task was cancelled or no longer belongs to the worker.
 """
 
 REMOVE_WORKER = (

@@ -7,10 +7,10 @@ Workers read the stream `returned` before the stream `tasks`.
 
 The *state* of a program is stored under `run:<id>`. The state begins with a fingerprint of the request. After the
 fingerprint comes one of three texts: `@stream entry` while the program is queued or running, CANCELLED if nobody waits
-for the program any more, or the result as JSON. Because of the state, the program with an id runs only once. A repeated
-request gets the stored result or waits for the running program. A request with the same id but another fingerprint is
-refused. When a program has finished, a notice is published on the channel `done`, which every HTTP process reads. An
-HTTP process that missed the notice finds the result in the program's state.
+for the program any more, or the result as JSON. The state ensures that the program with a given id runs only once. A
+repeated request gets the stored result or waits for the running program. A request with the same id but a different
+fingerprint is refused. When a program has finished, a notice is published on the channel `done`, which every HTTP
+process reads. An HTTP process that missed the notice finds the result in the program's state.
 
 A session belongs to one worker, and its id begins with that worker's name. The cells of a session are tasks in the
 stream `cells:<worker>`, which no other worker reads. If the worker dies, its cells get the outcome `lost`. A cell may
@@ -52,24 +52,25 @@ WORKERS = f"{PREFIX}:workers"
 OUTCOMES = f"{PREFIX}:outcomes"
 """Redis hash: outcome → number of programs with this outcome since the queue was created."""
 WRITE_CHECK = f"{PREFIX}:write_check"
-"""Key that a judge sets when it starts, to check whether Redis can store data. The key expires at once."""
+"""Key that a judge sets when it starts, to check whether Redis can store data. The key expires after one second."""
 RESTARTS = f"{PREFIX}:restarts"
-"""Redis hash: part of the judge ("api", "redis" or "worker") → number of times that such a process was restarted."""
+"""Redis hash: part of the judge ("api", "redis" or "worker") → number of times that a process of this part was
+restarted."""
 GROUP = "workers"
 CANCELLED = "x"
 REUSED = "!"
-"""A command returns REUSED instead of a state if an earlier request with the same id has another fingerprint."""
+"""A command returns REUSED instead of a state if an earlier request with the same id has a different fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Fingerprint of a result that is stored although Redis lost the program's state. This fingerprint matches every
-request."""
+"""Fingerprint of a result that is stored although Redis lost the program's state. The fingerprint of every request
+counts as equal to NO_FINGERPRINT."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
 """Seconds for which a result can be requested again by its id."""
 DELIVERED_TTL_S = 30
-"""Seconds for which a result can be requested again after it was sent, because the client's connection may have broken
-before the result arrived."""
+"""Seconds for which a result can be requested again after it was sent. A client requests a result again if the client's
+connection broke before the result arrived."""
 CANCELLED_TTL_S = 600
 DONE_INLINE_CHARS = 2048
 """A result of at most this many characters is published with its notice, so that HTTP processes need not fetch it."""
@@ -119,8 +120,8 @@ class Task:
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
         """Returns the tasks in a reply to XREADGROUP or to `scripts.CLAIM`.
 
-        Entries with unexpected contents are tasks, too, because such entries must be answered and acknowledged like all
-        other tasks.
+        Entries with unexpected contents are returned as tasks, too, because every entry must be answered and
+        acknowledged.
         """
         tasks = []
         for stream, entries in reply or ():
@@ -141,7 +142,7 @@ class Task:
 
     @property
     def session(self) -> str:
-        """The id of the session to which this task belongs. The id is empty if the task is a program."""
+        """The id of the session to which this task belongs. The session id is empty if the task is a program."""
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
@@ -166,14 +167,14 @@ class Notice:
     queue_s: float
     wall_s: float
     result: str
-    """The result as JSON. This text is empty if the result is too long to be published."""
+    """The result as JSON. The field is empty if the result is too long to be published with the notice."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
         """Returns the notices in one message on the channel `done`.
 
-        Each line has words separated by spaces, and then the result. A later version may add words. A line that cannot
-        be parsed is only logged, because the program's result is also stored in Redis.
+        Each line of the message is one notice: words separated by spaces, and then the result. A later version may add
+        words. A line that cannot be parsed is only logged, because the program's result is also stored in Redis.
         """
         notices = []
         for line in message.split("\n"):
@@ -187,7 +188,10 @@ class Notice:
 
 
 def _number(value: object, default: float) -> float:
-    """Returns the finite number that `value` is or contains as text, or the default if there is none."""
+    """Converts a number, or a text that contains a number, to a float.
+
+    Returns `default` if `value` is not a finite number.
+    """
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):
@@ -221,25 +225,26 @@ def fingerprint(request: str) -> str:
 
 
 def delivered_state(task: Task) -> str:
-    """Returns the state, without fingerprint, that a program has as long as somebody needs this task's result."""
+    """Returns the state, without its fingerprint, of a program that is queued or running as this task."""
     return f"@{task.stream} {task.entry}"
 
 
 def get_state(run_id: str) -> Command:
-    """Reads the state of a program, without its fingerprint. The reply is empty if there is no state."""
+    """Reads the state of a program, without its fingerprint. The reply is empty if the program has no state."""
     return ("GETRANGE", state_key(run_id), FINGERPRINT_CHARS, -1)
 
 
 def short_states(run_ids: Sequence[str]) -> Command:
     """Reads the states of programs, without their fingerprints.
 
-    If a state is longer than `DONE_INLINE_CHARS`, it is a result, and the reply contains only its beginning.
+    A state that is longer than `DONE_INLINE_CHARS` is a result. The reply contains only the
+    beginning of this result.
     """
     return ("EVAL", scripts.STATES, len(run_ids), *map(state_key, run_ids), DONE_INLINE_CHARS + 1)
 
 
 def is_result(state: str | None) -> TypeGuard[str]:
-    """Returns whether a state is a result. Pass the state without its fingerprint."""
+    """Returns whether a state is a result. `state` must not contain the fingerprint."""
     return state is not None and state.startswith("{")
 
 
@@ -257,9 +262,9 @@ def enqueue(programs: Mapping[str, str], fingerprints: Mapping[str, str] | None 
     """Queues programs. See `scripts.ENQUEUE` for the reply.
 
     Args:
-        programs: by id, each program's `RunRequest` as JSON.
-        fingerprints: by id, the fingerprint of the client's request. If None, the fingerprints are computed from
-            `programs`.
+        programs: each program's `RunRequest` as JSON, by the program's id.
+        fingerprints: the fingerprint of each client's request, by the program's id. If None, the fingerprints are
+            computed from `programs`.
     """
     states = [state_key(run_id) for run_id in programs]
     by_id = fingerprints or {run_id: fingerprint(body) for run_id, body in programs.items()}
@@ -272,7 +277,8 @@ def _enqueue_settings() -> Command:
 
 
 def enqueue_cell(run_id: str, body: str, worker: str, request_fingerprint: str) -> Command:
-    """Queues a session command for one worker, unless that worker is dead. The reply has the format of `enqueue`.
+    """Queues a session command for one worker, unless the worker is dead. The reply has the same format as for
+    `enqueue`.
 
     Args:
         run_id: id of the client's request.
@@ -287,7 +293,7 @@ def enqueue_cell(run_id: str, body: str, worker: str, request_fingerprint: str) 
 
 
 def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
-    """Stores results, publishes a notice of each result, and acknowledges their tasks.
+    """Stores results, publishes a notice of each result, and acknowledges the results' tasks.
 
     See `scripts.COMMIT` for the reply.
     """
@@ -329,7 +335,10 @@ def drop_results(run_ids: Sequence[str]) -> Command:
 
 
 def claim_returned(worker: str, entries: Sequence[str], count: int) -> Command:
-    """Gives the oldest returned tasks to a worker that read these entries of RETURNED. See `scripts.CLAIM`."""
+    """Gives the oldest returned tasks to a worker, and deletes the `entries` of RETURNED that the worker read.
+
+    See `scripts.CLAIM` for the reply.
+    """
     return _claim(NOBODY, worker, count, *entries)
 
 
@@ -344,7 +353,7 @@ def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> C
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Puts a task back into the queue. The worker that has the task must not have started it."""
+    """Puts a task back into the queue. The worker that has the task must not have started the task."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 

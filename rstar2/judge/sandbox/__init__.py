@@ -24,9 +24,9 @@ The processes form this tree, from parent to child:
                                                                   in a PID namespace of its own (strict)
 
 The worker starts one new interpreter, which is called the starter. In the strict tier, the starter enters the
-namespaces. The starter's child process becomes the bare zygote, which is the first process of the jail. In the other
-tiers, the starter itself becomes the bare zygote. Each zygote forks the next one, which loads more libraries. Each
-zygote also forks the programs that need its libraries.
+namespaces. The starter's child process becomes the bare zygote, which is the first process of the jail. In the tiers
+`landlock` and `none`, the starter itself becomes the bare zygote. Each zygote forks the next one, which loads more
+libraries. Each zygote also forks the programs that need its libraries.
 
 Modules outside the jail, which run in the worker:
 

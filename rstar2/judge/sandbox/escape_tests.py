@@ -21,8 +21,8 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 120.0
 _MEMORY_MB = 64
-"""Memory limit of the test programs in MiB. The escape attempts need no more. A higher limit would make each start of a
-worker slower, because one test program fills this memory."""
+"""Memory limit of the test programs in MiB. The escape attempts need no more memory. A higher limit would make each
+start of a worker slower, because one test program fills this memory."""
 _SECRET_MODE = 0o666
 
 # One program runs all attempts. Each attempt is a function that returns a true value if it succeeds.
@@ -122,7 +122,7 @@ def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
         root: folder in which the targets of the attempts are created.
 
     Raises:
-        Failure: an attempt succeeded, an honest program does not work, or memory is not limited.
+        Failure: an escape attempt succeeded, a harmless program does not work, or memory is not limited.
     """
     _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "an honest program does not work")
     _expect(run, _MEMORY_HOG, "memory", "", "memory is not limited")

@@ -56,7 +56,7 @@ class Jail:
         discard: a function that moves a folder away, so that a new folder can be created in its place.
 
     Raises:
-        Failure: the machine refuses a part of the spec. The message names the part.
+        Failure: the machine refuses a step that the spec requires. The error message says which step.
     """
 
     def __init__(self, spec: JailSpec, discard: Callable[[Path], None]) -> None:
@@ -155,7 +155,11 @@ class Jail:
         return control
 
     def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
-        """Wait for a zygote. Returns the zygote's kind, or the kind of its nearest parent that can be forked."""
+        """Wait until a zygote has loaded its libraries.
+
+        Returns the zygote's kind. If the zygote cannot be forked, returns the kind of its nearest ancestor that can be
+        forked.
+        """
         self.zygote_socket(kind)
         return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 

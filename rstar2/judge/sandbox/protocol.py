@@ -35,7 +35,7 @@ class JailSpec(TypedDict):
     work_dir: str
     """The folder in which programs run."""
     preload_dir: str
-    """Folder to which zygotes may write while they load libraries. Programs may not write there."""
+    """Folder to which zygotes may write while they load libraries. Programs may not write to this folder."""
     bound_paths: list[str]
     """Files and folders that the jail contains, read-only, at the same paths as outside the jail."""
     symlinks: list[tuple[str, str]]
@@ -72,9 +72,9 @@ class StartCommand(TypedDict):
     """Whether the process gets a mount namespace with its own scratch space and its own /proc. Creating the namespace
     takes milliseconds."""
     beside_sessions: bool
-    """Whether sessions that run as the same user are open.
+    """Whether any open session runs as the same user as this program.
 
-    If sessions of the same user are open, their processes and threads are added to this program's limit of processes.
+    If so, the processes and threads of the open sessions are added to this program's limit of processes.
     """
     uid: int
     """The user id under which the process runs, or -1 if it keeps the zygote's user id."""

@@ -1,6 +1,6 @@
 """Waits for the end of a program.
 
-Meanwhile `wait_for_end` reads the program's output and enforces its time and output limits.
+Until the program ends, `wait_for_end` reads the program's output and enforces the program's limits of time and output.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class ProgramEnd:
     """The program's exit code, or, as in `subprocess`, the negative number of the signal that ended the program."""
     cpu_s: float
     problem: str = ""
-    """Why the zygote did not report the program's end after the command to kill the program. If this text is not empty,
-    the jail must not be used again."""
+    """Why the zygote did not report the program's end after the command to kill the program, or empty if the zygote
+    reported the end. If this field is not empty, the jail must not be used again."""
 
     @classmethod
     def from_report(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
         """Converts a zygote's report of a program's end.
 
-        `limit` is the limit for which the worker had the program killed, if any.
+        `limit` is the limit that the program had exceeded when the worker had it killed, or None.
         """
         return cls(report["exceeded"] or limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 

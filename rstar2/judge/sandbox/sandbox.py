@@ -145,7 +145,7 @@ class Sandbox:
     def start_zygotes(self) -> None:
         """Start every zygote that is not running.
 
-        Without this call, each zygote starts when a program first needs it.
+        If this method is not called, each zygote starts when a program first needs the zygote.
         """
         if self._all_zygotes and self._jail is not None:
             return
@@ -170,7 +170,7 @@ class Sandbox:
     def run(self, request: RunRequest, run_id: str) -> RunResult:
         """Run one program, and kill all processes that it started.
 
-        This method raises no exception because of anything that the program does.
+        Nothing that the program does can make this method raise an exception.
 
         Raises:
             Failure: the jail was lost and could not be built again.
@@ -215,7 +215,7 @@ class Sandbox:
 
         Returns the kind of zygote to fork from.
 
-        The limit is the memory of the zygotes plus the memory that the program may use.
+        The memory limit is the sum of the memory of the zygotes and the memory that the program may use.
         """
         kind = jail.usable_kind(kind)
         jail.cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
@@ -319,7 +319,7 @@ class Sandbox:
                     raise JailLost(end.problem)
 
     def abort(self, run_id: str) -> None:
-        """Kill a running program and all processes that it started. The program's outcome is `refused`."""
+        """Kill a running program and all processes that it started. The killed program gets the outcome `refused`."""
         self._abort.request(run_id)
 
     def open_session(self, memory_mb: int = 1024, kind: ZygoteKind = "full") -> Session:
@@ -402,6 +402,7 @@ class Sandbox:
 def _looks_itself_up(code: str) -> bool:
     """Returns whether a program may look up its own process in /proc.
 
-    The jail's /proc, which all programs share, shows other process ids.
+    In the /proc that all programs of the jail share, the program would find a process id that differs from the result
+    of os.getpid().
     """
     return "/proc" in code or "psutil" in code

@@ -1,15 +1,15 @@
 """Lists the system calls that a program may make, and compiles the lists to seccomp filters (BPF) with libseccomp.
 
-The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
-to older calls. If programs are known to try a call that is refused, the call fails with EPERM instead. The landlock
-tier has no namespaces. Therefore the filter of the landlock tier also refuses a call that Landlock does not control, if
-the call could affect another process or the attributes of another file. The filters are compiled once, outside the
-jail.
+The list of system calls is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that
+libraries fall back to older calls. If programs are known to try a call that is refused, the call fails with EPERM
+instead of ENOSYS. The landlock tier has no namespaces. Therefore the filter of the landlock tier also refuses a call
+that Landlock does not control, if the call could affect processes or attributes of files that do not belong to the
+program. The filters are compiled once, outside the jail.
 
 A filter sees only the numbers that are a call's arguments, and not the file that a descriptor or path stands for. Some
-calls could show, evict or write out pages of the host's files in the kernel's cache. Calls of this kind are refused, or
-do nothing, even if a program makes the call on its own files. The system call flock is not listed, because it could
-lock the host's processes out of every readable file.
+calls could show, evict or write out pages of the host's files in the kernel's cache. A call that could do this is
+refused, or does nothing, even if a program makes the call on its own files. The system call flock is not listed,
+because it could lock the host's processes out of every readable file.
 
 In the strict tier, the filter of the zygotes also allows the calls by which zygotes confine programs. Each program
 inherits the zygotes' filter, and loads a second, small filter that refuses the calls that confine programs. There are
@@ -63,7 +63,8 @@ setitimer time timerfd_create timerfd_gettime timerfd_settime
 """System calls that wait or that use clocks and timers. The call timer_create is missing, because a timer could send
 SIGCONT to a session that is stopped between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
-"""System calls whose first argument is a clock. This clock may be the CPU clock of another process."""
+"""System calls whose first argument is a clock, which may be the CPU clock of a process other than the calling
+process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
@@ -130,8 +131,8 @@ _DESCRIPTOR_LOCKS = "F_OFD_GETLK F_OFD_SETLK F_OFD_SETLKW"
 _FCNTLS_REFUSED = "F_SETOWN F_SETSIG F_SETLEASE F_NOTIFY F_SETPIPE_SZ"
 _F_SETOWN_EX, _O_ASYNC = 15, os.O_ASYNC
 _UNCACHED = (os.O_DIRECT, os.O_DSYNC, os.O_SYNC & ~os.O_DSYNC)
-"""Flags of open() that make each read or write wait for the disk. O_SYNC consists of two bits. The kernel treats a call
-that sets only the second bit like a call that sets both bits."""
+"""Flags of open() that make each read or write wait for the disk. O_SYNC consists of the bit O_DSYNC and a second bit.
+The kernel treats a call that sets only the second bit like a call that sets both bits."""
 _MS_SYNC = 4
 # Bits of a clock id for the CPU time of a process, and for the CPU time of one of the caller's threads.
 _CPU_CLOCK, _CPU_CLOCK_OF_THREAD = 1 << 31, 1 << 31 | 4
@@ -141,11 +142,12 @@ bits."""
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
 _SOCKET_OPTIONS = ((0, 4), (4, 2), (6, 1), (9, 1), (10, 2), (12, 4), (16, 16), (32, 32), (64, 64))
 """All socket options except _SO_SNDBUF and _SO_RCVBUF, as ranges. Each range has the number of its first option and the
-count of its options. Each count is a power of two."""
+count of its options. The count of each range is a power of two."""
 # FIOASYNC, FIOSETOWN and SIOCSPGRP have the same effects as the refused fcntl commands.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
-"""The first versions of Landlock that control truncate(2), that control TCP, and that control signals."""
+"""The first version of Landlock that controls truncate(2), the first version that controls TCP, and the first version
+that controls signals."""
 # libseccomp's option to sort a filter into a binary tree. For speed only: every system call runs the filter, and in the
 # landlock tier each program loads the whole filter.
 _OPTIMISE, _AS_TREE = 8, 2
@@ -264,7 +266,7 @@ def _common() -> _Rules:
 def _limit_caching(rules: _Rules) -> None:
     """Refuse or ignore some system calls on files.
 
-    The calls show or change which pages of a file are cached, or write cached pages to disk.
+    The refused or ignored calls show or change which pages of a file are cached, or write cached pages to disk.
     """
     rules.refuse(_WRITING_OUT, with_errno=0)
     rules.allow("msync", rules.when(2, 0, _MS_SYNC))

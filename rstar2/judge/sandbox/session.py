@@ -31,7 +31,7 @@ _SHORTEST_WAIT_S = 0.02
 
 
 class _TimeLimit:
-    """The time limit of a cell. Time for which the cell waits for its turn does not count.
+    """The time limit of a cell. Time for which the cell waits for its turn does not count towards the limit.
 
     Args:
         deadline: monotonic time at which the limit is reached if the cell does not wait any more.
@@ -46,7 +46,7 @@ class _TimeLimit:
         return max(0.0, min(self._deadline, self._ends_at) - time.monotonic())
 
     def extend(self, waited_s: float) -> bool:
-        """Extend the limit by the time for which the cell has waited since the last call of `extend`.
+        """Extend the cell's time limit by the time for which the cell has waited since the last call of `extend`.
 
         Args:
             waited_s: total number of seconds for which the cell has waited for its turn.
@@ -165,7 +165,7 @@ class Session:
         Args:
             code: Python source.
             timeout_s: number of seconds for which the cell may run. Time for which the cell waits for its turn does not
-                count.
+                count towards this number.
             cell_id: the id that the result gets.
             ends_at: monotonic time at which the cell must end, even if it had to wait.
         """
@@ -249,8 +249,8 @@ class Session:
     def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell, and wait until the cell has answered or its process has ended.
 
-        If the result contains neither an answer nor an end of the process, the session must be killed. The reason is
-        that the cell does not stop, has written too much output, or has written to the channel.
+        If the result contains neither an answer nor an end of the process, the session must be killed, because its cell
+        does not stop, has written too much output, or has written to the channel.
 
         Raises:
             BrokenPipeError: the session's process ended, or closed the channel, before it had read the whole cell.

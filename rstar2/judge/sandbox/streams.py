@@ -14,11 +14,12 @@ from rstar2.judge.schema import MAX_OUTPUT_BYTES, MAX_OUTPUT_JSON_BYTES
 
 _CHUNK = 1 << 16
 _F_SEAL_FUTURE_WRITE = 0x10
-"""The number is from linux/fcntl.h. The seal F_SEAL_WRITE is not used, because setting it fails with EBUSY while the
-kernel moves a page of the file."""
+"""The number of the seal F_SEAL_FUTURE_WRITE in linux/fcntl.h. The seal F_SEAL_WRITE is not used, because setting it
+fails with EBUSY while the kernel moves a page of the file."""
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 FLOOD_BYTES = 64 << 20
-"""A program that writes more bytes than this to one stream is killed. Shorter output is only truncated."""
+"""A program that writes more bytes than this to one stream is killed. Output of at most this many bytes is only
+truncated if it is too long for a result."""
 
 
 class Stream:
@@ -95,7 +96,7 @@ class Streams:
             self.by_fd[self.report.fd] = self.report
             channel = self.report.program_fd
         self.names = ["stdin", "stdout", "stderr", "report"]
-        """What each of the descriptors in `program_fds` is."""
+        """The purpose of each descriptor in `program_fds`, in the same order."""
         self.program_fds = [
             _input(stdin.encode()),
             self.stdout.program_fd,

@@ -24,9 +24,9 @@ MAX_PROCESSES = 64
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
-    """Returns the ways to build a jail of a tier on this machine.
+    """Returns a `JailSpec` for each way to build a jail of a tier on this machine.
 
-    The strongest jail comes first. Raises Failure if libseccomp is missing.
+    The spec of the strongest jail comes first. Raises Failure if libseccomp is missing.
     """
     strict = tier == "strict"
     is_root = strict and os.geteuid() == 0
@@ -68,7 +68,8 @@ def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:
-    """Returns the user id, inside the jail, of a program or of the session with this number.
+    """Returns the user id, inside the jail, of a program (if `session` is 0) or of the session with the number
+    `session`.
 
     Returns -1 if programs run as the same user as the zygote.
     """

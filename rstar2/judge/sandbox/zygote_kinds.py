@@ -1,8 +1,8 @@
-"""Chooses the zygote from which a program is forked. The choice depends on the libraries that the program's source
-imports.
+"""Chooses the zygote from which a program is forked. The choice of the zygote depends on the libraries that the
+program's source imports.
 
-The choice matters only for speed: the more memory a zygote has, the longer a fork takes. A program therefore gets the
-smallest zygote that has loaded the program's libraries.
+The choice of the zygote matters only for speed: the more memory a zygote has, the longer a fork takes. A program
+therefore gets the smallest zygote that has loaded the program's libraries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
 """Kinds of zygotes. `bare` has loaded no library, `numeric` has loaded numpy, `symbolic` has loaded numpy and sympy,
 and `full` has loaded numpy, sympy, scipy, pandas and matplotlib."""
 PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
-"""The parent of each kind of zygote, that is, the zygote from which it is forked. A zygote shares the libraries and the
+"""The parent of each kind of zygote. Each zygote is forked from its parent. A zygote shares the libraries and the
 memory of its parent."""
 
 PROFILE_PROGRAMS: dict[ZygoteKind, str] = {

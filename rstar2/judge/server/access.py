@@ -1,8 +1,9 @@
-"""Access control: clients need the judge's token and a compatible protocol version. Web pages are always refused.
+"""Access control: clients need the judge's token and a compatible protocol version. Requests from web pages are always
+refused.
 
-A browser lets any web page send requests to loopback. Most requests of web pages name the page's origin in the header
-`Origin`, but not all. If the domain of a page resolves to loopback (DNS rebinding), the page has the same origin as the
-judge, but the header `Host` contains the page's domain.
+A browser lets any web page send requests to loopback. Most requests of web pages, but not all, name the page's origin
+in the header `Origin`. If the domain of a page resolves to loopback (DNS rebinding), the page has the same origin as
+the judge, but the header `Host` contains the page's domain.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _HEADER = HEADER.lower().encode()
 
 
 class AccessGuard:
-    """ASGI middleware that refuses requests that come from web pages or incompatible clients, or lack the token.
+    """ASGI middleware that refuses requests from web pages, requests from incompatible clients, and requests without
+    the token.
 
-    A client is incompatible if the major version of its protocol version is not the judge's.
+    A client is incompatible if its protocol version has a different major version than the judge's protocol version.
 
     Args:
         app: the ASGI application to which allowed requests are passed.

@@ -33,8 +33,8 @@ MAX_HEAD_BYTES = 64 << 10
 """Maximum number of bytes in a request's headers, and in the trailers after its body."""
 PING_S = 20.0
 PONG_TIMEOUT_S = 120.0
-"""A WebSocket is closed if its client answers no ping for this many seconds. The time is long because a busy client
-answers late."""
+"""A WebSocket is closed if its client answers no ping for this many seconds. The limit is long because a busy client
+may answer a ping late."""
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:
@@ -85,7 +85,7 @@ def drop_decode_traceback(record: logging.LogRecord) -> bool:
 def main() -> None:
     """Serve on the socket that the supervisor opened.
 
-    While this process restarts, new connections wait in that socket.
+    While the HTTP process restarts, new connections wait in this socket.
     """
     settings = begin_module(ServerSettings)
     logging.getLogger("uvicorn.error").addFilter(drop_decode_traceback)

@@ -1,8 +1,8 @@
-"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge. Below /run and /judge there are also /batch and
-/long-batch.
+"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge, and for several programs /run/batch,
+/run/long-batch, /judge/batch and /judge/long-batch.
 
 The wire format is that of github.com/0xWJ/code-judge, with one difference. If an item of a batch is bad or its type is
-not "python", only this item fails, with the reason `invalid_input`. The other items still run.
+not "python", only this item fails, with the reason `invalid_input`, and the remaining items of the batch still run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rstar2.judge.server.http import (
 )
 
 TIMEOUT_S = 10.0
-"""The time limit of a program in seconds, which is the same as in code-judge. Requests of code-judge have no field for
-another time limit."""
+"""The time limit of a program in seconds, which is the same as in code-judge. A request of code-judge has no field for
+a time limit."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 TIMEOUT_LINE = "Suicide from timeout.\n"
-"""Line that code-judge appends to the stdout of a program that times out. Models trained with code-judge know this
-line."""
+"""Line that code-judge appends to the stdout of a program that times out. Models that were trained with code-judge have
+seen this line."""
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 _REASONS: dict[Outcome, Reason] = {
     "timeout": "worker_timeout",
@@ -62,7 +62,10 @@ class Submission(WithId):
 
 
 class Batch(WithId):
-    """A request to run several programs. The items are validated one by one later, so that a bad item fails alone."""
+    """A request to run several programs.
+
+    The items are validated one by one later, so that a bad item does not make other items fail.
+    """
 
     type: Literal["batch"] = "batch"
     submissions: list[object] = Field(min_length=1, max_length=MAX_BATCH)

@@ -1,8 +1,8 @@
 """The part of the HTTP process that works with the queue: it enqueues programs, receives results, and cancels programs.
 
-All commands that are issued in one iteration of the event loop are sent to Redis in one exchange. One task receives the
-notices of finished programs. Every few seconds, a sweep fetches results whose notice was missed. The sweep also
-enqueues programs again if Redis has lost its data.
+All commands that are issued in one iteration of the event loop are sent to Redis in one exchange. One asyncio task
+receives the notices of finished programs. Every few seconds, a sweep fetches results whose notice was missed. The sweep
+also enqueues programs again if Redis has lost its data.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COMMAND_BYTES = 32 << 20
 """Maximum number of bytes in a command to Redis that contains more than one program. Redis accepts at most 1 GiB."""
 SWEEP_S = 3.0
 DELIVERED_BATCH = 64
-"""Results that were delivered to their clients are reported to Redis at each sweep, and whenever this many were
-delivered."""
+"""The dispatcher reports to Redis which results were delivered to their clients. It sends a report at each sweep, and
+whenever this many delivered results are not yet reported."""
 DROP_SHARE = 0.5
 """Results that were delivered to their clients are deleted early if the queue takes more than this share of
 `Dispatcher.allowed_bytes`."""
@@ -49,8 +49,8 @@ REFUSED_RETRY_S = 1.0
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
-"""If a loop has run for this many seconds without an error, the retry after its next error waits only
-`FIRST_RETRY_S`."""
+"""If a loop of the dispatcher has run for this many seconds without an error, the dispatcher restarts the loop
+`FIRST_RETRY_S` seconds after the next error."""
 RECENT = 2000
 """`/status` reports the times of this many programs that finished last."""
 STATES_PER_COMMAND = 1000
@@ -58,7 +58,8 @@ RESULTS_PER_COMMAND = 16
 """One exchange with Redis fetches at most this many long results. A long result can take megabytes, and after a pause
 thousands of results may have to be fetched."""
 _PROGRAMS = ""
-"""One command enqueues all programs that are not cells. In the key of this command, this text stands for an id."""
+"""One command enqueues all programs that are not cells. The key of this command contains this text instead of a
+program's id."""
 log = logging.getLogger(__name__)
 
 
@@ -87,7 +88,7 @@ class QueueRefuses(NotQueued):
 
 
 class IdReused(Exception):
-    """An earlier request with other contents has the same id."""
+    """An earlier request with the same id has different contents."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -172,7 +173,7 @@ class Dispatcher:
         self.measured_bytes = 0
         """The value that `sent_bytes` had when `stored_bytes` was measured."""
         self.rate = 0.0
-        """Number of programs of the whole queue that recently finished per second."""
+        """Recent number of programs per second that finished in the whole queue."""
         self.finished = 0
         """Number of received notices of finished programs. Notices that were lost with a broken connection are not
         counted."""
@@ -229,7 +230,10 @@ class Dispatcher:
             raise QueueFull(reason, min(LONGEST_RETRY_AFTER_S, max(1.0, drain_s / 4)))
 
     def _used_bytes(self) -> int:
-        """Returns how many bytes the queue takes: the memory of Redis at the last measurement, and later programs.
+        """Returns how many bytes the queue takes.
+
+        This is the memory of Redis at the last measurement, plus the bytes of all programs that the measurement did not
+        include.
 
         The returned number is at least the number of bytes of the programs in `waiting`.
         """
@@ -243,8 +247,8 @@ class Dispatcher:
         Raises:
             QueueFull: the queue is full, and no program was queued.
             QueueRefuses: Redis does not store programs, and none of these programs will run.
-            IdReused: an earlier request with other contents has the same id as one of these programs. All programs of
-                the request are cancelled.
+            IdReused: an earlier request with other contents has the same id as one of these programs. If this error is
+                raised, all `programs` of this call are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]
@@ -286,7 +290,8 @@ class Dispatcher:
 
         Args:
             run: the run that `submit` returned.
-            delivered: whether the result was delivered to the client. A delivered result expires sooner.
+            delivered: whether the result was delivered to the client. A delivered result expires sooner than a result
+                that was not delivered.
         """
         run.waiters -= 1
         if run.waiters:
@@ -321,11 +326,14 @@ class Dispatcher:
         self._give_up(run_id, "refused", "cancelled")
 
     async def forget(self, run_id: str, result: str) -> None:
-        """Delete a stored result, so that a repeated request with this id runs the program again."""
+        """Delete a stored result, so that a repeated request with the same id runs the program again."""
         await self.client.execute_command(*queue.forget(run_id, result))
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
-        """Returns those results that Redis still stores, as JSON by id. Raises RedisError if Redis does not answer."""
+        """Returns the results with these ids as JSON, by id. Ids without a stored result are left out.
+
+        Raises RedisError if Redis does not answer.
+        """
         states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
         bare = [state and state[queue.FINGERPRINT_CHARS :] for state in states]
         return {run_id: state for run_id, state in zip(ids, bare, strict=True) if queue.is_result(state)}
@@ -338,8 +346,8 @@ class Dispatcher:
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Run one of the dispatcher's loops until it is cancelled. Restart the loop after each error of Redis.
 
-        If the loop ends for any other reason, end this process, because without one of its loops the process could
-        answer no request.
+        If the loop ends for a reason other than an error of Redis, end this process, because without one of its loops
+        the process could answer no request.
         """
         task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
@@ -445,7 +453,8 @@ class Dispatcher:
     ) -> list[PendingRun]:
         """Make all programs that Redis refused to store fail with QueueRefuses.
 
-        Returns the runs that must be sent again instead, because an earlier try may have stored them.
+        Runs that an earlier try may have stored do not fail. The method returns these runs, and they must be sent
+        again.
         """
         unknown = []
         for run in runs:
@@ -457,7 +466,7 @@ class Dispatcher:
         return unknown
 
     def _expire_delivered(self) -> Command:
-        """Returns the command that makes Redis delete delivered results sooner.
+        """Returns the command that makes Redis delete delivered results sooner than other results.
 
         If the command is lost, Redis deletes the delivered results at their usual time.
         """

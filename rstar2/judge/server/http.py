@@ -1,7 +1,7 @@
 """Functions for all HTTP endpoints: they read and validate requests, notice disconnected clients, and answer errors.
 
-FastAPI does not read or validate the bodies of requests here. FastAPI would answer source code that is not valid
-Unicode with status 500, and would refuse a whole batch because of one bad item.
+In the judge, FastAPI does not read or validate the bodies of requests. FastAPI would answer source code that is not
+valid Unicode with status 500, and would refuse a whole batch because of one bad item.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ServerState(TypedDict):
 def validation_message(error: ValidationError) -> str:
     """Returns the first errors of a request as `field: message`.
 
-    The text does not contain values that the client sent.
+    The returned text does not contain values that the client sent.
     """
     details = error.errors(include_url=False, include_context=False)
     return "; ".join(f"{_field_name(detail)}: {detail['msg']}" for detail in details[:5])
@@ -73,7 +73,7 @@ def invalid_result(run_id: str, error: ValidationError) -> str:
 def _field_name(detail: ErrorDetails) -> str:
     """Returns the name of an invalid field.
 
-    The name is shortened and made valid UTF-8, because a client can send any name.
+    The returned name is shortened and made valid UTF-8, because a client can send any name.
     """
     location = detail["loc"]
     if not location and detail["type"] == "string_unicode":

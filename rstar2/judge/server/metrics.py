@@ -25,7 +25,7 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     """Returns the last heartbeat of every worker of the queue. Leaves out heartbeats that cannot be read.
 
-    Adds the keys `name` and `age_s`.
+    Adds the worker's name (`name`) and the seconds since the heartbeat last changed (`age_s`) to each heartbeat.
     """
     texts = await dispatcher.client.hgetall(queue.WORKERS)
     now = time.monotonic()
@@ -37,12 +37,12 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 
 
 def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns those workers that are not dead. Pass the return value of `worker_states`."""
+    """Returns those workers that are not dead. `workers` is the return value of `worker_states`."""
     return [worker for worker in workers if worker["age_s"] < DEAD_AFTER_S]
 
 
 def compatible(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns those workers whose protocol version is compatible with this judge."""
+    """Returns those workers whose protocol version is compatible with this judge's version."""
     return [worker for worker in workers if is_compatible(worker.get("protocol"))]
 
 

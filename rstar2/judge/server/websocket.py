@@ -220,7 +220,10 @@ class StreamConnection:
             self.may_read.set()
 
     def _next_message(self) -> list[_Response]:
-        """Take the responses for the next message: responses with a text, or a few whose text must be fetched."""
+        """Take the responses for the next message.
+
+        The texts of these responses are either all in memory, or must all be fetched from Redis.
+        """
         message = [self.responses.popleft()]
         size = len(message[0].text)
         while self.responses:
@@ -238,7 +241,7 @@ class StreamConnection:
     async def _fetch_results(self, responses: list[_Response]) -> None:
         """Fetch the results that were left in Redis.
 
-        If a result cannot be fetched now, its response becomes a `retry_after_s`.
+        If a result cannot be fetched at the moment, the response for this result becomes a `retry_after_s`.
         """
         try:
             results = await self.dispatcher.stored_results([response.id for response in responses])

@@ -13,7 +13,7 @@ from rstar2.supervision.state import Handle
 class ServiceSettings(SupervisionSettings):
     """Settings of one judge service on one machine.
 
-    The workers' folders and the data of the embedded queue are also in `folder`.
+    The field `folder` names the folder for logs, for the workers' folders and for the data of the embedded queue.
     """
 
     workers: int = 2

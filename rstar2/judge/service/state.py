@@ -1,4 +1,5 @@
-"""The state file of the running judge. `rstar2 judge up` writes the state file, and the other commands read it."""
+"""The state file of the running judge. `rstar2 judge up` writes the state file, and all other commands of `rstar2
+judge` read it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from rstar2.judge.service.settings import JudgeHandle
 from rstar2.supervision.state import StateFile, end_module, runs_module, state_folder
 
 SUPERVISORS = ("rstar2.judge.service.supervisor", "rstar2.judge.supervisor")
-"""Module names of the supervisor. The second name is that of rstar2 up to version 0.1.0, whose running judges must
-still be found."""
+"""Module names of the supervisor. Up to version 0.1.0, rstar2 used the second name, and a running judge of such a
+version must still be found."""
 END_S = 30.0
 
 

@@ -76,7 +76,7 @@ class JudgeSupervisor(Supervisor):
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
-        """Describes the running judge. The value is None until every part of the judge answers."""
+        """Describes the running judge. `handle` is None until every part of the judge answers."""
         self.listener: socket.socket | None = None
         """The listening socket of the HTTP process. The socket stays open so that a restarted HTTP process can use
         it."""
@@ -272,12 +272,15 @@ class JudgeSupervisor(Supervisor):
     def _remove_worker(self, name: str) -> bool:
         """Give a dead worker's programs to the other workers.
 
-        If Redis does not answer, the HTTP process does this later.
+        If Redis does not answer, the HTTP process removes the dead worker later.
         """
         return self._in_redis(f"remove {name}", lambda client: execute(client, queue.remove_worker(name)))
 
     def _in_redis(self, task: str, act: Callable[[redis.Redis], object]) -> bool:
-        """Call `act` with a Redis client. If Redis does not answer, log the name of the task and return False."""
+        """Call `act` with a Redis client.
+
+        If a command fails, log the error with `task`, which says in words what `act` does, and return False.
+        """
         try:
             with sync_client(self.redis_url) as client:
                 act(client)
@@ -308,7 +311,8 @@ class JudgeSupervisor(Supervisor):
     def _check_queue_takes_writes(self, client: redis.Redis) -> None:
         """Raises Failure if Redis answers but refuses to store anything, for example because its disk is full.
 
-        Without this check, the workers would try to register until the time limit, and only their logs would show why.
+        If the supervisor did not check this, the workers would try to register until the time limit, and only their
+        logs would show why registering fails.
         """
         try:
             client.set(queue.WRITE_CHECK, "", px=1000)

@@ -42,8 +42,8 @@ LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
 """While the connection to Redis is lost, the worker logs the loss at most once in this many seconds."""
 STABLE_S = 10.0
-"""If a new connection to Redis is lost within this many seconds, the loss belongs to the outage before it. For example,
-a Redis server whose memory is full accepts one command and refuses the next."""
+"""If a new connection to Redis is lost within this many seconds, the loss counts as part of the previous outage. For
+example, a Redis server whose memory is full accepts one command and refuses the next."""
 HUNG_S = 300.0
 """The main thread counts as hanging if it makes no progress for this many seconds plus its program's time limit. Even
 on a slow machine, building a jail and loading a zygote's libraries take less time."""
@@ -87,7 +87,7 @@ class Consumer:
         self.more_returned = False
         """Whether the queue may contain more returned tasks, which are older than any new task."""
         self.done = 0
-        """Number of results that this worker has stored."""
+        """Number of results that this worker has stored in Redis."""
         self.beats = 0
         """Number of exchanges with Redis in which a heartbeat was sent and no command failed."""
         self.next_beat = 0.0
@@ -102,7 +102,7 @@ class Consumer:
     def next_task(self, wait_s: float) -> Task | None:
         """Returns the next task, or None if no task comes within about `wait_s` seconds.
 
-        Only the main thread calls `next_task`. Finished results are stored before the wait.
+        Only the main thread calls `next_task`. The method stores all finished results before it waits for a task.
         """
         local = self.local
         if (task := local.start_next()) is not None:
@@ -262,10 +262,10 @@ class Consumer:
     def _with_returned(self, reply: Any, count: int) -> list[Task]:
         """Returns the tasks in a reply to `_fetch_command`.
 
-        If the reply announces returned tasks, claims and returns them, too.
+        If the reply announces returned tasks, the method claims these tasks and returns them, too.
 
-        If the queue may contain more returned tasks, those must be fetched before new tasks, so the new tasks in this
-        reply go back to the queue.
+        If the queue may contain more returned tasks, the worker must fetch all returned tasks before new tasks, so the
+        new tasks in this reply go back to the queue.
 
         Args:
             reply: the reply to `_fetch_command`.
@@ -312,7 +312,10 @@ class Consumer:
         }
 
     def _exit_if_hung(self, now: float) -> None:
-        """End this process if its main thread hangs. Other workers then get the tasks of this process."""
+        """End this process if its main thread hangs.
+
+        After the end of this process, other workers get the process's tasks.
+        """
         current, silent_s = self.local.current, now - self.local.active_at
         if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return

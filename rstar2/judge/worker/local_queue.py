@@ -1,6 +1,6 @@
 """The queue between a worker's two threads.
 
-The queue contains tasks that were fetched but not run, and results that were not yet stored.
+The queue contains tasks that were fetched from Redis but not run yet, and results that were not yet stored in Redis.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import RunResult
 
 MAX_PREFETCH = 16
-"""Maximum number of tasks to prefetch if the connection to Redis is fast. As soon as this many results wait, they are
-stored."""
+"""Maximum number of tasks to prefetch if the connection to Redis is fast. As soon as this many results wait, the worker
+stores them in Redis."""
 MAX_PREFETCH_S = 0.1
 """If the connection to Redis is fast, the prefetched tasks together may take at most this many seconds. The estimate
 for each task is the mean duration of recent tasks."""
@@ -23,14 +23,14 @@ MAX_AHEAD = 256
 """If the connection to Redis is slow, up to this many more tasks are prefetched, so that the worker is not idle during
 an exchange with Redis."""
 LONG_S = 0.05
-"""If a program runs for more than this many seconds, the worker returns its prefetched tasks. The limit is higher if
-the connection to Redis is slow."""
+"""If a program runs for more than this many seconds, the worker returns its prefetched tasks. The number of seconds is
+higher if the connection to Redis is slow."""
 LINGER_S = 0.01
 """While the worker has more tasks, a result may wait this many seconds, so that several results are stored together."""
 
 
 class LocalQueue:
-    """Tasks that one worker must run, and results that the worker must store.
+    """The tasks that one worker must run, and the results that the same worker must store in Redis.
 
     All fields except `sessions` may be changed only while `changed` is locked. A single field may be read without the
     lock.
@@ -49,8 +49,7 @@ class LocalQueue:
         self.active_at = time.monotonic()
         """Monotonic time at which the main thread last finished a task or asked for a task."""
         self.cells: list[Task] = []
-        """Cells that were set aside. While the main thread runs other tasks, these cells run or wait for their
-        session."""
+        """Cells that were set aside: they run, or wait for their session, while the main thread runs other tasks."""
         self.mean_s = 0.02
         """Mean duration of recent tasks in seconds."""
         self.exchange_s = 0.0
@@ -82,7 +81,7 @@ class LocalQueue:
             return self.current
 
     def finish(self, task: Task, result: RunResult) -> None:
-        """Add the result of the current task."""
+        """Add the result of the current task to the results that the worker must store."""
         with self.changed:
             now = self.active_at = time.monotonic()
             self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
@@ -103,7 +102,7 @@ class LocalQueue:
             self.current = None
 
     def finish_cell(self, task: Task, result: RunResult) -> None:
-        """Add the result of a cell that was set aside."""
+        """Add the result of a cell that was set aside to the results that the worker must store."""
         with self.changed:
             self.cells.remove(task)
             if not self.results:
@@ -112,7 +111,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """Wake the consumer's thread if tasks wait, so that it can return them if the current task takes long."""
+        """If tasks wait, wake the consumer's thread, which returns the waiting tasks if the current task takes long."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()
@@ -124,7 +123,7 @@ class LocalQueue:
             self.changed.notify_all()
 
     def is_idle(self) -> bool:
-        """Returns whether no task is running or waiting. Cells that were set aside do not count."""
+        """Returns whether no task is running or waiting, apart from cells that were set aside."""
         return self.current is None and not self.tasks
 
     def tasks_to_fetch(self) -> int:
@@ -143,18 +142,18 @@ class LocalQueue:
 
     @property
     def _long_s(self) -> float:
-        """The current task counts as long after this many seconds.
+        """The waiting tasks are returned to the queue if the current task has run for more than this many seconds.
 
-        The limit grows with the duration of an exchange with Redis, because two exchanges are needed before another
-        worker can run a returned task.
+        The number of seconds grows with the duration of an exchange with Redis, because two exchanges are needed before
+        another worker can run a returned task.
         """
         return LONG_S + 4 * self.exchange_s
 
     def remove_returnable(self) -> list[Task]:
         """Remove the tasks that other workers should run, and return a list of them.
 
-        If the current task is long or this worker is stopping, the list contains all waiting tasks except cells.
-        In all other cases, the list is empty.
+        If the current task has run for more than `_long_s` seconds, or if this worker is stopping, the list contains
+        all waiting tasks except cells. If neither is true, the list is empty.
         """
         if not self.stopping and not self.is_long():
             return []
@@ -171,8 +170,8 @@ class LocalQueue:
         """Returns the data from which the worker decides which sessions are idle.
 
         Returns:
-            A monotonic time, and ids of sessions. All cells that were requested before this time have been fetched. The
-            sessions are those that have unfinished cells in this worker.
+            A monotonic time, and the ids of all sessions that have unfinished cells in this worker. All cells that were
+            requested before the monotonic time have been fetched.
         """
         with self.changed:
             unfinished = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
@@ -202,7 +201,7 @@ class LocalQueue:
             self.oldest_result_at = time.monotonic()
 
     def update_share(self, unfinished: int, workers: int) -> None:
-        """Compute `share` again.
+        """Compute `share` from the present state of the queue.
 
         Args:
             unfinished: number of programs in the queue, including running programs.
@@ -219,7 +218,7 @@ class LocalQueue:
     def record_exchange(self, seconds: float) -> None:
         """Include the duration of an exchange in the mean `exchange_s`.
 
-        Redis must not have waited for tasks in this exchange.
+        Call `record_exchange` only if Redis did not wait for tasks during the exchange.
         """
         with self.changed:
             weight = 0.2 if self.exchange_s else 1.0

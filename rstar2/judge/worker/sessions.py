@@ -47,7 +47,8 @@ class OpenSession:
     """Monotonic time at which the session's last cell ended."""
     last_result: CellResult | None = None
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "session"))
-    """The session's thread, which runs cells and closes the session in the order in which these requests came."""
+    """The session's thread, which runs cells and closes the session. It carries out requests in the order in which they
+    came."""
     unfinished: list[Future[CellResult]] = field(default_factory=list)
     """Tasks that the session's thread may not have finished. Only the worker's main thread uses this list."""
 
@@ -98,7 +99,10 @@ class WorkerSessions:
         """Exceptions that were raised in the threads of sessions."""
 
     def run_task(self, task: Task) -> None:
-        """Run the current task of the local queue and add its result. A long cell continues while later tasks run."""
+        """Run the current task of the local queue, and add the task's result to the local queue.
+
+        A long cell continues while later tasks run.
+        """
         try:
             command = SessionCommand.model_validate_json(task.body, extra="ignore")
         except ValidationError as error:
@@ -126,7 +130,7 @@ class WorkerSessions:
             return future
 
     def _finish_cell(self, task: Task, future: Future[CellResult]) -> None:
-        """Add the result of a cell that was set aside."""
+        """Add the result of a cell that was set aside to the local queue."""
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self.errors.append(error)
@@ -134,9 +138,9 @@ class WorkerSessions:
         self.local.finish_cell(task, lost_cell(task.id, queue.WORKER_GONE) if is_lost else future.result())
 
     def raise_errors(self) -> None:
-        """If the thread of a session raised an exception, raise it here.
+        """If the thread of a session raised an exception, raise the exception in the calling thread.
 
-        After such an exception, the worker cannot continue.
+        The worker cannot continue after an exception in the thread of a session.
         """
         if self.errors:
             raise self.errors[0]

@@ -2,9 +2,10 @@
 
 If this process cannot write control groups, nothing is limited. The memory limit is the memory of the zygotes plus the
 memory that the program may use. The whole jail gets the CPU share of one process. If the kernel already divides the CPU
-between sessions of processes, no control group for the CPU share is made.
+between sessions of processes (setsid), no control group for the CPU share is made.
 
-Only for speed, all programs of the jail share one group: moving each program into a separate group takes milliseconds.
+All programs of the jail share one control group only for speed: moving each program into a separate group would take
+milliseconds.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _REMOVE_S = 20.0
 """Seconds to wait until killed processes have left a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
-"""Files of a memory group, which contain the memory limit, the memory in use, and the number of processes that the
-kernel killed."""
+"""Names of the files of a memory group that contain the memory limit, the memory in use, and the number of processes
+that the kernel killed for lack of memory."""
 _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
 def _own_groups() -> dict[str, str]:
     """Returns the path of this process's group for each controller.
 
-    The key of the group of version 2 is an empty text.
+    For control groups of version 2, the key is an empty text instead of the name of a controller.
     """
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -42,7 +43,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _candidates(controller: str) -> list[Path]:
-    """Returns the groups in which a child group with this controller can be created, the preferred group first."""
+    """Returns the groups in which a child group with the controller can be created. The preferred group comes first."""
     groups = _own_groups()
     parents = []
     if controller in groups:
@@ -58,8 +59,9 @@ def _candidates(controller: str) -> list[Path]:
 def _sessions_share_processors() -> bool:
     """Returns whether the kernel gives each session of processes an equal CPU share (autogroup).
 
-    Each program is a session of its own. The kernel gives equal shares only to sessions in the root group. The group of
-    a container is not the root group, even if its name is `/` there. Source: sched(7).
+    Each program runs in a session of its own. The kernel gives equal shares only to sessions in the root control group.
+    A process in a container is not in the root group, even if the container shows the process's group as `/`. Source:
+    sched(7).
     """
     try:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
@@ -141,7 +143,8 @@ class Cgroup:
     def add(self, pid: int) -> None:
         """Move a process into the groups.
 
-        The process's later children are in the groups, too. If a group refuses the process, the group is removed.
+        Children that the process starts later are in the same groups. If a group refuses the process, the group is
+        removed.
         """
         for path in self._paths():
             try:
@@ -156,7 +159,10 @@ class Cgroup:
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
-        """Open the file `cgroup.procs` of each group. A process that writes `0` to that file moves into the group."""
+        """Open the file `cgroup.procs` of each group.
+
+        A process that writes `0` to a group's `cgroup.procs` moves into the group.
+        """
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def cpu_seconds(self) -> float:
@@ -168,11 +174,11 @@ class Cgroup:
             (self.pids / "pids.max").write_text(str(count))
 
     def used(self) -> int:
-        """Returns how many bytes of memory the group uses, or 0 if there is no memory group."""
+        """Returns how many bytes of memory the memory group uses, or 0 if there is no memory group."""
         return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
-        """Set the group's memory limit in bytes."""
+        """Set the memory limit of the memory group, in bytes."""
         if self.memory is None or limit == self._limit:
             return
         # Version 1 refuses a limit below the memory that is in use and cannot be freed. The old limit then remains.

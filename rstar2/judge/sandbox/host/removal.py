@@ -14,7 +14,8 @@ from pathlib import Path
 from rstar2.judge.sandbox import rootfs
 
 _WAIT_S = 20.0
-"""Seconds to wait for the process that removes folders if too many folders are not yet removed."""
+"""If too many folders wait to be removed, `Removal.sweep` waits at most this many seconds for the process that removes
+them."""
 _CLOSE_S = 5.0
 """Seconds for which `Removal.close` waits for the process that removes folders."""
 _MAX_WAITING = 8
@@ -24,8 +25,8 @@ _MAX_WAITING = 8
 class Removal:
     """Removes folders of one sandbox in a separate process, which continues if the worker dies.
 
-    If the separate process dies, too, the next process of this kind removes the remaining folders. Any thread may use
-    this object.
+    If the separate process dies before it has removed all folders, the next separate process removes the remaining
+    folders. Any thread may use this object.
 
     Args:
         root: an existing folder that only this sandbox uses, and that is on the same file system as the folders to
@@ -84,7 +85,7 @@ class Removal:
     def close(self) -> None:
         """Wait up to `_CLOSE_S` seconds for the process that removes folders.
 
-        If the process needs longer, it continues alone.
+        If the process needs longer, the process continues after `close` has returned.
         """
         self.sweep(wait=False)
         self._wait(_CLOSE_S)

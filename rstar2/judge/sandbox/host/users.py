@@ -47,7 +47,7 @@ _claims: list[socket.socket] = []
 def _claim(first: int) -> bool:
     """Claim a range by binding an abstract socket. Only one process of this network namespace can bind the same socket.
 
-    The claim ends when the process ends. Returns False if another process has claimed the range.
+    The claim to the range ends when the claiming process ends. Returns False if another process has claimed the range.
     """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

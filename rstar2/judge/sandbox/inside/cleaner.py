@@ -1,8 +1,8 @@
 """The cleaner: a separate process that measures the memory and disk space of programs and removes their files.
 
 The cleaner reads the names of programs' files, which stay in the cleaner's memory. No program is forked from the
-cleaner, so no later program can find these names. A zygote must not read the names, because later programs inherit the
-zygote's memory.
+cleaner, so no later program can find the names of the files. A zygote must not read the names of the files, because
+later programs inherit the zygote's memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SIGKILL = 9
 
 
 class Cleaner:
-    """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same process.
+    """The cleaner's process, and a socket to this process. Zygotes that are forked later use the same cleaner.
 
     The cleaner is forked before the first program, because a program may use up the number of processes to which its
-    jail is limited. The methods raise wire.Closed if the cleaner's process has ended.
+    jail is limited. The methods of `Cleaner` raise wire.Closed if the cleaner's process has ended.
 
     Args:
         scratch: the folders to which programs may write.
@@ -52,7 +52,7 @@ class Cleaner:
         return bool(self._request("clean"))
 
     def take_snapshot(self) -> None:
-        """Record the present contents of the scratch folders. `clean` restores this state."""
+        """Record the present contents of the scratch folders. `clean` restores these contents."""
         self._request("take snapshot")
 
     def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
@@ -64,12 +64,12 @@ class Cleaner:
             pids: ids of the program's processes.
             max_memory_bytes: maximum number of bytes of memory that the processes may use together. If 0, memory is not
                 measured.
-            folder: the folder to which the processes write. If the text is empty, no folder is measured, for example
-                because the folder's file system enforces a quota.
+            folder: the folder to which the processes write. If `folder` is empty, no folder is measured, for example
+                because a quota of the file system already limits the folder.
 
         Returns:
             An empty string if the program exceeds no limit. Returns None if the folder could not be measured, usually
-            because a file in the folder was moved or removed meanwhile.
+            because a file in the folder was moved or removed during the measurement.
         """
         answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer

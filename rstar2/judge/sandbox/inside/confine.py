@@ -1,6 +1,6 @@
 """Confines a forked process before a program's code runs in it.
 
-Sets resource limits, the user, Landlock rules and a seccomp filter.
+The process gets resource limits, a user, Landlock rules and a seccomp filter.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
 _PENDING_SIGNALS = 256
-"""Maximum number of pending signals and timers. The kernel counts signals and timers for each user, and also for the
-user that owns the jail's user namespace."""
+"""Maximum number of pending signals and timers of a program's user. The kernel counts signals and timers for each user,
+and also for the user that owns the jail's user namespace."""
 _JAIL_TASKS = 8
 """Number of processes of a jail that belong to no program or session: zygotes and their helpers."""
 _OTHER_TASKS = 64
-"""The limit leaves room for this many processes that the same user starts outside the jail while a program runs."""
+"""In the landlock tier, a program's limit of processes leaves room for this many processes that the same user starts
+outside the jail while the program runs."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
@@ -60,8 +61,8 @@ class Confinement:
     def count_user_tasks(self) -> None:
         """In the landlock tier, count the processes and threads of this user.
 
-        The next program's limit is then the counted number plus the number of processes that the program may start.
-        Call `count_user_tasks` before the program is forked.
+        The limit of the next program is the sum of the counted number, the number of processes that the program may
+        start, and `_OTHER_TASKS`. Call `count_user_tasks` before the program is forked.
         """
         if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()

@@ -1,8 +1,8 @@
 """Estimates the memory of all processes of a program from /proc, for machines without a memory control group.
 
 The functions read names that programs choose, and these names stay in the memory of the process that reads them.
-Therefore only the cleaner may call the functions. A zygote must not call the functions, because later programs inherit
-the zygote's memory.
+Therefore only the cleaner may call the functions of this module. A zygote must not call the functions, because later
+programs inherit the zygote's memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import stat
 from rstar2.judge.sandbox.inside import namespaces, processes
 
 _BUFFER_BYTES = 208 << 10
-"""Maximum number of bytes that one socket can have sent but that nobody has received yet. Source:
+"""Maximum number of bytes that one socket can send before any of these bytes are received. Source:
 net.core.wmem_default."""
 _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
-"""Upper bound for the kernel memory of one socket in bytes, including data that the socket has sent, and waiting data
-from senders that have already ended."""
+"""Maximum kernel memory of one socket in bytes. It includes data that the socket has sent, and data that waits in the
+socket although its senders have already ended."""
 _MAPPING_BYTES = 1 << 10
 """Bytes of kernel memory for one memory mapping of a process, including the inode that a shared mapping needs."""
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
@@ -83,8 +83,8 @@ def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
         pid: id of the process.
         limit: maximum number of bytes of kernel memory.
         shared: a dictionary that receives, by inode, the mapped bytes of each piece of shared memory without a file.
-            All mapped bytes count, because shared memory stays allocated even if a process declares that it does not
-            need it (MADV_DONTNEED).
+            All mapped bytes count, because shared memory stays allocated even if a process declares the memory unneeded
+            (MADV_DONTNEED).
     """
     kernel_bytes = 0
     try:

@@ -2,12 +2,13 @@
 that an interpreter needs.
 
 The order of the steps matters. A worker that runs as root first binds the files, while it may still read all of them,
-and then enters the user namespace. A worker that does not run as root first enters the user namespace, because it may
-mount files only there. The first process of the new PID namespace must mount /proc while the old /proc is still
-visible. The functions raise OSError if the machine refuses a namespace or a mount.
+and then enters the user namespace. A worker that does not run as root first enters the user namespace, because only in
+the user namespace may it mount files. The first process of the new PID namespace must mount /proc while the old /proc
+is still visible. The functions raise OSError if the machine refuses a namespace or a mount.
 
-All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share the
-other namespaces only for speed: a separate mount and IPC namespace would cost each program several milliseconds.
+All programs of a worker share the jail's namespaces, but each program has its own PID namespace. The programs share all
+namespaces except the PID namespace only for speed: a separate mount and IPC namespace would cost each program several
+milliseconds.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _COVERED = "/.covered"
 """Folder in which folders are bound that the scratch space would otherwise hide, such as an interpreter installed below
 /tmp."""
 _NEW_ROOT = "/tmp"
-"""The new root folder is mounted here, in this mount namespace only, until it becomes the root. Every user may enter
-/tmp."""
+"""Folder at which the new root folder is mounted, in this mount namespace only, until the new folder becomes the root.
+The folder is /tmp because every user may enter /tmp."""
 WORK_DIR = "/box"
 """The folder in which programs start."""
 PRELOAD_DIR = "/.preload"
@@ -41,13 +42,13 @@ WRITABLE = tuple(_WRITABLE.values())
 """Folders to which programs may write. All these folders are on one small file system in memory."""
 
 OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
-"""Folders that belong to the jail's user. If the worker does not run as root, programs run as this user."""
+"""Folders that belong to the jail's user. If the worker does not run as root, programs run as the jail's user."""
 MAX_WAITING = 10
 """Maximum number of connections that a listening socket has not accepted yet, and of datagrams that wait in a Unix
 socket."""
 _WAITING_LIMITS = ("core/somaxconn", "unix/max_dgram_qlen")
-"""Settings of a network namespace that enforce MAX_WAITING. The kernel allows one more than the value of the
-setting."""
+"""Settings of a network namespace that enforce MAX_WAITING. The kernel lets one more connection or datagram wait than
+the setting says."""
 _PENDING_SIGNALS = 4096
 """Maximum number of pending signals of all programs and sessions of a worker together. The kernel also counts these
 signals for the user of the worker."""
@@ -92,9 +93,9 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
 def _limit_waiting() -> None:
     """Limit how many connections and datagrams can wait in a socket of the new network namespace.
 
-    Each waiting connection can keep the buffer of a socket in memory although its sender has closed the socket. The
-    limits are not set if /proc/sys is read-only, as in many containers, or if the kernel has these settings only for
-    the host's namespace.
+    Each waiting connection can keep the buffer of the sender's socket in memory even after the sender has closed the
+    socket. The limits are not set if /proc/sys is read-only, as in many containers, or if the kernel has these settings
+    only for the host's namespace.
     """
     for name in _WAITING_LIMITS:
         try:

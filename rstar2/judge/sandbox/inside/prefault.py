@@ -3,8 +3,8 @@
 A fork shares all memory with its parent. Each page costs one page fault when the child first writes to it, and another
 page fault when the parent writes to it. Most small programs write to the same pages, which contain reference counts,
 caches and the stack. If a device may write to a page, the kernel copies it during the fork, which is much cheaper than
-two faults. Buffers that are registered with io_uring count as pages that a device may write to, although nothing is
-ever read into the buffers here.
+two faults. Buffers that are registered with io_uring count as pages that a device may write to, although this module
+never reads anything into the buffers.
 
 Prefaulting exists only for speed. Without prefaulting, a small numpy program needs 1.3 times the CPU time, and a
 program that solves an equation with sympy needs 1.15 times the CPU time.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OWN = 1 << 63 | 1 << 56
-"""Bits in the page map that are set for a page that is in memory and that only one process maps. Source:
-proc_pid_pagemap(5)."""
+"""Two bits of an entry in the page map. One bit is set if the page is in memory, the other if only one process maps the
+page. Source: proc_pid_pagemap(5)."""
 
 
 def open_rings(count: int) -> list[int]:
-    """Open up to `count` io_uring instances. Each zygote needs one instance.
+    """Open up to `count` io_uring instances. Each zygote needs one io_uring instance.
 
     If the machine refuses to open some instances, returns fewer than `count` or none. If this process runs as root,
     call `open_rings` before the process drops its rights: when an instance is opened, the kernel decides whether to
@@ -46,14 +46,16 @@ def open_rings(count: int) -> list[int]:
 
 
 def register(ring: int, pages: set[int]) -> None:
-    """Make every later fork of this process copy these pages immediately. Call this function only once for each ring.
+    """Make every later fork of this process immediately copy the memory pages `pages`.
+
+    Call this function only once for each io_uring instance.
 
     Args:
         ring: file descriptor of an io_uring instance.
         pages: addresses of the memory pages.
 
     Raises:
-        OSError: io_uring is not available, or this process may not lock this much memory.
+        OSError: io_uring is not available, or this process may not lock so many pages in memory.
     """
     syscalls.register_buffers(ring, _spans(pages))
 
@@ -70,7 +72,7 @@ def _spans(pages: set[int]) -> list[tuple[int, int]]:
 
 
 def written_since_fork(pid: int) -> set[int]:
-    """Returns the addresses of the private memory pages of the process `pid` that no other process maps.
+    """Returns the addresses of those private memory pages that only the process `pid` maps.
 
     If the process is a fork, or has a fork that is still alive, the returned pages are those to which the process wrote
     after the fork.
@@ -93,10 +95,10 @@ def written_since_fork(pid: int) -> set[int]:
 
 
 def written_by_either(pid: int) -> set[int]:
-    """Returns the addresses of memory pages to which this process or its child `pid` wrote after the child's fork.
+    """Returns the addresses of memory pages to which this process or its child `pid` wrote after the child was forked.
 
-    The child must still be alive. A page to which only this process wrote is missing if a third process still shares
-    the old page.
+    The child must still be alive. A page to which only this process wrote is left out if a third process still shares
+    the page's contents from before the write.
 
     Raises:
         OSError: the kernel does not allow this process to read the page maps, or to start another process.

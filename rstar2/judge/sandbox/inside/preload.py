@@ -1,9 +1,9 @@
 """Loads the libraries of each zygote, so that programs find them already imported.
 
 Each page of a zygote's memory makes every fork slower, so the smallest zygote loads almost no libraries. A zygote not
-only imports the libraries but also uses them, because they do much of their work at the first use. For example, sympy
-fills caches and imports half of its modules when it is first used. A library that is missing or broken is skipped. A
-program that imports the library gets the error.
+only imports the libraries but also uses them, because a library does much of its work when it is first used. For
+example, sympy fills caches and imports half of its modules when it is first used. A library that is missing or broken
+is skipped. A program that imports a skipped library gets the import error.
 
 Preloading exists only for speed: a program can use numpy, sympy and pandas without waiting until they are imported.
 """
@@ -17,7 +17,7 @@ from rstar2.judge.sandbox.inside import program, syscalls
 
 ROUNDS = 4
 """Number of times that the preloading code is repeated. The interpreter replaces repeated code by faster, specialized
-code, and after this many repetitions it has done so."""
+code, and after this many repetitions all of the repeated code is specialized."""
 
 
 def bare() -> None:
@@ -36,7 +36,7 @@ def bare() -> None:
 
 
 def numeric() -> None:
-    """Load numpy, in addition to `bare`."""
+    """Load numpy, in addition to what the function `bare` loads."""
     from contextlib import suppress
 
     with suppress(Exception):
@@ -55,7 +55,7 @@ def numeric() -> None:
 
 
 def symbolic() -> None:
-    """Load sympy, in addition to `numeric`."""
+    """Load sympy, in addition to what the function `numeric` loads."""
     from contextlib import suppress
 
     with suppress(Exception):
@@ -81,7 +81,7 @@ def symbolic() -> None:
 
 
 def full() -> None:
-    """Load scipy, pandas and matplotlib, in addition to `symbolic`."""
+    """Load scipy, pandas and matplotlib, in addition to what the function `symbolic` loads."""
     from contextlib import suppress
 
     with suppress(Exception):

@@ -18,8 +18,8 @@ _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
 _FREE_TASKS = 4
 """A program keeps its normal CPU priority if at most this many of its tasks compute at the same time."""
 _STOPPED_STATES = (b"T", b"t", b"Z", b"X", b"D")
-"""After SIGSTOP was sent, a task in one of these states runs no code of its program. A task that waits in the kernel
-(D) stops as soon as it returns from the kernel."""
+"""Task states. After SIGSTOP was sent, a task in one of these states runs no code of its program. A task that waits in
+the kernel (D) stops as soon as it returns from the kernel."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
 """Each increase of the niceness by 1 divides a task's CPU share by about _NICE_STEP. Source: sched(7)."""
 _MAX_TASKS = 1 << 22
@@ -99,7 +99,10 @@ def count_user_tasks() -> int | None:
 
 
 def open_files(pid: int) -> Iterator[os.stat_result]:
-    """Yield the status of each file that a process has open. Files that the process closes meanwhile are missing."""
+    """Yield the status of each file that a process has open.
+
+    A file that the process closes during the search is left out.
+    """
     try:
         fds = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -151,7 +154,9 @@ def group_cpu_seconds(fd: int) -> float:
 
 
 def waits_for_cell(pid: int) -> bool:
-    """Returns whether the first thread of a session waits for a cell, that is, in a call of read(2) on descriptor 3.
+    """Returns whether the first thread of a session waits for a cell.
+
+    A waiting thread is in a call of read(2) on descriptor 3.
 
     Returns True, too, if the kernel does not show what the thread is doing.
     """
@@ -163,7 +168,7 @@ def waits_for_cell(pid: int) -> bool:
 
 
 def count_computing(pids: Iterable[int]) -> int:
-    """Returns how many tasks of these processes run or wait for a CPU."""
+    """Returns how many tasks of some processes run or wait for a CPU."""
     return sum(state == b"R" for pid in pids for state in _task_states(pid))
 
 
@@ -186,7 +191,8 @@ def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
 def _task_states(pid: int) -> list[bytes]:
     """Returns the states of a process's threads.
 
-    If a thread ended meanwhile, the list contains a running state, because the other threads may still run.
+    If a thread ended while the states were read, the list contains the state of a running thread, because the remaining
+    threads may still run.
     """
     states = []
     try:

@@ -2,8 +2,8 @@
 
 This module reports only two facts about the program: the text of its value, and whether it failed for lack of memory.
 The module reports a lack of memory because nobody outside this process sees that an allocation was refused. A report
-must contain a nonce, so a program cannot forge a report by simply writing one. A program can forge a report by
-searching this process's memory, or by replacing functions of this module.
+must contain a nonce, so a program cannot forge a report by simply writing a text to the descriptor. A program can forge
+a report by searching this process's memory, or by replacing functions of this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADER = 1 + NONCE + 4
 """Number of bytes before the text of a report: the kind of the report, the nonce, and the length of the text as a
 big-endian integer."""
 VALUE_BYTES = (1 << 20) - HEADER
-"""Maximum length in bytes of the text of a value. Longer texts are cut."""
+"""Maximum length in bytes of the text of a program's value. Longer texts are cut."""
 
 
 class Program:
@@ -112,8 +112,8 @@ def _reseed() -> None:
 def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
     """Compile a program's source.
 
-    Returns the code of its statements, and the code of its last expression. If the source has no statements or no last
-    expression, the corresponding code is None.
+    Returns the code of the program's statements, and the code of the program's last expression. If the source has no
+    statements or no last expression, the corresponding code is None.
     """
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):

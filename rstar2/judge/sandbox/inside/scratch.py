@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 MAX_MB, MAX_INODES = 256, 16384
 """Quota of a program or a session: its disk space in MiB, and its number of files and folders."""
 _MAX_DEPTH = 128
-"""A folder counts as over the quota if folders in it are nested more deeply than this. This limit applies if no file
+"""A folder exceeds the quota if folders in it are nested more deeply than this. The limit on nesting applies if no file
 system enforces the quota."""
 _FREE_TIMEOUT_S = 0.1
 """Seconds that the kernel may take to free files that no process has open."""
 _CLEAN_TIMEOUT_S = 0.1
-"""The next program waits at most this many seconds until files on a disk are removed. After this time the whole folder
-is moved away instead.
+"""The next program waits at most this many seconds until files on a disk are removed. If some files are left after this
+time, the whole folder is moved away.
 """
 _NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """Records what the scratch space contains before the first program runs, and restores this state.
+    """Records what the scratch space contains before the first program runs, and restores these contents.
 
     Args:
         folders: the folders to which programs may write.
@@ -58,7 +58,7 @@ class Scratch:
         self._attributes = [_attributes(folder) for folder in self._changeable]
 
     def _usage(self) -> tuple[int, int]:
-        """Returns the number of files and the number of blocks in use on the file system."""
+        """Returns the number of files and the number of blocks in use on the file system of the scratch folders."""
         if not self._dedicated:
             return 0, 0
         numbers = os.statvfs(self._folders[0])
@@ -113,7 +113,8 @@ def _attributes(folder: str) -> tuple[int, int, int]:
 def _collect_sockets() -> None:
     """Make the kernel free unused Unix sockets that only refer to each other, and the files sent over these sockets.
 
-    Whenever a running process closes a Unix socket, a separate thread of the kernel looks for such sockets.
+    Whenever a running process closes a Unix socket, a separate thread of the kernel looks for unused sockets and frees
+    them.
     """
     for end in _socket.socketpair():
         end.close()
@@ -124,7 +125,7 @@ class _Moved(Exception):
 
 
 def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
-    """Returns how many bytes on disk are taken by deleted files that the processes still use.
+    """Returns how many bytes on disk are taken by deleted files that the processes `pids` still use.
 
     If a process maps a deleted file of this folder but does not have the file open, the file's size is unknown, and the
     file counts as the whole quota. Python itself keeps every file open that it maps.
@@ -151,7 +152,8 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
 
 
 def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
-    """Returns whether a program's folder exceeds the quota. The program may write to the folder at the same time.
+    """Returns whether a program's folder exceeds the quota. The program may write to the folder while the function
+    measures it.
 
     Args:
         folder: the program's folder.
@@ -175,7 +177,7 @@ def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
 
 
 def _fits(folder_fd: int, remaining: list[int], depth: int) -> bool:
-    """Returns whether the contents of an open folder fit into the remaining quota. Closes the folder.
+    """Returns whether the contents of an open folder fit into the remaining quota. The function closes `folder_fd`.
 
     Args:
         folder_fd: file descriptor of the folder.
@@ -232,7 +234,7 @@ def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
 def remove_in_background(folder: str) -> None:
     """Remove everything in a folder at the lowest CPU priority.
 
-    Meanwhile, more folders may be moved into the folder.
+    During the removal, more folders may be moved into the folder.
     """
     os.nice(19)
     while os.path.isdir(folder) and os.listdir(folder):
@@ -243,7 +245,8 @@ def remove_in_background(folder: str) -> None:
 
 
 def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT) -> None:
-    """Remove everything in a folder except the names in `excluded`. No other process may write to the folder meanwhile.
+    """Remove everything in a folder except the names in `excluded`. No other process may write to the folder during the
+    removal.
 
     The function opens one folder at a time, so that folders may be nested to any depth and paths may have any length.
     The function makes one change to the disk for each file and folder.

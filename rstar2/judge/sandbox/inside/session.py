@@ -1,10 +1,11 @@
 """The process of a session, inside the jail, which runs the session's cells one after another with the same variables.
 
 The code of the cells controls this process, so what this process reports about a cell cannot be trusted. The end of a
-program, in contrast, is reported by the kernel. The worker sends each cell with a nonce that the cell's answer must
-contain. A cell does not find the nonce by looking at frames and objects. A cell can find the nonce by replacing
-functions of this module or by searching this process's memory. Therefore the worker, outside the jail, enforces the
-time limit and measures the CPU time. For the worker, a cell has ended only when this process waits for the next cell.
+program, in contrast to the end of a cell, is reported by the kernel. The worker sends each cell with a nonce that the
+cell's answer must contain. A cell does not find the nonce by looking at frames and objects. A cell can find the nonce
+by replacing functions of this module or by searching this process's memory. Therefore the worker, outside the jail,
+enforces the time limit and measures the CPU time. For the worker, a cell has ended only when this process waits for the
+next cell.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _ChannelClosed(Exception):
 
 
 class CellLoop:
-    """Reads cells from a file descriptor, runs the cells, and writes their answers to the same descriptor."""
+    """Reads cells from a file descriptor, runs the cells, and writes the cells' answers to the same descriptor."""
 
     def __init__(self, channel_fd: int, work_dir: str) -> None:
         self._fd = channel_fd

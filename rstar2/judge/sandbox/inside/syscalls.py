@@ -90,7 +90,10 @@ def unmount(path: str) -> None:
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Bind `source`, with all mounts below it, to `target`. If `read_only` is True, all these mounts are read-only."""
+    """Bind `source`, with all mounts below it, to `target`.
+
+    If `read_only` is True, the mount at `target` and all mounts below it are read-only.
+    """
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
     result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)
@@ -271,8 +274,8 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
 def use_huge_pages() -> None:
     """Collapse this process's private memory into huge pages if possible.
 
-    Huge pages are used only for speed: for each huge page, a fork copies one page table entry instead of 512. Most of
-    the time of a fork here goes into copying page table entries.
+    Huge pages are used only for speed: for each huge page, a fork copies one page table entry instead of 512. A fork of
+    a zygote spends most of its time on copying page table entries.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]

@@ -6,10 +6,10 @@ cell. Every second turn belongs to the oldest cell. If all cells had equal share
 same time would all end late, possibly after their clients have given up.
 
 Sessions are stopped with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
-control groups. A program can neither catch SIGSTOP nor undo it. The other processes of the session, which could send
-SIGCONT, are stopped, too, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape the
-signal by starting new processes faster than they are stopped. Processes whose parents have ended are not reaped, so
-they still count towards the limit of processes, and the program reaches this limit.
+control groups. A program can neither catch SIGSTOP nor undo it: all processes of the session are stopped, so none of
+them can send SIGCONT, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape SIGSTOP by
+starting new processes faster than the zygote stops them. Processes whose parents have ended are not reaped, so they
+still count towards the limit of processes, and the program reaches this limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ProcessTree:
     """All processes of a program or session, which are stopped and continued together.
 
     Args:
-        list_pids: a function that returns the ids of these processes.
+        list_pids: a function that returns the ids of all processes of the program or session.
     """
 
     def __init__(self, list_pids: Callable[[], list[int]]) -> None:
@@ -101,9 +101,9 @@ class ProcessTree:
 class Turns:
     """Lets only one session at a time compute.
 
-    A cell joins the queue when it begins. If a check finds that the cell sleeps, the cell leaves the queue. If a later
-    check finds that the cell computes, it joins the end of the queue again. Every second turn belongs to the oldest
-    cell in the queue.
+    A cell joins the queue for the CPU when the cell begins. If a check finds that the cell sleeps, the cell leaves the
+    queue. If a later check finds that the cell computes, the cell joins the end of the queue again. Every second turn
+    belongs to the oldest cell in the queue.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
 
 class Closed(Exception):
-    """The process at the other end of the socket has closed it or has died."""
+    """The process at the other end has closed the socket or has died."""
 
 
 def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:

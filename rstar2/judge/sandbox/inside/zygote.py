@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 _SIGINT, _SIGKILL, _SIGCONT, _SIGSTOP = 2, 9, 18, 19
 _CHECK_S = 0.1
-"""Minimum number of seconds between two checks of programs. A random time is added, so that programs cannot predict
-when a check comes."""
+"""Minimum number of seconds between two checks of the memory, disk space and CPU share of all running programs. A
+random time is added, so that programs cannot predict when a check comes."""
 _CHECK_SHARE = 4
 """The time between two checks is at least this many times the duration of a check."""
 _FORK_INTERVAL_MS = 50.0
@@ -74,7 +74,8 @@ def prepare(spec: JailSpec) -> None:
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
     """Carry out the worker's commands until the worker is gone.
 
-    Returns only in a process that was forked for a program. The return value is the code to run.
+    Returns only in a process that was forked for a program. The return value is the code that the forked process must
+    run.
 
     Args:
         spec: describes how the jail is built.
@@ -173,7 +174,7 @@ class Zygote:
         """All running programs and sessions, by the pidfd of their first process."""
         self._sessions: dict[int, _Child] = {}
         """Sessions, by the descriptor of their control socket. A session that has ended stays in this dictionary until
-        the worker closes it."""
+        the worker closes the session."""
         self._turns = turns.Turns()
         self._zygotes: set[int] = set()
         self._delayed: list[tuple[str, int, list[int], int]] = []
@@ -185,7 +186,8 @@ class Zygote:
     def serve(self) -> Forked | _socket.socket:
         """Carry out commands until the worker is gone.
 
-        Returns only in a forked process. The return value is the code to run there, or the socket of a new zygote.
+        Returns only in a forked process. The return value is the code to run in the forked process, or, if the forked
+        process is a new zygote, the zygote's socket.
         """
         while True:
             if (control := self._fork_delayed_zygotes()) is not None:
@@ -262,9 +264,8 @@ class Zygote:
     def _fork(self) -> tuple[syscalls.BareInit | None, int]:
         """Fork a process.
 
-        If the tier has namespaces, the forked process is in a new PID namespace. Returns the first process of the
-        namespace, or None if there is no namespace, and the id of the forked process. In the forked process, the id is
-        0.
+        If the tier has namespaces, the forked process is in a new PID namespace. Returns two values: the first process
+        of the namespace (None if there is no namespace), and the id of the forked process (0 in the forked process).
         """
         if self._own_pids < 0:
             return None, os.fork()
@@ -283,7 +284,7 @@ class Zygote:
     def _become_program(self, start: StartCommand, fds: list[int], control: _socket.socket) -> Forked:
         """Take over the program's file descriptors, confine this process, and close all other descriptors.
 
-        Runs in the fork.
+        This method runs in the forked process.
         """
         try:
             os.setsid()
@@ -392,7 +393,8 @@ class Zygote:
         return processes.group_cpu_seconds(self._usage) - helpers_s
 
     def _check_when_due(self) -> float | None:
-        """If a check of the programs is due, check them. If the turn of a session is over, begin the next turn.
+        """If the next check of the programs is due, check the programs. If the turn of a session is over, begin the
+        next turn.
 
         Returns the milliseconds until the next check or until the end of the turn, whichever comes first. Returns None
         if no program is running.
@@ -433,7 +435,7 @@ class Zygote:
     def _exceeded_limit(self, child: _Child, pids: list[int]) -> str:
         """Returns the outcome of a program that exceeds a limit, or an empty string if it exceeds no limit.
 
-        Checks only limits that the kernel does not enforce here.
+        Checks only limits that the kernel does not enforce in this tier and on this machine.
         """
         max_memory_bytes = self._memory + child.max_memory_bytes if child.max_memory_bytes else 0
         # In the strict tier, the file system has a quota.
@@ -489,8 +491,8 @@ class Zygote:
     def _is_scratch_clean(self) -> bool:
         """Returns whether the scratch space is empty. Removes a leftover source file first.
 
-        The source file is written for a traceback, for example. Removing this file here is only for speed: most
-        programs that leave files leave only their source file, and the cleaner is then not needed.
+        A program's source is written to a file for a traceback, for example. The method removes the source file only
+        for speed: most programs that leave files leave only their source file, and the cleaner is then not needed.
         """
         if self._scratch.is_clean():
             return True
@@ -503,7 +505,7 @@ class Zygote:
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
         """Use a new scratch space.
 
-        If `mount` is True, this zygote mounts the space. Exactly one zygote has to mount the new space.
+        If `mount` is True, this zygote mounts the new scratch space. Exactly one zygote has to mount it.
         """
         answer: dict[str, Any] = {"key": key}
         try:
@@ -538,7 +540,7 @@ class Zygote:
     def _fork_delayed_zygotes(self) -> _socket.socket | None:
         """Fork the zygotes that the worker requested.
 
-        Returns None in this process, and the new zygote's socket in each fork.
+        Returns None in this process. In each forked process, returns the new zygote's socket.
 
         If a program of another zygote uses up the number of processes to which the jail is limited, the new zygotes
         have to wait for the end of that program.
@@ -556,14 +558,15 @@ class Zygote:
     def _fork_zygote(
         self, kind: str, fd: int, groups: list[int], preload_groups: int
     ) -> _socket.socket | None:
-        """Fork a zygote with more libraries. Returns None in this process, and the new zygote's socket in the fork.
+        """Fork a zygote with more libraries. Returns None in this process, and the new zygote's socket in the forked
+        process.
 
         Args:
             kind: the kind of the new zygote.
             fd: descriptor of the new zygote's control socket. On this socket the zygote reports that it has loaded its
                 libraries.
             groups: descriptors of the `cgroup.procs` files of control groups. The new zygote joins the first
-                `preload_groups` groups before it loads its libraries, and the other groups after that.
+                `preload_groups` groups before it loads its libraries, and all later groups in the list afterwards.
             preload_groups: number of groups that the zygote joins before it loads its libraries.
         """
         if pid := os.fork():
