@@ -31,7 +31,9 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""For each module whose own package is in no extra: the package in an extra that depends on it."""
+"""For each module whose own package is in no extra: the package that is in an extra and depends on the module's
+package.
+"""
 
 
 def pip_command(*words: str) -> str:

@@ -48,8 +48,8 @@ class TraceSet:
 
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
-    """Find the sets of traces in files and runs. With several paths, the arm of each set begins with the part of its
-    path that differs.
+    """Find the sets of traces in files and runs. If several paths are given, the arm of each set begins with the part
+    of the set's path that the paths do not have in common.
 
     Raises:
         UserError: a path is neither a run nor a file of traces, is named twice, or has no traces.
@@ -144,8 +144,8 @@ def _of_arm(run: Path, root: Path) -> Iterator[TraceSet]:
 
 
 def _model(run: Path, root: Path, inside: Path) -> Path | None:
-    """Returns the folder of the model that a training run measured in `eval/PHASE`. Both arms share the model of SFT,
-    which is in the run's folder.
+    """Returns the folder of the model that a training run measured in `eval/PHASE`. The model of SFT is in the run's
+    folder, because training with GRPO-RoC and with plain GRPO both start from this model.
     """
     return _folder(root / inside.name / "model") or _folder(run / inside.name / "model")
 

@@ -21,10 +21,12 @@ from rstar2.errors import UserError
 from rstar2.files import whole_path
 
 STEP = 2e-4
-"""Resolution in nats. The largest value, 65,535 steps, is the entropy of half a million equally likely tokens."""
+"""Resolution of the stored entropies, in nats. The largest entropy that can be stored, 65,535 steps, is the entropy of
+half a million equally likely tokens.
+"""
 FORKING, REFLECTION = 1, 2
 """Marks of uncertain words. A word has the mark REFLECTION if it is among the first k tokens after a tool reply
-(`rstar2.analysis.uncertainty` computes k), and FORKING elsewhere. All other tokens have the mark 0.
+(`rstar2.analysis.uncertainty` computes k), and FORKING otherwise. Tokens that are not uncertain words have the mark 0.
 """
 
 

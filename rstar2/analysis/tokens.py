@@ -22,8 +22,9 @@ _REPLACED = "\ufffd"
 _LONGEST_CHARACTER = 6
 """Maximum number of tokens that spell one character, or several joined characters."""
 _MAY_DIFFER = 2
-"""Number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded text of a
-tenth of the turns may differ."""
+"""Maximum number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded
+text of a tenth of the turns may differ.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class WrittenTokens:
     """The M generated tokens of one trace, in order. The generated tokens are the tokens with mask 1."""
 
     turn: NDArray[np.int32]
-    """Shape (M,): the number of the token's turn, from 0."""
+    """Shape (M,): the number of each token's turn, counted from 0."""
     place: NDArray[np.int32]
-    """Shape (M,): the token's place in its turn, from 0."""
+    """Shape (M,): the place of each token in its turn, counted from 0."""
     kind: NDArray[np.uint8]
     """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
@@ -197,8 +198,8 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """The distance of each token from the tool reply before its turn, from 0. The distance is -1 if there is no such
-    reply.
+    """The number of tokens between the tool reply before a turn and each token of the turn. The number is -1 if no tool
+    reply precedes the turn.
 
     The result has shape (M,).
     """

@@ -84,7 +84,7 @@ class _TurnText:
     characters: int = 0
     """Number of characters in the turn so far, thought included."""
     _call_id: str = ""
-    """The id of the last call that began. The text is empty if the server sends no ids for calls."""
+    """The id of the last call that began, or an empty text if the server sends no ids for calls."""
     _part: str = ""
     """The current part: `thought`, `words`, or `call` with the number of the call."""
     _arguments: int = 0
@@ -178,8 +178,8 @@ class ChatEngine(VLLMEngine):
         if served is not None:
             self._server.note_limits(served)
         self._counts: OrderedDict[int, int] = OrderedDict()
-        """Maps a hash of a conversation's ids, up to the end of a turn, to the number of tokens that the server
-        counted.
+        """Maps a part of a conversation, from its beginning to the end of a turn, to the number of tokens that the
+        server counted in this part. The key is a hash of the part's ids.
         """
 
     async def generate(

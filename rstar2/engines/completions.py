@@ -216,7 +216,9 @@ class Completion(BaseModel):
 
     @property
     def choice(self) -> Choice | None:
-        """The completion with index 0. Requests ask for a single completion, so any others are ignored."""
+        """The completion with index 0. Requests ask for a single completion, so completions with another index are
+        ignored.
+        """
         return next((choice for choice in self.choices if choice.index == 0), None)
 
 
@@ -304,10 +306,11 @@ class EventReader:
 
     def __init__(self) -> None:
         self.began = False
-        """Whether a line had the form of a line in an event stream, which is a field or a comment."""
+        """Whether one of the lines so far had the form of a line in an event stream: a field or a comment."""
         self.text = ""
-        """The text before the first line of an event stream. If an answer has no such line, the text is the whole
-        answer, which is not a stream."""
+        """The text before the first line of an event stream. An answer that is not an event stream is contained in this
+        text as a whole.
+        """
         self._name = ""
         self._open: list[str] = []
         """Lines of data that are not yet a complete JSON value."""

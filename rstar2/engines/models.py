@@ -171,8 +171,8 @@ def open_folder(
         folder: the folder of the model.
         max_batch: maximum number of turns that are generated concurrently.
         choice: the user's choice of a format.
-        own_tools: whether the model uses the tools of its format. If False, its format need not support tools, see
-            `load_chat_codec`.
+        own_tools: whether the model uses the tools of its format. If `own_tools` is False, the model's format need not
+        support tools (see `load_chat_codec`).
 
     Raises:
         UserError: the folder contains no model or no tokenizer, or torch is not installed.
@@ -270,7 +270,7 @@ def _opened(
 def server_tokenizer(url: str, served: Served) -> Any:
     """Returns the tokenizer of a server's model.
 
-    Raises UserError if the tokenizer cannot be loaded on this machine from the place that the server used.
+    Raises UserError if this machine cannot load the tokenizer from the place from which the server loaded the model.
     """
     try:
         return load_tokenizer(served.root)

@@ -67,11 +67,11 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 _SMALL_CAP = 32
-"""If a server's cap on the tokens of a reply is more than this many times smaller than the requested number, the cap
-counts only for one request at first.
+"""A server may cap the number of tokens in a reply. If the requested number is more than this many times the cap, the
+cap is at first applied only to the request that was refused.
 
 Such a small cap may come from a broken proxy, or the server's message may mean something else. If the server states the
-same cap for another conversation, the cap counts for all requests.
+same cap for another conversation, the cap is applied to all requests.
 """
 
 OnChoice = Callable[[Choice], None]
@@ -136,7 +136,7 @@ class _Accepted:
     context: int | None = None
     """Maximum number of tokens in a conversation and its reply together."""
     _small_caps: dict[int, str] = field(default_factory=dict)
-    """For each small cap, the first conversation for which the server stated the cap."""
+    """For each cap on the tokens of a reply, the first conversation for which the server stated the cap."""
 
     def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
         """Returns the request to send for `body`.
@@ -152,9 +152,10 @@ class _Accepted:
         return sent | dict(self.fixed)
 
     def learn_cap(self, capped: CompletionCapped, body: Mapping[str, Any], room: int | None) -> None:
-        """Remember a cap.
+        """Remember the server's cap on the number of tokens in a reply.
 
-        The cap counts for all requests unless it is small and was stated for only one conversation.
+        The cap is applied to all later requests, unless it is small (`_SMALL_CAP`) and the server stated it for only
+        one conversation.
         """
         conversation = str(_question(body))
         first = self._small_caps.setdefault(capped.most, conversation)
@@ -308,9 +309,10 @@ class OpenAIServer:
         """Request a completion.
 
         If the conversation and its reply do not fit the model's context, the reply is limited to the rest of the
-        context, which may be empty. The finish is then `length`. If the server rejects a field, the request is sent
-        again without this field. The field `tools` is an exception: its refusal is raised. If the server rejects a
-        field during the reply, EngineUnavailable is raised, so that a retry starts the reply again.
+        context, which may be empty. The finish of a reply that reaches this limit is `length`. If the server rejects a
+        field, the request is sent again without this field. The field `tools` is an exception: if the server rejects
+        it, the server's refusal is raised. If the server rejects a field during the reply, EngineUnavailable is raised,
+        so that a retry starts the reply again.
 
         Args:
             path: `completions` or `chat/completions`.
@@ -485,7 +487,7 @@ class OpenAIServer:
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
-        """Within this block, convert parsing errors to errors of the server. The request may then be retried."""
+        """Within this block, convert parsing errors to errors of the server, so that the request may be retried."""
         try:
             yield
         except Malformed as error:

@@ -355,8 +355,8 @@ _ABOUT_SENDER = re.compile(
 def _filtered(status: int, error: _ErrorBody) -> bool:
     """Whether a filter rejected the content of the conversation.
 
-    If no error code says so, the text of the error decides. A text about the account that sent the request does not
-    count.
+    If no error code names a filter, the text of the error is searched for words about a filter. If the text is about
+    the account that sent the request, the result is False.
     """
     if _FILTERED_CODE.search(error.code):
         return True
@@ -401,7 +401,8 @@ _CONTEXT_FULL = re.compile(
 def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
     """Whether an error means that a request does not fit the model's context.
 
-    Statuses of 500 and more are mostly excluded, because a busy or broken server may use the same words.
+    An error with a status of 500 or more has this meaning only in a few cases, because a busy or broken server may use
+    the same words.
     """
     if _CONTEXT_CODE.search(error.code):
         return status <= 500

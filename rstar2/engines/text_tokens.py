@@ -31,7 +31,9 @@ END_ID = 2
 _SPECIAL = {START: START_ID, END_OF_TURN: END_ID}
 _OFFSET = 3
 NO_OUTPUT = "There is no output, because the call did not finish."
-"""The reply to a call that was stopped or that a limit left out. A chat API accepts no call without a reply."""
+"""The reply to a call that was stopped, or that was not run because of a limit. A chat API accepts no call without a
+reply.
+"""
 TEMPLATE = (
     "{% for message in messages %}" + START + "{{ message.role }}\n{{ message.content }}" + END_OF_TURN + "\n"
     "{% endfor %}{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"

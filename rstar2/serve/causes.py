@@ -1,5 +1,5 @@
-"""Finds the reason why a server ended in the server's log. For each usual cause, the module has a sentence and
-advice.
+"""Searches the log of a server that ended for the reason of its end. For each usual cause, the module has a sentence
+and advice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cause:
     reason: str
     remedy: str
     kind: type[RStarError]
-    """UserError if a restart would end in the same way."""
+    """The type of the error. It is UserError if a restarted server would end in the same way."""
 
 
 def _cause(pattern: str, reason: str, remedy: str, kind: type[RStarError] = UserError) -> Cause:
@@ -122,8 +122,8 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     Args:
         how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
-        unknown: the type of the error if the log has no known cause. The hint of such an error shows the end of the
-            log.
+        unknown: the type of the error if the log has no known cause. An error of this type shows the end of the log in
+        its hint.
     """
     cause = find_cause(log)
     if cause is None:

@@ -240,7 +240,9 @@ def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float
 
 
 def _end_leftovers(mark: str, wait_s: float) -> list[str]:
-    """Wait `wait_s` seconds for the processes that have a mark to end. Then kill the others, and return their names."""
+    """Wait up to `wait_s` seconds until all processes with a mark in their environment have ended. Kill the processes
+    that are still running after this time, and return their names.
+    """
     _wait_for_none(mark, wait_s)
     processes = _marked(mark)
     for pid in processes:
@@ -257,7 +259,9 @@ def _wait_for_none(mark: str, wait_s: float) -> None:
 
 
 def _marked(mark: str) -> dict[int, str]:
-    """Returns the running processes that have a mark in their environment, as a map from process id to name."""
+    """Returns the running processes whose environment variable MARK has the value `mark`, as a map from process id to
+    name.
+    """
     names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user

@@ -264,7 +264,7 @@ class StopTexts:
         self.reached = False
 
     def add(self, piece: str) -> str:
-        """Returns the text that can be shown now."""
+        """Adds a piece of the text. Returns the text that cannot be a part of a stop text."""
         if self.reached:
             return ""
         self._pending += piece
@@ -279,7 +279,7 @@ class StopTexts:
         return shown
 
     def end(self) -> str:
-        """Returns the withheld text. Call this at the end of the text."""
+        """Returns the withheld text. Call this method after the last piece of the text."""
         shown, self._pending = self._pending, ""
         return shown
 

@@ -25,7 +25,7 @@ fail."""
 TIMES_WORSE = 3.0
 """An implementation's error may be at most this many times the error of eager attention in bf16, plus `SLACK`."""
 SLACK = 2e-3
-"""Added to the limit of an implementation's error, in nats."""
+"""This number of nats is added to the limit of an implementation's error."""
 MOST_IN_BF16 = 0.3
 """Limit, in nats, of the mean error of eager attention in bf16. With a larger error, bf16 itself does not work."""
 MOST_IN_FP32 = 1e-3
