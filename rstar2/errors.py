@@ -86,8 +86,8 @@ class UnusableAnswer(Unavailable):
 def as_user_error() -> Iterator[None]:
     """Raise a UserError in place of a Failure within the `with` block.
 
-    Use this for the first request to a service. A failure of the first request means that the user named a wrong
-    address, name or key, or did not start the service.
+    Use this function for the first request to a service. A failure of the first request means that the user named a
+    wrong address, name or key, or did not start the service.
     """
     try:
         yield

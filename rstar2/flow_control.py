@@ -1,8 +1,8 @@
 """Adapts the number of requests in flight to the rate that a service allows.
 
 The rule is the same as in TCP's congestion control. If the service refuses a request because of its rate limit, only
-half as many requests may be in flight. Each answer raises the number of requests that may be in flight a little. This
-number is a limit for all requests to the service together, and all requests pause if the service asks for a pause.
+half as many requests may be in flight. The number of requests that may be in flight grows a little with each answer.
+This number is a limit for all requests to the service together, and all requests pause if the service asks for a pause.
 
 Many services also announce in each answer how many more requests they accept, and until when. If the announced number
 is not much larger than the number of requests in flight, the next requests are spread over the announced time, so that
@@ -58,8 +58,8 @@ class FlowControl:
         self.spread_s = 0.0
         """Total seconds for which requests were delayed so that none is refused."""
         self.round = 0
-        """How often the limit has been reduced. A new round begins with each reduction. If a request is refused that
-        began in an earlier round, the limit is not reduced again.
+        """How often the limit has been reduced. A new round begins with each reduction. If a refused request began in
+        an earlier round, the limit is not reduced again.
         """
         self._clock = clock
         self._sleep = sleep

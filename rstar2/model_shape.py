@@ -26,7 +26,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     context: int | None = None
-    """The model's context in tokens. The value is None if the config does not give the context."""
+    """The model's context in tokens, or None if the config does not give the context."""
 
     def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
         """Returns the bytes of one token in the KV cache, on each GPU of an engine.

@@ -4,8 +4,9 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
-A service that refuses requests because of a rate limit does not count as unreachable. For such a service,
-`rstar2.flow_control` keeps fewer requests in flight, and respects the limits that the service announces.
+A service that refuses requests because of a rate limit does not count as unreachable. For a service that limits the
+rate of requests, `rstar2.flow_control` keeps fewer requests in flight, and respects the limits that the service
+announces.
 
 Restarts of child processes and of connections use only `Backoff`.
 """
@@ -182,7 +183,7 @@ class RetryPolicy:
 
     @property
     def trouble(self) -> str | None:
-        """Why a service does not answer at the moment. The value is None if all services answer."""
+        """Why a service does not answer at the moment, or None if all services answer."""
         return next(filter(None, (service.trouble for service in self._services.values())), None)
 
     @property
@@ -205,15 +206,15 @@ class Service:
     the request. All failures of one outage therefore count as one failure.
 
     A request that the service refuses because of its rate limit is sent again any number of times, as long as the
-    service answers other requests. After such a refusal, fewer requests are in flight, and no request is sent
-    during the pause that the service asks for. If this pause is longer than the rest of the wait, the service is given
-    up when no earlier request is in flight.
+    service answers other requests. After a refusal because of the rate limit, fewer requests are in flight, and no
+    request is sent during the pause that the service asks for. If the pause that the service asks for is longer than
+    the rest of the wait, the service is given up when no earlier request is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
         self.name = name
         self.trouble: str | None = None
-        """Why the service does not answer at the moment. The value is None if the service answers."""
+        """Why the service does not answer at the moment, or None if the service answers."""
         self._policy = policy
         self._wait_s = wait_s
         self._answers = 0
@@ -222,7 +223,7 @@ class Service:
         """Start times of the attempts in flight."""
         self._away_since: float | None = None
         self._silent_since: float | None = None
-        """The time from which the wait for the service is counted. The value is None if the service answers."""
+        """The time from which the wait for the service is counted, or None if the service answers."""
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)

@@ -63,13 +63,13 @@ class EntropySource:
     """
 
     model: str | None = None
-    """The model that computes entropies: a folder, a run or a hub id, as for `find_model`. With `url`, only the model's
-    tokenizer is used.
+    """The model that computes entropies: a folder, a run or a hub id, as for `find_model`. If `url` is given, only the
+    tokenizer of this model is used.
     """
     url: str | None = None
     """URL of a vLLM server. Bounds of the entropies are computed from the server's answers."""
     model_name: str | None = None
-    """Name of the model on the server. The value may be None if the server has only one model."""
+    """Name of the model on the server. If the server has only one model, the name may be None."""
     temperature: float = 1.0
     """Temperature of the distributions whose entropies are computed."""
     key: str | None = None
@@ -396,8 +396,8 @@ def _entropy_steps(sets: list[_Set]) -> Table:
 
 
 def _arms(sets: list[_Set]) -> Table:
-    """Compares each two sets of traces that have the same name but different arms (`TraceSet.arm`). A row has the value
-    in the first set, the value in the second set, and the difference of these values.
+    """Compares every two sets of traces that have the same name but different arms (`TraceSet.arm`). A row has the
+    value in the first set, the value in the second set, and the difference of these values.
     """
     rows: list[Row] = []
     for place, a in enumerate(sets):

@@ -18,7 +18,7 @@ class Estimate:
     """A mean or a difference of means, with an interval."""
 
     value: float
-    """The mean, or the difference. It is NaN if there are no values."""
+    """The mean, or the difference of means, or NaN if there are no values."""
     count: int
     """Number of values. A difference has the count of the mean that has fewer values."""
     influence: Floats
@@ -112,7 +112,7 @@ class Sums:
         return mean(table[0], table[1])
 
     def curve(self, cell: str) -> list[Estimate]:
-        """The mean of each column. The list is empty if the cell is empty."""
+        """The mean of each column of a cell. An empty cell has no means."""
         rows = self._cells.get(cell)
         if not rows:
             return []

@@ -28,8 +28,9 @@ SMALL_MODEL = 10_000_000
 each other, especially if other programs run too.
 """
 SMALL_BATCH_TOKENS = 1 << 12
-"""Maximum number of tokens in a batch of a small model on a CPU. The activations of such a batch fit in the CPU's
-cache."""
+"""Maximum number of tokens in a batch of a small model on a CPU. The activations of a batch with so few tokens fit in
+the CPU's cache.
+"""
 
 
 def load_model(folder: Path) -> Any:

@@ -86,8 +86,8 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
 def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, list[list[Value]]]]) -> Chart:
     """Make a chart with a line per series.
 
-    An interval is left out if its upper end is more than twice the chart's largest value. The table still contains such
-    an interval.
+    An interval is left out if its upper end is more than twice the chart's largest value. The table contains every
+    interval.
 
     Args:
         table: the table that the values come from.

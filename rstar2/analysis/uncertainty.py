@@ -243,7 +243,7 @@ class Uncertainty:
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
         """For each kind of token, its share of the uncertain tokens. For words, also the share of each class.
 
-        If `step` is given, only traces of that training step count.
+        If `step` is given, the shares cover only the traces of that training step.
         """
         sums = Sums()
         traces = zip(self._groups, self._steps, self.marks, self._top, self._kinds, strict=True)
@@ -359,9 +359,9 @@ class Uncertainty:
     def words(self, prose: bool) -> list[Row]:
         """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
 
-        Only lifts above 1 are listed. With `prose`, words of the prose are listed, each with the class that most of its
-        uncertain tokens have. Without `prose`, everything else is listed: numbers, signs, and words of code, answers
-        and markup.
+        Only lifts above 1 are listed. If `prose` is true, words of the prose are listed, each with the class that most
+        of its uncertain tokens have. If `prose` is false, entries of all other kinds are listed: numbers, signs, and
+        words of code, answers and markup.
         """
         word_kind = KINDS.index("word")
         keys = [key for key in self._words if (key[1] == word_kind) == prose]

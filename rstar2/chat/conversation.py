@@ -157,9 +157,9 @@ class Conversation:
     async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue a saved conversation, whose prompts must be in this model's format.
 
-        Answers that were taken back or discarded are in `traces` too. Such answers are not in the prompts of later
-        answers, so the conversation leaves them out. The system text of the saved conversation is used from now on.
-        Returns a line for the user if the system text changes, else "".
+        Answers that were taken back or discarded are in `traces` too. The conversation leaves out each answer that is
+        missing in the prompts of later answers. The system text of the saved conversation is used from now on. Returns
+        a line for the user if the system text changes, else "".
         """
         await self.reset()
         traces = list(traces)

@@ -29,7 +29,9 @@ def folded(text: str) -> str:
 
 
 class WrappedText:
-    """Writes text that arrives in pieces, and breaks lines between words. Without a terminal, no line is broken."""
+    """Writes text that arrives in pieces, and breaks lines between words. If the output is not a terminal, no line is
+    broken.
+    """
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -75,7 +77,7 @@ class WrappedText:
             self._column = (self._column - 1) % self._out.width + 1
 
     def margin(self) -> None:
-        """Go to the beginning of a line, unless the cursor is there already."""
+        """Begin a new line, unless the cursor is already at the beginning of a line."""
         self.flush()
         if self._column:
             self._print("\n")

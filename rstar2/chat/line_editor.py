@@ -104,7 +104,7 @@ class LineEditor:
 
     @property
     def typed(self) -> str:
-        """The text in the line."""
+        """The text that the user has typed into the line so far."""
         return self._session.default_buffer.text
 
     def _types_a_command(self) -> bool:

@@ -1,8 +1,8 @@
 """Shows Markdown on a terminal while the model writes it, word by word, and draws nothing twice.
 
-A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. Such a
-library would also treat mathematics as markup: it would leave out the stars of `2*3*4`, and everything between `<` and
-`>`. In this module a star is markup only at the edge of a word, and text that is not markup is not changed.
+A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. Libraries
+for Markdown would also treat mathematics as markup: they would leave out the stars of `2*3*4`, and everything between
+`<` and `>`. In this module a star is markup only at the edge of a word, and text that is not markup is not changed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MarkdownStream:
         self._line_begun = False
         """Whether the beginning of the current line is known not to be a fence."""
         self._fence = ""
-        """The opening fence of the program that is being written. The text is empty outside of a program."""
+        """The opening fence of the program that is being written, or an empty text outside of a program."""
         self._frame: CodeFrame | None = None
         self._formulas = FormulaStream(marked=True)
         self._lines = _Lines(out, text)

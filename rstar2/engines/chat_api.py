@@ -221,8 +221,8 @@ class ChatEngine(VLLMEngine):
         return Generation(written, None, completed.finish, counted)
 
     def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
-        """Returns the maximum number of tokens in a reply: the budget, or the rest of the context if the rest is
-        smaller and the estimate of the rest is safe.
+        """Returns the maximum number of tokens in a reply: the budget, or the estimated room that the prompt leaves in
+        the context, if this room is smaller than the budget and the estimate is safe.
         """
         context = self._server.context
         if context is None:
@@ -231,8 +231,8 @@ class ChatEngine(VLLMEngine):
         return min(budget, left) if left >= _SURE_ROOM else budget
 
     def _tokens_of(self, prompt_ids: Sequence[int]) -> int:
-        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate for the
-        rest.
+        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate for the part
+        after this turn.
         """
         if (counted := self._last_counted(prompt_ids)) is not None:
             count, end = counted

@@ -59,8 +59,8 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
     def _discard(self, pool: httpx.AsyncHTTPTransport) -> None:
         """Close a pool whose request was interrupted.
 
-        If a task is cancelled while it closes a response, httpx does not finish closing. After such a cancellation, the
-        pool would regard its only connection as in use forever.
+        If a task is cancelled while it closes a response, httpx does not finish closing, and the pool would regard its
+        only connection as in use forever.
         """
         self._all.remove(pool)
         closing = asyncio.ensure_future(pool.aclose())

@@ -37,7 +37,9 @@ GREEDY_BELOW = 1e-5
 divided by so low a temperature.
 """
 _ALL_THREADS = torch.get_num_threads()
-"""Torch's default number of threads. It is read at import, before an engine changes the number of threads."""
+"""Torch's default number of threads. The number is read when this module is imported, before an engine changes the
+number of threads.
+"""
 
 
 @dataclass

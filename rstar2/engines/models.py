@@ -209,7 +209,7 @@ class ServerModel:
     codec: ChatCodec
     served: Served
     folder: Path | None
-    """The model's folder. The value is None if the model is not on this machine."""
+    """The model's folder, or None if the model is not on this machine."""
 
 
 async def open_server(

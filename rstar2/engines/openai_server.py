@@ -70,8 +70,8 @@ _SMALL_CAP = 32
 """A server may cap the number of tokens in a reply. If the requested number is more than this many times the cap, the
 cap is at first applied only to the request that was refused.
 
-Such a small cap may come from a broken proxy, or the server's message may mean something else. If the server states the
-same cap for another conversation, the cap is applied to all requests.
+A cap that is far below the requested number may come from a broken proxy, or the server's message may mean something
+else. If the server states the same cap for another conversation, the cap is applied to all requests.
 """
 
 OnChoice = Callable[[Choice], None]
@@ -96,7 +96,7 @@ class Served:
     takes_all: bool = False
     """Whether the server accepts all parameters of `Sampling.in_full`, as vLLM and `rstar2 serve` do."""
     most: int | None = None
-    """Maximum number of tokens in a reply. The value is None if the server does not state this maximum."""
+    """Maximum number of tokens in a reply, or None if the server does not state this maximum."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ServerTexts:
     """Texts about a server for error messages."""
 
     service: str = "server"
-    """The noun for the server."""
+    """The noun that messages use for the server."""
     name_option: str = "--model-name"
     """The command-line option that selects one of the server's models."""
     key_hint: str = "Set the server's key with --api-key or in RSTAR2_API_KEY."
@@ -410,7 +410,7 @@ class OpenAIServer:
 
     @property
     def _through(self) -> str:
-        """The part of messages that names the proxy. The text is empty if there is no proxy."""
+        """The part of messages that names the proxy, or an empty text if there is no proxy."""
         return f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
@@ -677,7 +677,7 @@ def _without_password(proxy: str) -> str:
 def _key_of_openai(url: str) -> str | None:
     """Returns OPENAI_API_KEY for OpenAI's own server.
 
-    Other servers must not receive the key: for such a server the function returns None.
+    Returns None for any other server, because other servers must not receive the key.
     """
     return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 

@@ -56,7 +56,7 @@ class _Limit:
     """A rate limit in a server's answer."""
 
     counts_tokens: bool
-    """Whether the limit counts tokens. If False, the limit counts requests."""
+    """Whether the limit counts tokens (True) or requests (False)."""
     left: float
     """Number of tokens or requests that are left."""
     reset_s: float

@@ -138,7 +138,7 @@ class RefusedRequest:
     hint: str = ""
     """The hint for a refusal with an unknown reason."""
     proxy: str = ""
-    """The address of the proxy, without its password. The text is empty if there is no proxy."""
+    """The address of the proxy without its password, or an empty text if there is no proxy."""
 
 
 @dataclass(frozen=True)
@@ -506,8 +506,8 @@ _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
 )  # fmt: skip
-"""Fields that a retry may leave out or rename. If an error names several of these fields, the first one in this list
-counts.
+"""Fields that a retry may leave out or rename. If an error names several of these fields, the error is taken to be
+about the first one in this list.
 """
 
 

@@ -94,7 +94,7 @@ class RunPage:
     card: dict[str, Any] | None = None
     """Content of card.json of prepared data."""
     chosen: str = ""
-    """A sentence about the step whose model SFT returned. Empty until SFT has returned a model."""
+    """A sentence about the step whose model SFT returned. The sentence is empty until SFT has returned a model."""
 
 
 def collect(run: Path) -> RunPage:

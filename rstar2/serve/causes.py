@@ -1,5 +1,5 @@
-"""Searches the log of a server that ended for the reason of its end. For each usual cause, the module has a sentence
-and advice.
+"""Searches a server's log for the reason why the server ended. For each usual cause, the module has a sentence and
+advice.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     Args:
         how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
-        unknown: the type of the error if the log has no known cause. An error of this type shows the end of the log in
-        its hint.
+        unknown: the type of the error if the log has no known cause. The hint of an error of this type shows vLLM's
+        earlier error, or else the end of the log.
     """
     cause = find_cause(log)
     if cause is None:

@@ -53,7 +53,7 @@ class Context:
     def check_text(self, characters: int) -> None:
         """Raises ApiError if a text is too long even if each of its tokens is as long as the tokenizer's longest token.
 
-        Encoding such a text would take long.
+        Without this check, a text that is far too long would be encoded, which takes long.
         """
         if characters > self.tokens * self.longest_token:
             raise self._exceeded(f"the prompt has {characters:,} characters, which need more tokens.")
@@ -264,7 +264,9 @@ class StopTexts:
         self.reached = False
 
     def add(self, piece: str) -> str:
-        """Adds a piece of the text. Returns the text that cannot be a part of a stop text."""
+        """Adds a piece of the text. Returns the pending text up to the first stop text, or up to an end that may begin
+        a stop text.
+        """
         if self.reached:
             return ""
         self._pending += piece

@@ -27,7 +27,9 @@ TIMES_WORSE = 3.0
 SLACK = 2e-3
 """This number of nats is added to the limit of an implementation's error."""
 MOST_IN_BF16 = 0.3
-"""Limit, in nats, of the mean error of eager attention in bf16. With a larger error, bf16 itself does not work."""
+"""Limit, in nats, of the mean error of eager attention in bf16. A larger error means that bf16 itself does not work on
+the device.
+"""
 MOST_IN_FP32 = 1e-3
 """Limit, in nats, of the mean difference between padded and unpadded rows in fp32."""
 

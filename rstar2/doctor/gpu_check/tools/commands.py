@@ -50,8 +50,8 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
 def command_failed(
     settings: Settings, name: str, verb: str, code: int, measured: Measured | None = None
 ) -> CheckFailed:
-    """Returns the CheckFailed for a command whose exit code is not 0. It has the error and hint that the command
-    printed.
+    """Returns the CheckFailed for a command whose exit code is not 0. The exception has the error and the hint that the
+    command printed.
     """
     lines = tail(log_of(settings, name), ERROR_LINES)
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
