@@ -216,7 +216,7 @@ def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | 
 
 
 def _kind(field: FieldInfo) -> str:
-    """Returns words for the type of a key's value and for its bounds."""
+    """Returns words for the type and the bounds of a key's value."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))

@@ -252,9 +252,9 @@ def output_file(path: Path) -> Iterator[TextIO]:
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if the block raises.
 
-    The permissions are `mode` without the umask. If `path` is a link, the link is followed. If `path` is neither a file
-    nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be
-    written, or is a folder.
+    The file's permissions are `mode` without those that the umask removes. If `path` is a link, the link is followed.
+    If `path` is neither a file nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError
+    if the file cannot be written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:

@@ -73,8 +73,8 @@ class FlowControl:
         """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
 
     async def enter(self) -> int:
-        """Wait until one more request may be sent. Requests are sent in the order of the calls. The caller calls
-        `leave` after the request.
+        """Wait until one more request may be sent. Requests are sent in the order in which `enter` was called. The
+        caller calls `leave` after the request.
 
         Returns the request's round, which is an argument of `refused`.
         """

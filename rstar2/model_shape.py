@@ -1,7 +1,7 @@
 """Reads the shape of a model from its config.json: for any decoder the size of the KV cache, and for known models also
 the number of parameters.
 
-The numbers are exact, and need no weights. `KNOWN` lists the known models.
+The numbers are exact, and are computed without the model's weights. `KNOWN` lists the known models.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ FIRST_ANSWER_S = 5.0
 that has never answered is wrong.
 """
 _NO_TIME_LEFT_S = 1e-6
-"""A wait ends if fewer seconds than this are left. A smaller sleep might not change the clock."""
+"""A wait ends if fewer seconds than this are left. After a shorter sleep, the clock might show the same time as before.
+"""
 _LEAST_SPREAD_S = 1.0
 """The delay of requests to a service is reported if it is at least this many seconds in total, even without a retry."""
 _MAX_CAUSES = 20
@@ -170,7 +171,7 @@ class RetryPolicy:
         self._services: dict[str, Service] = {}
 
     def service(self, name: str, longest_wait_s: float = float("inf")) -> Service:
-        """Returns the service that has a name. All calls with the same name return the same object.
+        """Returns the service with the name `name`. All calls with the same name return the same object.
 
         Args:
             name: the name of the service, also in messages.
@@ -329,7 +330,8 @@ class Service:
     async def _await_others(
         self, error: RateLimited, pause_s: float, began: float, attempt_began: float
     ) -> float:
-        """Wait for earlier requests, as long as their outcome decides whether the service is given up.
+        """If the pause is longer than the rest of the wait, wait for the answers to earlier requests: an answer extends
+        the wait, so that the service is not given up.
 
         Returns the seconds that are left of the pause. Raises what `_check_pause` raises.
         """

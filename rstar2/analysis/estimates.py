@@ -1,4 +1,6 @@
-"""Means over tokens or calls, with intervals clustered by problem: values of the same problem are alike."""
+"""Means over tokens or calls, with intervals that are clustered by problem, because values of the same problem are
+alike.
+"""
 
 from __future__ import annotations
 

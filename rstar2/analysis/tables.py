@@ -94,7 +94,8 @@ def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, 
         title: title of the chart.
         x: label of the x axis.
         y: label of the y axis. If the label ends in `share`, values are drawn in percent.
-        series: the name and the points of each line. Points are [x, y] or [x, y, low, high], and not negative.
+        series: the name and the points of each line. A point is [x, y] or [x, y, low, high]. Its numbers are not
+        negative.
     """
     tallest = max((float(point[1] or 0) for _, points in series for point in points), default=0.0)
     return {

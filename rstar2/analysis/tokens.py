@@ -40,7 +40,8 @@ class WrittenTokens:
     characters: NDArray[np.uint16]
     """Shape (M,): the number of characters of the turn's text that the token covers. A special token has 0 characters.
 
-    The count of a turn's first token includes text at the beginning of the turn that the chat template wrote.
+    The number for a turn's first token includes the characters that the chat template wrote at the beginning of the
+    turn.
     """
     words: list[str]
     """The word or sign that each token begins or is part of, as in `rstar2.analysis.kinds.words_of`."""

@@ -39,8 +39,8 @@ _LEAST_RISE = 1e-3
 of words elsewhere. Stored entropies have steps of 2e-4 nats.
 """
 _FEW = 10
-"""A group has its own k if it has at least this many replies. A chart draws a point if at least this many tokens are in
-its mean.
+"""A group has its own k if it has at least this many replies. A chart draws a point only if at least this many tokens
+are in the point's mean.
 """
 _MOST_WORDS = 20
 _MOST_FAILURES = 8
@@ -69,7 +69,9 @@ Numbers = NDArray[np.float32]
 
 
 class Uncertainty:
-    """Collects the traces of a set, one at a time. The tables are valid once all traces of the set have been added."""
+    """Collects the traces of a set, one at a time. The tables are valid only after all traces of the set have been
+    added.
+    """
 
     def __init__(self, label: str) -> None:
         self.label = label

@@ -32,7 +32,7 @@ def answer(
 
     Raises:
         EngineError, AnswerRepeats, ContextFull: see `Conversation.ask`.
-        SystemExit: SIGTERM or SIGHUP stopped the answer. The part that was generated is saved.
+        SystemExit: SIGTERM or SIGHUP stopped the answer. The generated part of the answer is saved.
     """
     stopped_by: list[int] = []
 

@@ -1,8 +1,9 @@
 """Shows Markdown on a terminal while the model writes it, word by word, and draws nothing twice.
 
-A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. Libraries
-for Markdown would also treat mathematics as markup: they would leave out the stars of `2*3*4`, and everything between
-`<` and `>`. In this module a star is markup only at the edge of a word, and text that is not markup is not changed.
+A library that renders whole texts would have to wait for the end of the text, or to draw the text again and again.
+Libraries for Markdown would also treat mathematics as markup: they would leave out the stars of `2*3*4`, and everything
+between `<` and `>`. In this module a star is markup only at the edge of a word, and text that is not markup is not
+changed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class MarkdownStream:
         self._out = out
         self._text = text
         self._pending = ""
-        """Text that may be the beginning of a fence, or the last line of a program."""
+        """The pending text, which may be the beginning of a fence or the last line of a program."""
         self._line_begun = False
         """Whether the beginning of the current line is known not to be a fence."""
         self._fence = ""

@@ -1,4 +1,4 @@
-"""Opens the model of a chat, which the user names. A chat has no default model."""
+"""Opens the model that the user names for a chat. A chat has no default model."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
 
 
 class _ReleasingStream(httpx.AsyncByteStream):
-    """The body of a response. Closing it releases the connection, and reports whether the body was read to its end."""
+    """The body of a response. Closing the body releases the connection, and reports whether the body was read to its
+    end.
+    """
 
     def __init__(self, stream: httpx.AsyncByteStream, release: Callable[[bool], None]) -> None:
         self._stream = stream

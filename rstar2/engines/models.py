@@ -229,7 +229,7 @@ async def open_server(
         url: the address of the server, such as `http://host:port`.
         name: the model's name. The name is required if the server has several models.
         tokenizer: names the model whose tokenizer is used, as for `find_model`. If `tokenizer` is None, the tokenizer
-            in the place from which the server loaded the model is used.
+        is loaded from the place from which the server loaded the model.
         retries: decides how long to wait for the server's answer. If nothing listens at the URL, the wait is at most
             `FIRST_ANSWER_S` seconds. If `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.
@@ -284,7 +284,9 @@ def server_tokenizer(url: str, served: Served) -> Any:
 
 
 async def ask_served(engine: VLLMEngine, retries: RetryPolicy | None = None) -> Served:
-    """Returns the server's description of an engine's model. Waits and raises as `open_server` does."""
+    """Returns the server's description of an engine's model. The function waits and raises errors as `open_server`
+    does.
+    """
     policy = retries or RetryPolicy(MODELS_S)
 
     async def attempt() -> Served:

@@ -87,7 +87,8 @@ def _template(source: str) -> Any:
 def plain_ids(text: str) -> list[int]:
     """Returns the ids of a text without special tokens.
 
-    In base 256, an id is the digit 1 followed by the bytes of the text. The leading 1 preserves the number of bytes.
+    Written in base 256, an id is the digit 1 followed by the bytes of the text. The leading 1 preserves the number of
+    bytes.
     """
     data = text.encode("utf-8", "replace")
     parts = (data[start : start + BYTES] for start in range(0, len(data), BYTES))

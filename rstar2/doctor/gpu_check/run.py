@@ -36,8 +36,9 @@ POLL_S = 0.2
 LOG_LINES = 15
 """Number of lines that the report shows from the end of a failed check's log."""
 MARK = "RSTAR2_GPU_CHECK"
-"""Environment variable of all processes that a check starts. The variable identifies the processes that outlive the
-check."""
+"""Environment variable that is set in all processes of a check. The variable identifies the processes that outlive the
+check.
+"""
 _TORCH = "import torch; print(torch.cuda.is_available())"
 _TORCH_S = 300.0
 Say = Callable[[str], None]

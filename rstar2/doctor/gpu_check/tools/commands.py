@@ -20,7 +20,9 @@ ERROR_LINES = 60
 
 @contextmanager
 def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `rstar2 WORDS`, and stop it at the end of the `with` block. The log of the check `name` gets the output."""
+    """Start `rstar2 WORDS`, and stop it at the end of the `with` block. The command's output is appended to the log of
+    the check `name`.
+    """
     # With RAY_ADDRESS, training would use that cluster instead of this machine's GPUs.
     os.environ.pop("RAY_ADDRESS", None)
     print("$ rstar2", *words, flush=True)
