@@ -21,8 +21,8 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""Maps a verb of the command line, or a verb and its command, to the extra that it needs. Verbs that are not listed
-need the extra `eval`.
+"""Maps a verb of the command line, or a verb with its command, to the extra that this verb or command needs. Verbs that
+are not listed need the extra `eval`.
 """
 _MODULES = {
     "ray": "verl",

@@ -14,7 +14,7 @@ from typing import Any
 from rstar2.errors import UserError
 
 KNOWN = ("qwen3", "qwen2", "llama")
-"""Values of `model_type` whose parameters can be counted. Qwen2.5 has the value qwen2."""
+"""Values of `model_type` for the models whose parameters can be counted. Qwen2.5 has the value qwen2."""
 
 
 @dataclass(frozen=True, kw_only=True)

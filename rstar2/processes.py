@@ -60,8 +60,9 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start a child process in its own session. The child gets a signal when this process ends.
 
-    Call this from the main thread, because the kernel ties the child to the thread that forked it. The child ignores
-    SIGUSR1. A scheduler sends SIGUSR1 to all processes of a job, and the default action of SIGUSR1 ends a process.
+    Call this function from the main thread, because the kernel ties the child to the thread that forked it. The child
+    ignores SIGUSR1. A scheduler sends SIGUSR1 to all processes of a job, and the default action of SIGUSR1 ends a
+    process.
 
     Args:
         command: the program and its arguments.

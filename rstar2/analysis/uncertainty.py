@@ -243,7 +243,8 @@ class Uncertainty:
         ]
 
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
-        """For each kind of token, its share of the uncertain tokens. For words, also the share of each class.
+        """For each kind of token, its share of the uncertain tokens. For words, the result also has the share of each
+        class.
 
         If `step` is given, the shares cover only the traces of that training step.
         """

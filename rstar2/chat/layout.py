@@ -41,7 +41,7 @@ class WrappedText:
         self._style = ""
         self._boxed = False
         self.hanging = 0
-        """Columns by which all lines of a broken line except the first are indented."""
+        """Number of columns by which every line after the first is indented if a line is broken."""
 
     @property
     def at_margin(self) -> bool:

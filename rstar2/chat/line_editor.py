@@ -60,7 +60,9 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
 
 
 class EndSignal(Exception):
-    """One of the signals `ENDING` came while the user was typing. The signal's number is the only argument."""
+    """One of the signals `ENDING` came while the user was typing. The only argument of the exception is the signal's
+    number.
+    """
 
 
 class LineEditor:

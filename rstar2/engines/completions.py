@@ -177,10 +177,7 @@ class Choice(BaseModel):
 
     @property
     def finish(self) -> Finish | None:
-        """Why the turn ended.
-
-        The value is None if the turn has not ended yet. Raises Malformed if the reason is unknown.
-        """
+        """Why the turn ended, or None if the turn has not ended yet. Raises Malformed if the reason is unknown."""
         reason = self.finish_reason.lower().partition(":")[0].strip()
         if not reason:
             return None
@@ -256,10 +253,7 @@ class ModelCard(BaseModel):
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in prompt and answer together.
-
-        The value is None if the server does not state this maximum.
-        """
+        """Maximum number of tokens in prompt and answer together, or None if the server does not state this maximum."""
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length
 
 

@@ -91,8 +91,7 @@ class Served:
     root: str
     """The place from which the server loaded the model: a folder on its machine, or a hub id."""
     max_len: int | None
-    """Maximum number of tokens in prompt and answer together. The value is None if the server does not state this
-    maximum."""
+    """Maximum number of tokens in prompt and answer together, or None if the server does not state this maximum."""
     takes_all: bool = False
     """Whether the server accepts all parameters of `Sampling.in_full`, as vLLM and `rstar2 serve` do."""
     most: int | None = None
@@ -279,9 +278,8 @@ class OpenAIServer:
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in a conversation and its reply.
-
-        The value is None if the server has not stated this maximum yet.
+        """Maximum number of tokens in a conversation and its reply, or None if the server has not stated this maximum
+        yet.
         """
         return self._accepted.context
 
@@ -616,9 +614,8 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
 
 
 def _question(body: Mapping[str, Any]) -> Any:
-    """Returns the first user message or the prompt.
-
-    This message or prompt is the same for all turns and samples of a problem.
+    """Returns the first user message of a chat request, or the prompt of another request. The first user message is the
+    same for all turns and samples of a problem.
     """
     messages = body.get("messages") or []
     return next((each["content"] for each in messages if each["role"] == "user"), body.get("prompt"))

@@ -101,7 +101,9 @@ CAUSES = (
         "Install a newer vLLM or transformers.",
     ),
 )
-"""The first cause that matches is reported. A cause that is a consequence of another cause comes later in the list."""
+"""The first cause in this list that matches a log is reported. A cause that is a consequence of another cause comes
+later in the list.
+"""
 
 
 _POINTER = "See root cause above"

@@ -135,7 +135,7 @@ def _folders(options: CheckOptions, device: Device) -> Iterator[Settings]:
 def _run_all(
     checks: Sequence[Check], settings: Settings, limit_s: float | None, output: Path, say: Say
 ) -> tuple[list[Result], bool]:
-    """Run the checks. Returns their results, and whether Ctrl-C ended them."""
+    """Run the checks. Returns the results of the checks, and whether Ctrl-C ended the checks."""
     results: list[Result] = []
     interrupted = False
     for number, check in enumerate(checks, 1):

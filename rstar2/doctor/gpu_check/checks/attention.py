@@ -20,8 +20,9 @@ SMALL_LENGTHS = (96, 61, 40, 17)
 REFERENCE = "eager"
 WAYS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 UNUSED = "flex_attention"
-"""An implementation that rstar2 does not use. Errors of this implementation are reported, but the check does not
-fail."""
+"""An implementation that rstar2 does not use. Errors of this implementation are reported, but do not make the check
+fail.
+"""
 TIMES_WORSE = 3.0
 """An implementation's error may be at most this many times the error of eager attention in bf16, plus `SLACK`."""
 SLACK = 2e-3
