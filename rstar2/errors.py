@@ -57,7 +57,7 @@ class Unavailable(Failure):
         retry_after_s: seconds that the service asks its clients to wait before the next request, or 0.
         cause: see `Failure`.
         timed_out: whether the request took too long. If `timed_out` is False, the service refused or aborted the
-        request.
+            request.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def read_objects(
         decimals_as_text: whether a number with a decimal point is returned as text, with the same digits as in the
             file.
         on_fault: called with the line number and the fault of each bad line. If `on_fault` is given, bad lines are
-        skipped. If `on_fault` is None, a bad line is an error.
+            skipped. If `on_fault` is None, a bad line is an error.
 
     Raises:
         UserError: the file cannot be read or is not UTF-8, or a line is not one JSON object.

@@ -176,7 +176,7 @@ class RetryPolicy:
         Args:
             name: the name of the service, also in messages.
             longest_wait_s: the service is given up if it has answered no request for this many seconds. This limit has
-            an effect only if it is lower than the policy's `wait_s`.
+                an effect only if it is lower than the policy's `wait_s`.
         """
         if name not in self._services:
             self._services[name] = Service(name, self, min(self.wait_s, longest_wait_s))
@@ -238,7 +238,7 @@ class Service:
 
         Raises:
             Unavailable: this request fails again and again while the service answers other requests, or the answers to
-            this request cannot be used.
+                this request cannot be used.
             ServiceGone: the service answers no request.
         """
         policy = self._policy

@@ -95,7 +95,7 @@ def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, 
         x: label of the x axis.
         y: label of the y axis. If the label ends in `share`, values are drawn in percent.
         series: the name and the points of each line. A point is [x, y] or [x, y, low, high]. Its numbers are not
-        negative.
+            negative.
     """
     tallest = max((float(point[1] or 0) for _, points in series for point in points), default=0.0)
     return {

@@ -58,7 +58,7 @@ class Repl:
 
     Args:
         describe: two texts. The first text describes the model, and the second text says where the model's programs
-        run.
+            run.
         stack: contains only the transcript, which a command may close and replace.
     """
 

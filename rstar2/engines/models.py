@@ -172,7 +172,7 @@ def open_folder(
         max_batch: maximum number of turns that are generated concurrently.
         choice: the user's choice of a format.
         own_tools: whether the model uses the tools of its format. If `own_tools` is False, the model's format need not
-        support tools (see `load_chat_codec`).
+            support tools (see `load_chat_codec`).
 
     Raises:
         UserError: the folder contains no model or no tokenizer, or torch is not installed.
@@ -229,7 +229,7 @@ async def open_server(
         url: the address of the server, such as `http://host:port`.
         name: the model's name. The name is required if the server has several models.
         tokenizer: names the model whose tokenizer is used, as for `find_model`. If `tokenizer` is None, the tokenizer
-        is loaded from the place from which the server loaded the model.
+            is loaded from the place from which the server loaded the model.
         retries: decides how long to wait for the server's answer. If nothing listens at the URL, the wait is at most
             `FIRST_ANSWER_S` seconds. If `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.

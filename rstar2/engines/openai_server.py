@@ -183,7 +183,7 @@ class OpenAIServer:
         key: the API key, if the server needs one. For OpenAI's own server, the default is OPENAI_API_KEY.
         texts: texts about the server for error messages.
         answer_s: a request fails if no byte is received for this many seconds. If `answer_s` is None, the caller sets a
-        timeout.
+            timeout.
         fields: further fields of every completion request.
 
     Raises:

@@ -125,7 +125,7 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
         how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
         unknown: the type of the error if the log has no known cause. The hint of an error of this type shows vLLM's
-        earlier error, or else the end of the log.
+            earlier error, or else the end of the log.
     """
     cause = find_cause(log)
     if cause is None:
