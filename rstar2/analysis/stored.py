@@ -42,7 +42,7 @@ class TokenEntropies:
     sizes: NDArray[np.int64]
     """Shape (N,): number of generated tokens of each trace."""
     entropy: NDArray[np.float32]
-    """Shape (M,), in nats. The entropy of each token. The entropies are lower bounds if `upper` is not None."""
+    """Shape (M,), in nats: the entropy of each token. The entropies are lower bounds if `upper` is not None."""
     upper: NDArray[np.float32] | None
     """Shape (M,), in nats: upper bounds of the entropies, or None if `entropy` is exact or sampled."""
     characters: NDArray[np.uint16]

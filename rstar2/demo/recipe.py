@@ -32,7 +32,7 @@ class DemoProblems(Strict):
 class Flaws(Strict):
     """The share of traces with each kind of flaw (see `rstar2.data.builtin.traces`).
 
-    The other traces have no flaw.
+    Traces outside these shares have no flaw.
     """
 
     repaired: float = Field(0.0, ge=0, le=1)

@@ -127,7 +127,9 @@ class _Accepted:
     left_out: dict[str, str] = field(default_factory=dict)
     """Maps each field that the server rejects to the server's message."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """The names of the token-limit field, without the names that the server has rejected. The first name is used."""
+    """The names of the token-limit field, without the names that the server has rejected. Requests use the first of
+    these names.
+    """
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)

@@ -132,7 +132,7 @@ class RefusedRequest:
     where: str
     """The name of the server in messages."""
     body: Mapping[str, Any]
-    """The fields of the request. The mapping is empty if the request has no fields."""
+    """The fields of the request, or an empty mapping if the request has no fields."""
     key_hint: str
     """The sentence that tells the user how to set a key."""
     hint: str = ""

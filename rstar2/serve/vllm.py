@@ -101,7 +101,7 @@ def vllm_python() -> str:
 
 def find_vllm(python: str) -> VLLM | None:
     """Returns the vLLM in an interpreter's environment, or None if vLLM is not installed in this environment. Raises
-    UserError if there is no such interpreter.
+    UserError if the interpreter does not exist.
     """
     try:
         ran = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)

@@ -51,7 +51,8 @@ class Context:
         return cls(tokens, max(map(len, tokenizer.get_vocab()), default=1))
 
     def check_text(self, characters: int) -> None:
-        """Raises ApiError if a text is too long even if each of its tokens is as long as the tokenizer's longest token.
+        """Raises ApiError if a text would be too long even if all its tokens were as long as the tokenizer's longest
+        token.
 
         Without this check, a text that is far too long would be encoded, which takes long.
         """
