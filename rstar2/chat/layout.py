@@ -136,7 +136,7 @@ class CodeFrame:
 
     @property
     def _width(self) -> int:
-        """The number of columns for code."""
+        """The number of columns that are left for code inside the frame."""
         return max(8, self._out.width - 4)
 
     def _edge(self, left: str, head: str, right: str) -> None:
