@@ -39,7 +39,10 @@ def port_taken(port: int) -> UserError:
 
 
 def read_states() -> list[ServerHandle]:
-    """Returns the servers of this machine that load, run or gave up. Raises UserError if a state file is not readable."""
+    """Returns the servers of this machine that load, run or gave up.
+
+    Raises UserError if a state file cannot be read.
+    """
     handles = (_file(path).read() for path in sorted(state_folder().glob("serve/*.json")))
     return [handle for handle in handles if handle is not None and (handle.error or _runs(handle))]
 
