@@ -28,7 +28,7 @@ def check_url(url: str, whose: str, example: str) -> None:
 
     Args:
         whose: names the owner of the URL in the error message, such as "a server's".
-        example: a correct URL for the hint.
+        example: a correct URL, which the hint of the error shows.
     """
     try:
         parts = urlsplit(url)

@@ -45,8 +45,8 @@ class KeysOf:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` with the values of `over` added to it. If both have a key, the value in `over` counts. Nested
-    tables are merged in the same way.
+    """Returns `base` with the values of `over` added to it. For a key that both tables have, the result has the value
+    in `over`. Nested tables are merged in the same way.
     """
     result = dict(base)
     for key, value in over.items():
@@ -79,7 +79,7 @@ def resolve(
         overrides: the user's changes, each as `a.b=c`. The value `null` unsets a key that may be absent.
         where: names the source of the values in error messages, such as a file.
         within: the path of the values in a larger model, if the overrides were already applied to that larger model.
-            With `within`, the overrides are only used to find the source of a wrong value.
+            If `within` is given, the overrides are only used to find the source of a wrong value.
         before: an optional prefix of the overrides' keys, such as `stage2.`.
 
     Raises:
@@ -216,7 +216,7 @@ def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | 
 
 
 def _kind(field: FieldInfo) -> str:
-    """Returns words for the type of a key's value and for its bounds."""
+    """Returns words for the type and the bounds of a key's value."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))

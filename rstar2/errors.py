@@ -56,7 +56,8 @@ class Unavailable(Failure):
     Args:
         retry_after_s: seconds that the service asks its clients to wait before the next request, or 0.
         cause: see `Failure`.
-        timed_out: whether the request took too long. If False, the service refused or aborted the request.
+        timed_out: whether the request took too long. If `timed_out` is False, the service refused or aborted the
+            request.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class UnusableAnswer(Unavailable):
 def as_user_error() -> Iterator[None]:
     """Raise a UserError in place of a Failure within the `with` block.
 
-    Use this for the first request to a service. A failure then means that the user named a wrong address, name or key,
-    or did not start the service.
+    Use this function for the first request to a service. A failure of the first request means that the user named a
+    wrong address, name or key, or did not start the service.
     """
     try:
         yield

@@ -30,8 +30,8 @@ def read_objects(
         hint: the hint of every UserError.
         decimals_as_text: whether a number with a decimal point is returned as text, with the same digits as in the
             file.
-        on_fault: called with the line number and the fault of each bad line. Bad lines are then skipped. If `on_fault`
-            is None, a bad line is an error.
+        on_fault: called with the line number and the fault of each bad line. If `on_fault` is given, bad lines are
+            skipped. If `on_fault` is None, a bad line is an error.
 
     Raises:
         UserError: the file cannot be read or is not UTF-8, or a line is not one JSON object.
@@ -198,8 +198,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-"""Numbers of the system errors for which the disk is the reason and not the program, such as a full disk.
-"""
+"""Numbers of the system errors that the disk causes and not the program, such as a full disk."""
 
 
 def os_failure(error: OSError) -> Failure:
@@ -253,9 +252,9 @@ def output_file(path: Path) -> Iterator[TextIO]:
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Opens a file for UTF-8 text that appears at `path` when the `with` block ends, or not at all if the block raises.
 
-    The permissions are `mode` without the umask. If `path` is a link, the link is followed. If `path` is neither a file
-    nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError if the file cannot be
-    written, or is a folder.
+    The file's permissions are `mode` without those that the umask removes. If `path` is a link, the link is followed.
+    If `path` is neither a file nor a folder, such as a pipe or `/dev/stdout`, it is written to directly. Raises OSError
+    if the file cannot be written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
@@ -274,7 +273,7 @@ def whole_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path for a file, which is synced and moved to `path` when the `with` block ends.
 
     If the block raises, the temporary file is removed. If `path` is a link, the link is followed. Several processes may
-    write to the same `path`. The file of the process that ends last then remains.
+    write to the same `path`: the file of the process that ends last remains.
     """
     path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -1,13 +1,13 @@
 """Adapts the number of requests in flight to the rate that a service allows.
 
 The rule is the same as in TCP's congestion control. If the service refuses a request because of its rate limit, only
-half as many requests may be in flight. Answers slowly raise this number again. The number is a limit for all requests
-to the service together, and all requests pause if the service asks for a pause.
+half as many requests may be in flight. The number of requests that may be in flight grows a little with each answer.
+This number is a limit for all requests to the service together, and all requests pause if the service asks for a pause.
 
 Many services also announce in each answer how many more requests they accept, and until when. If the announced number
 is not much larger than the number of requests in flight, the next requests are spread over the announced time, so that
-none is refused. Spreading the requests works for both kinds of limits. A limit that counts requests in fixed windows is
-used up evenly. For a limit that is refilled continuously, the rate of requests becomes the rate of the refill.
+none is refused. Spreading the requests works for both kinds of limits. If a limit counts requests in fixed windows, the
+limit is used up evenly. If a limit is refilled continuously, the rate of requests becomes the rate of the refill.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PLENTY = 2
 """Requests are not spread if the service accepts at least this many further requests for each request in flight.
 """
 _LONGEST_WINDOW_S = 90.0
-"""Requests are spread only for limits with a window of at most this many seconds. A limit with a longer window, such as
-a day, is used up, and then the service refuses a request.
+"""Requests are spread only for limits with a window of at most this many seconds. Requests are not spread for a limit
+with a longer window, such as a day: when such a limit is used up, the service refuses a request.
 """
 _LOOK_AGAIN_S = 1.0
 """Seconds after which a waiting request checks whether it may be sent earlier than expected."""
@@ -58,8 +58,8 @@ class FlowControl:
         self.spread_s = 0.0
         """Total seconds for which requests were delayed so that none is refused."""
         self.round = 0
-        """How often the limit has been reduced. A refused request that began in an earlier round does not reduce it
-        again.
+        """How often the limit has been reduced. A new round begins with each reduction. If a refused request began in
+        an earlier round, the limit is not reduced again.
         """
         self._clock = clock
         self._sleep = sleep
@@ -67,14 +67,14 @@ class FlowControl:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._resumes_at = float("-inf")
         self._interval_s = 0.0
-        """Seconds between two requests. This distance is kept until the time `_spread_until`."""
+        """Seconds between two requests. Requests keep this interval until the time `_spread_until`."""
         self._spread_until = float("-inf")
         self._sent: deque[float] = deque()
         """Times of the requests that were sent in the last `_LONGEST_WINDOW_S` seconds."""
 
     async def enter(self) -> int:
-        """Wait until one more request may be sent. Requests are sent in the order of the calls. The caller calls
-        `leave` after the request.
+        """Wait until one more request may be sent. Requests are sent in the order in which `enter` was called. The
+        caller calls `leave` after the request.
 
         Returns the request's round, which is an argument of `refused`.
         """
@@ -116,10 +116,11 @@ class FlowControl:
             self.limit = max(1.0, min(self.limit, self._under_way) / 2)
 
     def announced(self, allowances: Iterable[Allowance], age_s: float = 0.0) -> None:
-        """Record the limits that the service announced. They replace the limits that it announced before.
+        """Record the limits that the service announced. The new limits replace all limits that the service announced
+        before.
 
-        The service determined these limits when it received a request, `age_s` seconds ago. Requests that were sent
-        since then are subtracted.
+        The service determined these limits when it received a request, `age_s` seconds ago. The requests that were sent
+        in these `age_s` seconds are subtracted from the limits.
         """
         now = self._clock()
         since = sum(1 for _ in itertools.takewhile(lambda sent: sent > now - age_s, reversed(self._sent)))

@@ -21,8 +21,8 @@ _COMMANDS = {
     "judge": "judge",
     "judge mcp": "mcp",
 }
-"""Maps a verb of the command line, or a verb and its command, to the extra that it needs. Verbs that are not listed
-need the extra `eval`.
+"""Maps a verb of the command line, or a verb with its command, to the extra that this verb or command needs. Verbs that
+are not listed need the extra `eval`.
 """
 _MODULES = {
     "ray": "verl",
@@ -31,7 +31,9 @@ _MODULES = {
     "omegaconf": "verl",
     "tokenizers": "transformers",
 }
-"""For each module whose own package is in no extra: the package in an extra that depends on it."""
+"""For each module whose own package is in no extra: the package that is in an extra and depends on the module's
+package.
+"""
 
 
 def pip_command(*words: str) -> str:

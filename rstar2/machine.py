@@ -31,7 +31,7 @@ class GPU:
     total_gib: float
     free_gib: float
     capability: float
-    """CUDA's compute capability. GPUs with at least 8.0 support bfloat16."""
+    """CUDA's compute capability. GPUs with a capability of at least 8.0 support bfloat16."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ _ANSWER_S = 10.0
 def check_on_hub(hub_id: str, *files: str, for_plan: bool = False) -> None:
     """Raise UserError if the hub does not have a model or cannot be reached, unless the cache has one of `files`.
 
-    With `for_plan`, the message also names the models whose shapes rstar2 ships, because a plan needs only the shape of
-    a model. Without this check, the library would try six times within 24 s and print a line for each attempt.
+    If `for_plan` is true, the message also names the models whose shapes rstar2 ships, because a plan needs only the
+    shape of a model. Without this check, huggingface_hub would try to reach the hub six times within 24 s, and print a
+    line for each attempt.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (

@@ -1,7 +1,7 @@
 """Reads the shape of a model from its config.json: for any decoder the size of the KV cache, and for known models also
 the number of parameters.
 
-The numbers are exact, and need no weights. `KNOWN` lists the known models.
+The numbers are exact, and are computed without the model's weights. `KNOWN` lists the known models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from rstar2.errors import UserError
 
 KNOWN = ("qwen3", "qwen2", "llama")
-"""Values of `model_type` whose parameters can be counted. Qwen2.5 has the value qwen2."""
+"""Values of `model_type` for the models whose parameters can be counted. Qwen2.5 has the value qwen2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     context: int | None = None
-    """The model's context in tokens. The value is None if the config does not give the context."""
+    """The model's context in tokens, or None if the config does not give the context."""
 
     def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
         """Returns the bytes of one token in the KV cache, on each GPU of an engine.

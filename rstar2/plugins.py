@@ -1,8 +1,8 @@
-"""Loads objects from users' own modules. The name of such an object has the form `module:object`.
+"""Loads objects from users' own modules. The name of a user's object has the form `module:object`.
 
-A recipe, a format or an option can name such an object instead of a shipped one. The module is searched for in Python's
-path, then in the current folder, then in further folders, such as the recipe's folder. An environment variable lists
-the folders, so that child processes search the same folders.
+A recipe, a format or an option can name a user's object in place of a shipped object. The module is searched for in
+Python's path, then in the current folder, then in further folders, such as the recipe's folder. An environment variable
+lists the folders, so that child processes search the same folders.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def _check_not_shadowed(name: str, subject: str, searched: Sequence[Path]) -> No
 
 
 def _is_defined_in(owner: Any, name: str, value: Any) -> bool:
-    """Whether a public name of a module or class was defined there, and not imported from elsewhere."""
+    """Whether a public name of a module or class is defined in this module or class, and not imported from another
+    module.
+    """
     if name.startswith("_") or inspect.ismodule(value):
         return False
     function = getattr(value, "function", value)  # a Tool has the function from which it was made
@@ -186,7 +188,7 @@ def _without_annotations(signature: inspect.Signature) -> str:
 
 
 def _users_line(error: UserError) -> str:
-    """Returns the last line outside of this package in an error's traceback, which the user has to correct."""
+    """Returns the line that the user has to correct: in an error's traceback, the last line outside of this package."""
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parent)
     at = [each for each in frames if not each.filename.startswith((package + os.sep, "<"))]

@@ -60,8 +60,9 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start a child process in its own session. The child gets a signal when this process ends.
 
-    Call this from the main thread, because the kernel ties the child to the thread that forked it. The child ignores
-    SIGUSR1. A scheduler sends SIGUSR1 to all processes of a job, and the default action of SIGUSR1 ends a process.
+    Call this function from the main thread, because the kernel ties the child to the thread that forked it. The child
+    ignores SIGUSR1. A scheduler sends SIGUSR1 to all processes of a job, and the default action of SIGUSR1 ends a
+    process.
 
     Args:
         command: the program and its arguments.
@@ -70,7 +71,7 @@ def start_bound(
         pass_fds: file descriptors that the child inherits.
         env: environment variables of the child, in addition to the variables of this process.
         ended_by: the signal that the child gets when this process ends.
-        umask: the child's umask. With -1, the child has the umask of this process.
+        umask: the child's umask. If `umask` is -1, the child has the umask of this process.
     """
     bind = die_with(os.getpid(), ended_by)
 
@@ -110,9 +111,9 @@ def start_module(
 def begin_module(settings: type[Settings]) -> Settings:
     """Set up logging to standard error, and read the settings from standard input.
 
-    A module that `start_module` started calls this first. The three standard streams become UTF-8, as in the parent,
-    whatever the locale is. Settings come on standard input, because other programs could read a command line or an
-    environment. Unknown fields are ignored, because the parent may run an older version of this package.
+    A module that `start_module` started calls this function first. The three standard streams become UTF-8, as in the
+    parent, whatever the locale is. Settings come on standard input, because other programs could read a command line or
+    an environment. Unknown fields are ignored, because the parent may run an older version of this package.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -135,8 +136,8 @@ def stop_groups(
 ) -> None:
     """Send a signal to processes that lead their own sessions, then kill them and all processes of their groups.
 
-    All processes together have `wait_s` seconds to end before they are killed. After a KeyboardInterrupt in this time,
-    they are killed at once.
+    All processes together have `wait_s` seconds to end before they are killed. If a KeyboardInterrupt arrives within
+    this time, the processes are killed at once.
     """
     deadline = time.monotonic() + wait_s
     try:

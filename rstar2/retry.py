@@ -4,8 +4,9 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 the run uses (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted
 server therefore costs a run only time.
 
-A service that refuses requests because of a rate limit does not count as unreachable. For such a service,
-`rstar2.flow_control` keeps fewer requests in flight, and respects the limits that the service announces.
+A service that refuses requests because of a rate limit does not count as unreachable. For a service that limits the
+rate of requests, `rstar2.flow_control` keeps fewer requests in flight, and respects the limits that the service
+announces.
 
 Restarts of child processes and of connections use only `Backoff`.
 """
@@ -30,9 +31,12 @@ OnWait = Callable[[str], None]
 ATTEMPTS = 4
 """Default number of failures after which one request is given up, if the service answers other requests in between."""
 FIRST_ANSWER_S = 5.0
-"""Default maximum number of seconds to wait for a service that has never answered. In most cases, its URL is wrong."""
+"""Default maximum number of seconds to wait for a service that has never answered. In most cases, the URL of a service
+that has never answered is wrong.
+"""
 _NO_TIME_LEFT_S = 1e-6
-"""A wait ends if fewer seconds than this are left. A smaller sleep might not change the clock."""
+"""A wait ends if fewer seconds than this are left. After a shorter sleep, the clock might show the same time as before.
+"""
 _LEAST_SPREAD_S = 1.0
 """The delay of requests to a service is reported if it is at least this many seconds in total, even without a retry."""
 _MAX_CAUSES = 20
@@ -63,7 +67,7 @@ class ServiceGone(Failure):
 
 
 class Backoff:
-    """The seconds to wait after a failure. They double with each failure, from `first_s` to `longest_s`.
+    """The seconds to wait after a failure. The wait doubles with each failure, from `first_s` to `longest_s`.
 
     Each wait is shortened by a random share of up to `jitter`, so that requests that failed together are not sent again
     together.
@@ -76,7 +80,7 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self, *, at_once: bool = False) -> None:
-        """Begin again with `first_s`, after a success. With `at_once`, the next wait is 0."""
+        """Let the next wait be `first_s`, because a request succeeded. If `at_once` is true, the next wait is 0."""
         self._next_s = 0.0 if at_once else self._first_s
 
     def next_s(self) -> float:
@@ -167,12 +171,12 @@ class RetryPolicy:
         self._services: dict[str, Service] = {}
 
     def service(self, name: str, longest_wait_s: float = float("inf")) -> Service:
-        """Returns the service that has a name. All calls with the same name return the same object.
+        """Returns the service with the name `name`. All calls with the same name return the same object.
 
         Args:
             name: the name of the service, also in messages.
-            longest_wait_s: the service is given up if it has answered no request for this many seconds. It has an
-                effect only if it is less than the policy's `wait_s`.
+            longest_wait_s: the service is given up if it has answered no request for this many seconds. This limit has
+                an effect only if it is lower than the policy's `wait_s`.
         """
         if name not in self._services:
             self._services[name] = Service(name, self, min(self.wait_s, longest_wait_s))
@@ -180,7 +184,7 @@ class RetryPolicy:
 
     @property
     def trouble(self) -> str | None:
-        """Why a service does not answer at the moment. The value is None if all services answer."""
+        """Why a service does not answer at the moment, or None if all services answer."""
         return next(filter(None, (service.trouble for service in self._services.values())), None)
 
     @property
@@ -194,24 +198,24 @@ class Service:
     """One service that a run uses. The object decides for all requests to the service whether a failed request is sent
     again.
 
-    One clock measures the wait for a service. The clock starts with the first failure after the service's last answer,
-    or when the request is first sent if that is later. If that first failure is a timeout, the clock starts with the
-    attempt that was too slow. No request is given up while an earlier request is in flight, because the service may be
-    working on it.
+    The wait for a service is counted from the first failure after the service's last answer. If this failure is a
+    timeout, the wait is counted from the start of the attempt that was too slow. For a request that was first sent
+    after this failure, the wait is counted from the time at which the request was first sent. No request is given up
+    while an earlier request is in flight, because the service may be working on it.
 
     A failure counts against its request only if the service has answered other requests since the previous failure of
     the request. All failures of one outage therefore count as one failure.
 
     A request that the service refuses because of its rate limit is sent again any number of times, as long as the
-    service answers other requests. After such a refusal, fewer requests are in flight, and no request is sent
-    during the pause that the service asks for. If this pause is longer than the rest of the wait, the service is given
-    up when no earlier request is in flight.
+    service answers other requests. After a refusal because of the rate limit, fewer requests are in flight, and no
+    request is sent during the pause that the service asks for. If the pause that the service asks for is longer than
+    the rest of the wait, the service is given up when no earlier request is in flight.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
         self.name = name
         self.trouble: str | None = None
-        """Why the service does not answer at the moment. The value is None if the service answers."""
+        """Why the service does not answer at the moment, or None if the service answers."""
         self._policy = policy
         self._wait_s = wait_s
         self._answers = 0
@@ -220,7 +224,7 @@ class Service:
         """Start times of the attempts in flight."""
         self._away_since: float | None = None
         self._silent_since: float | None = None
-        """The time at which the clock of the wait started. The value is None if the service answers."""
+        """The time from which the wait for the service is counted, or None if the service answers."""
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)
@@ -233,8 +237,8 @@ class Service:
         """Make attempts until one succeeds. Errors other than `Unavailable` are passed on.
 
         Raises:
-            Unavailable: this request fails again and again while the service answers others, or its answers cannot be
-                used.
+            Unavailable: this request fails again and again while the service answers other requests, or the answers to
+                this request cannot be used.
             ServiceGone: the service answers no request.
         """
         policy = self._policy
@@ -297,8 +301,8 @@ class Service:
         self._last_answer = now
 
     def announced(self, allowances: Iterable[Allowance], age_s: float) -> None:
-        """Record the limits that the service announced. The service determined them when it received a request, `age_s`
-        seconds ago.
+        """Record the limits that the service announced. The service determined these limits when it received a request,
+        `age_s` seconds ago.
         """
         self._flow.announced(allowances, age_s)
 
@@ -326,7 +330,8 @@ class Service:
     async def _await_others(
         self, error: RateLimited, pause_s: float, began: float, attempt_began: float
     ) -> float:
-        """Wait for earlier requests, as long as their outcome decides whether the service is given up.
+        """If the pause is longer than the rest of the wait, wait for the answers to earlier requests: an answer extends
+        the wait, so that the service is not given up.
 
         Returns the seconds that are left of the pause. Raises what `_check_pause` raises.
         """

@@ -112,7 +112,8 @@ def _grader_secret(path: Path) -> Iterator[None]:
     """Put the run's secret into the environment for the length of the `with` block, so that child processes have it.
 
     The secret is made at the first start and stays in the run's folder, so that a verdict is the same in every process
-    and at every start of the run. Raises UserError if the file is damaged, or if the user's variable is not a secret.
+    and at every start of the run. Raises UserError if the file is damaged, or if the user set the environment variable
+    to a text that is not a secret.
     """
     before, file = os.environ.get(GRADER_SECRET), path / SECRET_FILE
     if before and not _SECRET.fullmatch(before):

@@ -50,7 +50,7 @@ _ASCII = {
 """ASCII replacements for characters in rstar2's messages, tables, bars and curves that an encoding may lack."""
 
 _FOLDED = 12
-"""Minimum number of characters in the width of a column whose words may be broken or whose cells may be cut."""
+"""Minimum width, in characters, of a column whose words may be broken or whose cells may be cut."""
 
 
 def harmless(text: str) -> str:
@@ -105,11 +105,11 @@ def _escaped(character: str) -> str:
 
 
 def fitting(table: Table, console: Console) -> Table | Group:
-    """Returns a table that fits the console without broken words or lost columns. If no such table is possible, returns
+    """Returns a table that fits the console without broken words or lost columns. If no table fits in this way, returns
     the rows of the table as records.
 
-    Rich alone would shrink columns until words break, and would leave out the last columns. Here a column may break
-    words only if its overflow is `fold`, and may cut cells only if it has `no_wrap` and a `max_width`.
+    Rich alone would shrink columns until words break, and would leave out the last columns. In the returned table, a
+    column breaks words only if its overflow is `fold`, and cuts cells only if it has `no_wrap` and a `max_width`.
     """
     widths = [_widths(column, console) for column in table.columns]
     overhead = console.measure(table, options=_unbounded(console)).maximum - sum(most for _, most in widths)

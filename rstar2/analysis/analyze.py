@@ -47,7 +47,7 @@ SOURCES = {
     "server": "lower bound",
     "kept": "as sampled",
 }
-"""Maps each source of entropies to its text in the column "source"."""
+"""For each source of entropies, the text that the column "source" of a table shows."""
 
 OnProgress = Callable[[str, int], None]
 """Called with the label of a set of traces, and the number of its traces that have been analysed."""
@@ -57,18 +57,19 @@ OnProgress = Callable[[str, int], None]
 class EntropySource:
     """The source of entropies.
 
-    With neither `model` nor `url`, the model of each set is used if the model is in the set's run. If the run does not
-    contain the model, the log-probabilities in the traces are used.
+    If neither `model` nor `url` is given, the model that generated a set's traces computes their entropies, provided
+    that the set's run contains this model. If the run does not contain this model, the log-probabilities in the traces
+    are used.
     """
 
     model: str | None = None
-    """The model that computes entropies: a folder, a run or a hub id, as for `find_model`. With `url`, only the model's
-    tokenizer is used.
+    """The model that computes entropies: a folder, a run or a hub id, as for `find_model`. If `url` is given, only the
+    tokenizer of this model is used.
     """
     url: str | None = None
     """URL of a vLLM server. Bounds of the entropies are computed from the server's answers."""
     model_name: str | None = None
-    """Name of the model on the server. The value may be None if the server has only one model."""
+    """Name of the model on the server. If the server has only one model, the name may be None."""
     temperature: float = 1.0
     """Temperature of the distributions whose entropies are computed."""
     key: str | None = None
@@ -222,9 +223,9 @@ class _Entropies:
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
 
     def source_text(self) -> str:
-        """The text in the column "source".
+        """Returns the text that the column "source" of a table shows for these entropies.
 
-        The text says if the model is not the one that generated the traces, or if this was not checked.
+        The text says whether the entropies come from another model than the traces, or that this was not checked.
         """
         text = SOURCES[self.about["source"]]
         if self.about["source"] != "model" or self._model_of_traces == self.about["sha256"]:
@@ -241,9 +242,9 @@ class _Entropies:
         token ids.
 
         Returns:
-            For each trace the entropies, and their upper bounds or None, both of shape (M,) for M generated tokens. The
-            result is None if entropies should come from the traces' log-probabilities and a trace has no
-            log-probabilities.
+            For each trace, the entropies of its M generated tokens, shape (M,), and the upper bounds of these
+            entropies, shape (M,) or None. The result is None if entropies should come from the traces'
+            log-probabilities and a trace has no log-probabilities.
         """
         with_ids = [trace for trace in traces if trace.response_ids]
         on_done(len(traces) - len(with_ids))
@@ -282,7 +283,9 @@ class _Entropies:
 
 
 def _served(url: str, name: str | None, key: str | None) -> Served:
-    """The server's model. Raises UserError if the server does not answer, or lacks that model."""
+    """Returns the description of the model `name` on the server at `url`. Raises UserError if the server does not
+    answer or does not have the model.
+    """
 
     async def ask() -> Served:
         async with contextlib.aclosing(VLLMEngine(url, name, key=key)) as engine:
@@ -334,7 +337,7 @@ class _Set:
                 ) from error
 
     def _analyse_file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:
-        """Add the traces of a file to the tables. Entropies that are stored from the same source are reused."""
+        """Add the traces of a file to the tables. Stored entropies are reused if they come from the same source."""
         about = {**self.entropies.about, "bytes": path.stat().st_size}
         stored = read_entropies(path) if self.kind else None
         stored = stored if stored is not None and stored.about == about else None
@@ -393,8 +396,8 @@ def _entropy_steps(sets: list[_Set]) -> Table:
 
 
 def _arms(sets: list[_Set]) -> Table:
-    """Compares sets of traces that have the same name in different arms. A row has the value in the first set, the
-    value in the second set, and the difference.
+    """Compares every two sets of traces that have the same name but different arms (`TraceSet.arm`). A row has the
+    value in the first set, the value in the second set, and the difference of these values.
     """
     rows: list[Row] = []
     for place, a in enumerate(sets):

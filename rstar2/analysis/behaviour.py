@@ -24,11 +24,11 @@ _FACTS = {
     "repeated": "repeated text share",
     "correct": "correct share",
 }
-"""The facts that are averaged over traces, with the names of their columns."""
+"""Maps each fact about a trace to the name of the column that shows the fact's mean over all traces."""
 
 
 def verifies_itself(trace: Trace) -> bool:
-    """Whether a tool call follows a value in `\\boxed`, because the model then checks its own answer."""
+    """Whether the model calls a tool after it wrote a value in `\\boxed`, probably to check this value."""
     boxed = False
     for turn in trace.turns:
         before = turn.text.find("\\boxed")
@@ -51,7 +51,7 @@ def repeated_share(trace: Trace) -> float:
 
 
 class Behaviour:
-    """Collects the traces of a set, one at a time. The tables are about all traces so far."""
+    """Collects the traces of a set, one at a time. The tables cover all traces that have been added."""
 
     def __init__(self, label: str) -> None:
         self.label = label

@@ -45,7 +45,7 @@ def imported(code: str) -> set[str]:
 
 
 class Calls:
-    """Collects the traces of a set, one at a time. The tables are about all traces so far."""
+    """Collects the traces of a set, one at a time. The tables cover all traces that have been added."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -62,7 +62,9 @@ class Calls:
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
-        """For each repaired turn, the number of later turns with calls up to the first turn in which no call failed."""
+        """For each turn whose failed call was repaired: the number of turns with calls that came after this turn, up to
+        and including the first turn in which no call failed.
+        """
 
     def add(self, trace: Trace) -> None:
         group, seen = trace.problem_id, set()

@@ -13,9 +13,9 @@ Floats = NDArray[np.float64]
 def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Floats]:
     """The lowest and the highest entropy that are possible with the k largest log-probabilities of each position.
 
-    The rest of the probability belongs to the other tokens. None of the other tokens is likelier than the k-th token.
-    The entropy is lowest if as few tokens as possible share the rest of the probability, and highest if all other
-    tokens share the rest equally.
+    The probability that the k likeliest tokens leave belongs to the other tokens of the vocabulary. None of the other
+    tokens is likelier than the k-th token. The entropy is lowest if as few other tokens as possible share the remaining
+    probability, and highest if all other tokens share it equally.
 
     Args:
         top_logprobs: shape (N, k), natural logarithms, the k largest of each position in any order.

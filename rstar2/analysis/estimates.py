@@ -1,4 +1,6 @@
-"""Means over tokens or calls, with intervals clustered by problem: values of the same problem are alike."""
+"""Means over tokens or calls, with intervals that are clustered by problem, because values of the same problem are
+alike.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ class Estimate:
     """A mean or a difference of means, with an interval."""
 
     value: float
-    """The mean, or the difference. It is NaN if there are no values."""
+    """The mean, or the difference of means, or NaN if there are no values."""
     count: int
-    """Number of values. For a difference, the smaller number of the two sides."""
+    """Number of values. A difference has the count of the mean that has fewer values."""
     influence: Floats
     """Shape (G,): the contribution of each problem to the error of the value."""
     problems: int
-    """Number of problems that have values. For a difference, the smaller number of the two sides."""
+    """Number of problems that have values. A difference has the number of the mean that has fewer problems."""
 
     @property
     def half(self) -> float:
@@ -32,8 +34,8 @@ class Estimate:
         problems, or if the values have no variance.
 
         The interval uses Student's t with the cluster-robust variance of a ratio of sums (Cochran, Sampling Techniques,
-        3rd edition, section 6.3). A difference has the degrees of freedom of the side with fewer problems: if one side
-        has only three replies, many replies on the other side do not make the difference certain.
+        3rd edition, section 6.3). A difference of two means has the degrees of freedom of the mean with fewer problems:
+        if one mean has only three replies, many replies in the other mean do not make the difference certain.
         """
         if self.problems < 2 or not self.influence.any():
             return float("nan")
@@ -112,7 +114,7 @@ class Sums:
         return mean(table[0], table[1])
 
     def curve(self, cell: str) -> list[Estimate]:
-        """The mean of each column. The list is empty if the cell is empty."""
+        """The mean of each column of a cell. An empty cell has no means."""
         rows = self._cells.get(cell)
         if not rows:
             return []

@@ -18,16 +18,19 @@ from rstar2.errors import UserError
 from rstar2.loop.trace import Trace
 
 LOGITS = 1 << 25
-"""Maximum number of logits in memory: rows × positions × vocabulary. The sequences of a batch are read in pieces of
-that size."""
+"""Maximum number of logits in memory: rows × positions × vocabulary. The sequences of a batch are read in pieces, so
+that no piece has more logits than this number.
+"""
 BATCH_TOKENS = 1 << 15
 """Maximum number of tokens in a batch, including padding."""
 SMALL_MODEL = 10_000_000
-"""A model with fewer parameters runs in one thread on a CPU. Several threads would mostly wait for each other,
-especially if other programs run too."""
+"""A model with fewer parameters than this number runs in one thread on a CPU. Several threads would mostly wait for
+each other, especially if other programs run too.
+"""
 SMALL_BATCH_TOKENS = 1 << 12
-"""Maximum number of tokens in a batch of a small model on a CPU. The activations of such a batch fit in the CPU's
-cache."""
+"""Maximum number of tokens in a batch of a small model on a CPU. The activations of a batch with so few tokens fit in
+the CPU's cache.
+"""
 
 
 def load_model(folder: Path) -> Any:

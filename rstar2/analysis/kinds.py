@@ -28,11 +28,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PROSE = KINDS[:3]
 """The kinds that make up the prose."""
 NUMBER = "<number>"
-"""Stands for every number in lists of words."""
+"""In lists of words, this text stands for every number."""
 
 
 def _class(codes: Iterator[int]) -> str:
-    """Returns ascending code points as the ranges that a regular expression needs between `[` and `]` to match them."""
+    """Converts ascending code points to ranges for a regular expression. Between `[` and `]`, the ranges match exactly
+    these code points.
+    """
     runs = [list(run) for _, run in groupby(enumerate(codes), lambda each: each[1] - each[0])]
     return "".join(rf"\U{run[0][1]:08x}-\U{run[-1][1]:08x}" for run in runs)
 
@@ -46,7 +48,9 @@ _LETTER = rf"[^\W\d_{_FRACTIONS}]"
 _WORD = rf"{_IDEOGRAPH}|{_LETTER}(?:[-'’]?(?!{_IDEOGRAPH})[^\W\d_{_FRACTIONS}{_MARKS}]|[{_MARKS}])*"
 _DIGITS = rf"[\d{_FRACTIONS}]+"
 _NAMED = re.compile(rf"(?P<number>{_DIGITS})|(?P<word>{_WORD})|[^\w\s]|_+")
-"""Matches each word, number or sign of a text. Every token belongs to one of them."""
+"""Matches each word, number or sign of a text. In the tables of words, a token counts for the match that the token
+begins or is part of.
+"""
 _IN_PROSE = re.compile(
     r"(?P<code>```.*?(?:```|\Z)|`[^`\n]+`)"
     rf"|(?P<formula>{FORMULA.pattern}|\\[A-Za-z]+)"

@@ -16,7 +16,7 @@ from rstar2.loop.trace import Trace
 from rstar2.retry import OnWait, RetryPolicy
 
 TOP = 20
-"""Number of log-probabilities requested per position. It is the maximum that a vLLM server returns by default."""
+"""Number of log-probabilities requested per position. A vLLM server returns at most this number by default."""
 _IN_FLIGHT = 16
 _ANSWER_S = 600.0
 """Maximum number of seconds in which the server must answer the request for one trace."""
@@ -36,7 +36,7 @@ class BoundsServer:
 
     url: str
     model: str | None
-    """Name of the model on the server. The value may be None if the server has only one model."""
+    """Name of the model on the server. If the server has only one model, the name may be None."""
     vocabulary: int
     """Number of tokens in the tokenizer's vocabulary."""
     retries: RetryPolicy

@@ -26,8 +26,8 @@ class TraceSet:
     the run's name."""
     files: tuple[Path, ...]
     model: Path | None
-    """Folder of the model that generated all traces. The value is None if the model is not in the run, or if the traces
-    are from several models.
+    """Folder of the model that generated all traces, or None if this model is not in the run, or if several models
+    generated the traces.
     """
     tokenizer: Path | None
     """Folder of a model of the run that has the same tokenizer as the traces."""
@@ -36,7 +36,7 @@ class TraceSet:
     def model_sha256(self) -> str | None:
         """Hash of the model that generated the traces (`rstar2.eval.target.model_hash`).
 
-        None if the hash is not stored.
+        The hash is None if it is not stored.
         """
         results = read_json(self.files[0].with_name("results.json")) or {}
         sha256: str | None = (results.get("model") or {}).get("sha256")
@@ -48,8 +48,8 @@ class TraceSet:
 
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
-    """Find the sets of traces in files and runs. With several paths, the arm of each set begins with the part of its
-    path that differs.
+    """Find the sets of traces in files and runs. If several paths are given, the arm of each set begins with the part
+    of the set's path that the paths do not have in common.
 
     Raises:
         UserError: a path is neither a run nor a file of traces, is named twice, or has no traces.
@@ -118,7 +118,9 @@ def _of_file(path: Path) -> TraceSet:
 
 
 def _of_run(run: Path) -> list[TraceSet]:
-    """The benchmarks of a run in the order of their folders, then the stages of training."""
+    """Returns the sets of traces of a run: the sets of its benchmarks in the order of their folders, then the sets of
+    its training stages.
+    """
     with contextlib.suppress(UserError):  # raised for the folder of a single benchmark, which has traces too
         load_config(run)
         return [each for root in (run, run / "plain") for each in _of_arm(run, root)]
@@ -144,8 +146,8 @@ def _of_arm(run: Path, root: Path) -> Iterator[TraceSet]:
 
 
 def _model(run: Path, root: Path, inside: Path) -> Path | None:
-    """Returns the folder of the model that a training run measured in `eval/PHASE`. Both arms share the model of SFT,
-    which is in the run's folder.
+    """Returns the folder of the model that a training run measured in `eval/PHASE`. The model of SFT is in the run's
+    folder, because training with GRPO-RoC and with plain GRPO both start from this model.
     """
     return _folder(root / inside.name / "model") or _folder(run / inside.name / "model")
 

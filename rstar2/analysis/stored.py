@@ -21,10 +21,12 @@ from rstar2.errors import UserError
 from rstar2.files import whole_path
 
 STEP = 2e-4
-"""Resolution in nats. The largest value, 65,535 steps, is the entropy of half a million equally likely tokens."""
+"""Resolution of the stored entropies, in nats. The largest entropy that can be stored, 65,535 steps, is the entropy of
+half a million equally likely tokens.
+"""
 FORKING, REFLECTION = 1, 2
 """Marks of uncertain words. A word has the mark REFLECTION if it is among the first k tokens after a tool reply
-(`rstar2.analysis.uncertainty` computes k), and FORKING elsewhere. All other tokens have the mark 0.
+(`rstar2.analysis.uncertainty` computes k), and FORKING otherwise. Tokens that are not uncertain words have the mark 0.
 """
 
 
@@ -40,9 +42,9 @@ class TokenEntropies:
     sizes: NDArray[np.int64]
     """Shape (N,): number of generated tokens of each trace."""
     entropy: NDArray[np.float32]
-    """Shape (M,), in nats. The entropy of each token. The values are lower bounds if `upper` is not None."""
+    """Shape (M,), in nats: the entropy of each token. The entropies are lower bounds if `upper` is not None."""
     upper: NDArray[np.float32] | None
-    """Shape (M,), in nats: upper bounds of the entropies. The value is None if `entropy` is exact or sampled."""
+    """Shape (M,), in nats: upper bounds of the entropies, or None if `entropy` is exact or sampled."""
     characters: NDArray[np.uint16]
     """Shape (M,): number of characters of the turn's text that each token covers."""
     marks: NDArray[np.uint8]

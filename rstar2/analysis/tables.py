@@ -86,15 +86,16 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
 def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, list[list[Value]]]]) -> Chart:
     """Make a chart with a line per series.
 
-    An interval is left out if its upper end is more than twice the chart's largest value. The table still contains such
-    an interval.
+    An interval is left out if its upper end is more than twice the chart's largest value. The table contains every
+    interval.
 
     Args:
         table: the table that the values come from.
         title: title of the chart.
         x: label of the x axis.
         y: label of the y axis. If the label ends in `share`, values are drawn in percent.
-        series: the name and the points of each line. Points are [x, y] or [x, y, low, high], and not negative.
+        series: the name and the points of each line. A point is [x, y] or [x, y, low, high]. Its numbers are not
+            negative.
     """
     tallest = max((float(point[1] or 0) for _, points in series for point in points), default=0.0)
     return {

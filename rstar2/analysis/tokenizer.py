@@ -1,7 +1,7 @@
 """A tokenizer that reads only a model folder's tokenizer.json.
 
-Such a tokenizer loads in milliseconds. A tokenizer of transformers takes seconds to load, because transformers imports
-torch.
+The tokenizer of this module loads in milliseconds. A tokenizer of transformers takes seconds to load, because
+transformers imports torch.
 """
 
 from __future__ import annotations

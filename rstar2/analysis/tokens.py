@@ -22,8 +22,9 @@ _REPLACED = "\ufffd"
 _LONGEST_CHARACTER = 6
 """Maximum number of tokens that spell one character, or several joined characters."""
 _MAY_DIFFER = 2
-"""Number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded text of a
-tenth of the turns may differ."""
+"""Maximum number of turns whose decoded text may differ from the trace. In a set of more than 20 turns, the decoded
+text of a tenth of the turns may differ.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,16 @@ class WrittenTokens:
     """The M generated tokens of one trace, in order. The generated tokens are the tokens with mask 1."""
 
     turn: NDArray[np.int32]
-    """Shape (M,): the number of the token's turn, from 0."""
+    """Shape (M,): the number of each token's turn, counted from 0."""
     place: NDArray[np.int32]
-    """Shape (M,): the token's place in its turn, from 0."""
+    """Shape (M,): the place of each token in its turn, counted from 0."""
     kind: NDArray[np.uint8]
     """Shape (M,): the token's kind, an index of KINDS."""
     characters: NDArray[np.uint16]
     """Shape (M,): the number of characters of the turn's text that the token covers. A special token has 0 characters.
 
-    The count of a turn's first token includes text at the beginning of the turn that the chat template wrote.
+    The number for a turn's first token includes the characters that the chat template wrote at the beginning of the
+    turn.
     """
     words: list[str]
     """The word or sign that each token begins or is part of, as in `rstar2.analysis.kinds.words_of`."""
@@ -121,10 +123,10 @@ class TokenReader:
         """Decode tokens one by one.
 
         Returns:
-            Two lists with an entry per token. The first has the token's text. If several tokens spell one character,
-            the first of these tokens has the whole character as its text, and the others have an empty text. The second
-            has the token's own index, or, if several tokens spell one character, the index of the first of these
-            tokens. Special tokens have an empty text.
+            Two lists with an entry per token. The first list has the token's text. If several tokens spell one
+            character, the first of these tokens has the whole character as its text, and the others have an empty text.
+            The second list has the token's own index, or, if several tokens spell one character, the index of the first
+            of these tokens. Special tokens have an empty text.
         """
         known = self._texts
         texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
@@ -197,8 +199,8 @@ def outcome(turn: Turn) -> str:
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
-    """The distance of each token from the tool reply before its turn, from 0. The distance is -1 if there is no such
-    reply.
+    """The number of tokens between the tool reply before a turn and each token of the turn. The number is -1 if no tool
+    reply precedes the turn.
 
     The result has shape (M,).
     """

@@ -1,8 +1,9 @@
 """Tables of entropy for one set of traces: by kind of token, around calls and replies, by verdict, word and step.
 
 The uncertain tokens of a trace are the 20 % with the highest entropy. The paper's analysis (arXiv 2508.20722) is about
-words: uncertain words within k tokens after a tool reply are reflection words, and all others are forking words. Here,
-k is computed from the mean entropy of words after replies, separately for calls that succeeded and calls that failed.
+words: uncertain words within k tokens after a tool reply are reflection words, and all other uncertain words are
+forking words. This module computes k from the mean entropy of words after replies, separately for calls that succeeded
+and calls that failed.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ Group = Literal["ok", "failed"]
 GROUPS: tuple[Group, ...] = ("ok", "failed")
 """Groups of tool replies. A reply's group depends on the outcome of the call."""
 WINDOW = 8
-"""A contrast is computed over the first token after a reply, over the first WINDOW tokens, and over the first k tokens.
-Each set of traces has its own k.
+"""A contrast is the mean entropy after tool replies minus the mean entropy elsewhere. It is computed over the first
+token after each reply, over the first WINDOW tokens, and over the first k tokens. Each set of traces has its own k.
 """
 _USUAL = 0.1
-"""The search for k ignores a place after a reply if fewer than this share of the replies have a token there."""
+"""The search for k ignores a distance from the reply if a token at this distance follows fewer than this share of the
+replies.
+"""
 _LEAST_RISE = 1e-3
 """In the search for k, this many nats are subtracted from the difference between a word's entropy and the mean entropy
 of words elsewhere. Stored entropies have steps of 2e-4 nats.
 """
 _FEW = 10
-"""A group has its own k if it has at least this many replies. A chart draws a point if at least this many tokens are in
-its mean.
+"""A group has its own k if it has at least this many replies. A chart draws a point only if at least this many tokens
+are in the point's mean.
 """
 _MOST_WORDS = 20
 _MOST_FAILURES = 8
@@ -52,18 +55,23 @@ _SPAN = ("mean", "low", "high")
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
-"""Added to a token's place after a reply if the call failed. One number then has the place and the call's outcome."""
+"""This number is added to a token's place after a reply if the call failed. A single number thus tells both the place
+and the outcome of the call.
+"""
 
 Curve = Literal["words", "reply"]
-"""A curve of mean entropy after replies, over words or over all tokens ("reply")."""
+"""A curve of the mean entropy at each place after a reply: "words" averages only words, "reply" averages all tokens."""
 _COMPARED: dict[Curve, str] = {"words": "words", "reply": "all tokens"}
-"""The names of curves in contrasts. Words are compared with words elsewhere, and all tokens with the prose elsewhere.
+"""The name that a table of contrasts shows for each curve. Words after replies are compared with words elsewhere, and
+all tokens after replies are compared with the prose elsewhere.
 """
 Numbers = NDArray[np.float32]
 
 
 class Uncertainty:
-    """Collects the traces of a set, one at a time. The tables are valid once all traces of the set have been added."""
+    """Collects the traces of a set, one at a time. The tables are valid only after all traces of the set have been
+    added.
+    """
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -169,7 +177,9 @@ class Uncertainty:
         return f"{group} ({self._replies[group]:,} replies)"
 
     def _after(self, group: str, window: int, of: Curve = "words") -> Estimate:
-        """The mean entropy of the words, or of all tokens, among the first `window` tokens after a group's replies."""
+        """The mean entropy in the first `window` tokens after each reply of a group. If `of` is "words", the mean
+        covers only the words among these tokens.
+        """
         return self.sums.estimate(f"{of} {group}", slice(REACH, REACH + window))
 
     @cached_property
@@ -177,11 +187,12 @@ class Uncertainty:
         """k of each group: the number of places after a reply at which words are more uncertain than elsewhere. A
         group's k may be 0.
 
-        Each word adds its entropy, minus the mean entropy of words elsewhere, to the excess of its place. k is the
-        number of places, counted from the reply, whose excesses have the largest sum. The search ends after the first
-        WINDOW consecutive places whose excesses sum to 0 or less, because reflection follows the reply directly. It
-        also ends at the first place where fewer than one reply in ten has a token. A group with fewer than _FEW replies
-        gets the k that all replies together have.
+        The excess of a place is the sum, over the words at this place after a reply, of a word's entropy minus the mean
+        entropy of words elsewhere. k is the number of places, counted from the reply, whose excesses have the largest
+        sum. The search ends after the first WINDOW consecutive places whose excesses sum to 0 or less, because
+        reflection follows the reply directly. The search also ends at the first place that has a token in fewer than a
+        tenth of the replies. A group with fewer than _FEW replies gets the k that is computed from all replies
+        together.
         """
         return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
 
@@ -198,7 +209,7 @@ class Uncertainty:
         return int(total.argmax()) + 1 if len(total) and total.max() > 0 else 0
 
     def _is_reflection(self, places: NDArray[np.int16]) -> NDArray[np.bool_]:
-        """Whether each of these places lies within k tokens after a reply."""
+        """For each place, whether the place lies within k tokens after a reply."""
         ok, failed = self.windows["ok"], self.windows["failed"]
         after_ok = (places >= 0) & (places < ok)
         return after_ok | ((places >= _AFTER_FAILURE) & (places < _AFTER_FAILURE + failed))
@@ -216,8 +227,8 @@ class Uncertainty:
         ]
 
     def summary(self) -> Row:
-        """The mean entropy with its interval, the mean gap between bounds, k for replies to ok calls, and k for replies
-        to failed calls.
+        """The mean entropy with its interval, the mean gap between bounds, k for replies to calls that succeeded, and k
+        for replies to calls that failed.
         """
         every = self.sums.estimate("all")
         gap = number(self.sums.estimate("gap").value)
@@ -232,9 +243,10 @@ class Uncertainty:
         ]
 
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
-        """For each kind of token, its share of the uncertain tokens. For words, also the share of each class.
+        """For each kind of token, its share of the uncertain tokens. For words, the result also has the share of each
+        class.
 
-        If `step` is given, only traces of that training step count.
+        If `step` is given, the shares cover only the traces of that training step.
         """
         sums = Sums()
         traces = zip(self._groups, self._steps, self.marks, self._top, self._kinds, strict=True)
@@ -284,7 +296,8 @@ class Uncertainty:
     def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
         """The differences between the mean entropy after tool replies and the mean entropy elsewhere.
 
-        A key has the name of a contrast, and the number of tokens after a reply over which the contrast is computed.
+        A key of the result is a pair: the name of a contrast, and the number of tokens after a reply over which the
+        contrast is computed.
         """
         compared: dict[tuple[str, int | None], Estimate] = {}
         for of, what in _COMPARED.items():
@@ -349,9 +362,9 @@ class Uncertainty:
     def words(self, prose: bool) -> list[Row]:
         """The words with the largest lift: their share of the uncertain tokens, divided by their share of all tokens.
 
-        Only lifts above 1 are listed. With `prose`, words of the prose are listed, each with the class that most of its
-        uncertain tokens have. Without `prose`, everything else is listed: numbers, signs, and words of code, answers
-        and markup.
+        Only lifts above 1 are listed. If `prose` is true, words of the prose are listed, each with the class that most
+        of its uncertain tokens have. If `prose` is false, entries of all other kinds are listed: numbers, signs, and
+        words of code, answers and markup.
         """
         word_kind = KINDS.index("word")
         keys = [key for key in self._words if (key[1] == word_kind) == prose]
@@ -386,8 +399,8 @@ def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> ND
 
 
 def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
-    """Whether the entropy of each token is among the highest TOP_SHARE of its trace, shape (M,). At least one token
-    is.
+    """For each token, whether its entropy is among the highest TOP_SHARE of the trace: shape (M,). The result is true
+    for at least one token of a trace.
     """
     chosen = np.zeros(len(entropy), dtype=bool)
     if len(entropy):
@@ -397,7 +410,7 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 
 
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
-    """All tables of entropy. `sources` maps a set's label to its text in the column "source"."""
+    """All tables of entropy. `sources` maps the label of each set to the set's text in the column "source"."""
     return [*_printed_tables(sets, sources), *_page_tables(sets), *_file_tables(sets)]
 
 

@@ -1,6 +1,6 @@
 """Asks one question, shows and saves the answer, and converts the answer to JSON for scripts.
 
-Ctrl-C and signals stop the answer. The part of a stopped answer that was generated until then is saved and shown.
+Ctrl-C and signals stop the answer. The part of an answer that was generated before the stop is saved and shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def answer(
 
     Raises:
         EngineError, AnswerRepeats, ContextFull: see `Conversation.ask`.
-        SystemExit: SIGTERM or SIGHUP stopped the answer. The part that was generated is saved.
+        SystemExit: SIGTERM or SIGHUP stopped the answer. The generated part of the answer is saved.
     """
     stopped_by: list[int] = []
 
@@ -106,7 +106,7 @@ class Usage:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second. The time in which the model waited for tools does not count."""
+        """Generated tokens per second. The time in which the model waited for tools is left out."""
         return self.tokens / max(self.seconds - self.tool_seconds, 1e-9)
 
     def words(self) -> str:

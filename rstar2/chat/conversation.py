@@ -31,7 +31,7 @@ class Conversation:
 
     If the model's format has `one_question`, the model sees no earlier questions and answers. The tools stay open for
     the whole conversation, so a notebook keeps its variables. If an answer is stopped, its generated part is added to
-    the conversation. If an answer fails, its question is removed too.
+    the conversation. If an answer fails, the conversation keeps neither the answer nor its question.
     """
 
     engine: Engine
@@ -157,9 +157,9 @@ class Conversation:
     async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue a saved conversation, whose prompts must be in this model's format.
 
-        Answers that were taken back or discarded are in `traces` too. Such answers are not in the prompts of later
-        answers, so the conversation leaves them out. The system text of the saved conversation is used from now on.
-        Returns a line for the user if the system text changes, else "".
+        Answers that were taken back or discarded are in `traces` too. The conversation leaves out each answer that is
+        missing in the prompts of later answers. The system text of the saved conversation is used from now on. Returns
+        a line for the user if the system text changes, else "".
         """
         await self.reset()
         traces = list(traces)
@@ -184,8 +184,8 @@ class Conversation:
     def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
         """Returns the system text of the conversation.
 
-        If the traces do not record it, returns the first of `systems` that leads to the prompt of the first answer, or
-        None.
+        If the traces do not record the system text, returns the first of `systems` that leads to the prompt of the
+        first answer, or None.
         """
         for answer in self.answers:
             if answer.system is not None:

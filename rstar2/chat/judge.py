@@ -24,7 +24,7 @@ class NamedJudge:
     def __init__(self, url: str, token: str | None) -> None:
         self.client = JudgeClient(url, token, wait_s=WAIT_S)
         self.isolation = ""
-        """The isolation tier in which programs run. The text is empty if the tier is not known."""
+        """The isolation tier in which programs run, or an empty text if the tier is not known."""
 
     @property
     def described(self) -> str:
@@ -105,7 +105,7 @@ async def refuse_wrong_token(url: str, token: str | None) -> None:
 
 @contextmanager
 def open_judge(url: str | None, token: str | None) -> Iterator[NamedJudge]:
-    """Yield the judge at `url`. Without a URL, start a judge for the length of the `with` block.
+    """Yield the judge at `url`. If `url` is None, start a judge for the length of the `with` block.
 
     Raises what `OwnJudge` raises.
     """

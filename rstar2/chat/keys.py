@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def keys_unseen() -> Iterator[None]:
-    """Hide the keys that are pressed within a `with` block. The next prompt reads these keys."""
+    """Hide the keys that are pressed within a `with` block. The next prompt reads the hidden keys."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

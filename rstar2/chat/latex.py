@@ -23,7 +23,9 @@ _SCRIPT = re.compile(r"([\^_])(?:\{((?:[^{}]|\{[^{}]*\})*)\}|([^\s{}\\]|\\[a-zA-
 _SPACE = re.compile(
     r"(?!\\(?:[cdt]?frac|sqrt|left|right|[bB]igg?[lr]?|begin|end|mathrm|text)\b)(\\[a-zA-Z]+) +(?=[^{\s])"
 )
-"""Matches the spaces after a macro's name. The library would leave these spaces out, because they end the name."""
+"""Matches the spaces after a macro's name. The library pylatexenc would leave these spaces out, because in LaTeX they
+only end the macro's name.
+"""
 _SIMPLE = re.compile(r"-?[\w.√²³°]*(\([^()]*\))?")
 
 
@@ -43,14 +45,14 @@ class FormulaStream:
         self._rewrite = _marked if marked else _rewritten
 
     def add(self, text: str) -> str:
-        """Returns the text that can be shown now."""
+        """Adds a piece of the text. Returns the converted text up to the first formula that is still incomplete."""
         self._pending += text
         size = self._ready_size()
         ready, self._pending = self._pending[:size], self._pending[size:]
         return FORMULA.sub(self._rewrite, ready)
 
     def end(self) -> str:
-        """Returns the withheld text. Call this at the end of the text."""
+        """Returns the withheld text. Call this method after the last piece of the text."""
         rest, self._pending = self._pending, ""
         return FORMULA.sub(self._rewrite, rest)
 

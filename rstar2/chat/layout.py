@@ -29,7 +29,9 @@ def folded(text: str) -> str:
 
 
 class WrappedText:
-    """Writes text that arrives in pieces, and breaks lines between words. Without a terminal, no line is broken."""
+    """Writes text that arrives in pieces, and breaks lines between words. If the output is not a terminal, no line is
+    broken.
+    """
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -39,7 +41,7 @@ class WrappedText:
         self._style = ""
         self._boxed = False
         self.hanging = 0
-        """Columns by which all lines of a broken line except the first are indented."""
+        """Number of columns by which every line after the first is indented if a line is broken."""
 
     @property
     def at_margin(self) -> bool:
@@ -75,7 +77,7 @@ class WrappedText:
             self._column = (self._column - 1) % self._out.width + 1
 
     def margin(self) -> None:
-        """Go to the beginning of a line, unless the cursor is there already."""
+        """Begin a new line, unless the cursor is already at the beginning of a line."""
         self.flush()
         if self._column:
             self._print("\n")
@@ -134,7 +136,7 @@ class CodeFrame:
 
     @property
     def _width(self) -> int:
-        """The number of columns for code."""
+        """The number of columns that are left for code inside the frame."""
         return max(8, self._out.width - 4)
 
     def _edge(self, left: str, head: str, right: str) -> None:

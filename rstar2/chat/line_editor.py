@@ -60,7 +60,9 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
 
 
 class EndSignal(Exception):
-    """One of the signals `ENDING` came while the user was typing. The signal's number is the only argument."""
+    """One of the signals `ENDING` came while the user was typing. The only argument of the exception is the signal's
+    number.
+    """
 
 
 class LineEditor:
@@ -104,7 +106,7 @@ class LineEditor:
 
     @property
     def typed(self) -> str:
-        """The text in the line."""
+        """The text that the user has typed into the line so far."""
         return self._session.default_buffer.text
 
     def _types_a_command(self) -> bool:

@@ -1,8 +1,9 @@
 """Shows Markdown on a terminal while the model writes it, word by word, and draws nothing twice.
 
-A library that renders whole texts would have to wait for the end of the text, or to draw it again and again. Such a
-library would also treat mathematics as markup: it would leave out the stars of `2*3*4`, and everything between `<` and
-`>`. In this module a star is markup only at the edge of a word, and text that is not markup is not changed.
+A library that renders whole texts would have to wait for the end of the text, or to draw the text again and again.
+Libraries for Markdown would also treat mathematics as markup: they would leave out the stars of `2*3*4`, and everything
+between `<` and `>`. In this module a star is markup only at the edge of a word, and text that is not markup is not
+changed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from rstar2.terminal import encodable, harmless
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
 _MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
 _MAYBE_BLOCK = re.compile(r"[ \t]*([-*_#>|]{0,6}[ \t]?|[-*_=]+|\+[ \t]*[^\W\d_]*)")
-"""The beginning of an incomplete line that may still become the markup of a block."""
+"""Matches the beginning of an incomplete line if the line may still become the markup of a block."""
 _RULE = re.compile(r" {0,3}(-{3,}|\*{3,}|_{3,})[ \t]*\n")
 _UNDERLINE = re.compile(r" {0,3}={3,}[ \t]*\n")
-"""The line under a heading."""
+"""Matches a line of `=` under a heading."""
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
 _BULLET = re.compile(r"""([ \t]*)(?:[-*][ \t]+(?=[^\s])|\+[ \t]+(?=[*_`\["']|[^\W\d_]{2,}(?![\w(])))""")
 """The mark of a list item. A plus begins a list item only before a word or a mark, because `+ 5` and `+ sin(x)` belong
@@ -68,7 +69,7 @@ _LONGEST_SPAN = 400
 characters is shown as text.
 """
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
-"""The second line of a table."""
+"""Matches the second line of a table, which separates the header from the rows."""
 
 
 class MarkdownStream:
@@ -81,23 +82,23 @@ class MarkdownStream:
         self._out = out
         self._text = text
         self._pending = ""
-        """Text that may be the beginning of a fence, or the last line of a program."""
+        """The pending text, which may be the beginning of a fence or the last line of a program."""
         self._line_begun = False
         """Whether the beginning of the current line is known not to be a fence."""
         self._fence = ""
-        """The opening fence of the program that is being written. The text is empty outside of a program."""
+        """The opening fence of the program that is being written, or an empty text outside of a program."""
         self._frame: CodeFrame | None = None
         self._formulas = FormulaStream(marked=True)
         self._lines = _Lines(out, text)
 
     def add(self, content: str) -> None:
-        """Write the text that can be shown now."""
+        """Add a piece of the answer, and write the part of the pending text that can already be shown."""
         self._pending += content
         while self._pending and (self._code() if self._fence else self._prose()):
             pass
 
     def end(self) -> None:
-        """Write the rest of the text. Call this at the end of the text."""
+        """Write the text that is still pending. Call this method after the last piece of the answer."""
         if self._fence:
             self._end_code(self._pending)
         else:
@@ -165,7 +166,7 @@ class _Lines:
         """The last character of the current line so far. This character decides whether a star is at the edge of a
         word."""
         self._after_words = False
-        """Whether the line before has text, so that a line of `=` under it makes it a heading."""
+        """Whether the previous line has text. If it does, a line of `=` makes the previous line a heading."""
 
     def add(self, content: str) -> None:
         self._pending += content

@@ -1,4 +1,4 @@
-"""Opens the model of a chat, which the user names. A chat has no default model."""
+"""Opens the model that the user names for a chat. A chat has no default model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EngineName = Literal["auto", "vllm", "transformers"]
 """The engine of a model on this machine. auto: vLLM if it is installed and the model is large enough to justify its
 start-up, else transformers."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""Maps the name of each of the package's tools in `--tool` to the tool's name in formats."""
+"""Maps each name with which `--tool` selects a tool of this package to the name of the tool in formats."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
@@ -156,7 +156,9 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of opening a server. A failure becomes a UserError, because the URL or the name is wrong."""
+    """Returns the result of opening a server. A failure becomes a UserError, because the URL or the model's name is
+    wrong.
+    """
     with as_user_error():
         return await opening
 

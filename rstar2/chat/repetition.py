@@ -15,8 +15,8 @@ class RepetitionLimit:
     times: int
     """Minimum number of repetitions of the pattern."""
     tokens: int
-    """Minimum number of tokens in all repetitions together. For a short pattern, more than `times` repetitions are
-    needed.
+    """Minimum number of tokens in all repetitions together. A short pattern must therefore be repeated more than
+    `times` times.
     """
 
     def tokens_of(self, length: int) -> int:
@@ -28,8 +28,8 @@ class RepetitionLimit:
 
 REPEATED = RepetitionLimit(times=8, tokens=48)
 REPEATED_DIGITS = RepetitionLimit(times=16, tokens=128)
-"""The limit for a pattern that contains a digit. It is higher than the limit for other patterns, because numbers and
-matrices have many equal digits.
+"""The limit for the repetitions of a pattern that contains a digit. This limit is higher than REPEATED, because numbers
+and matrices have many equal digits.
 """
 LONGEST_PATTERN = 64
 WINDOW = 64

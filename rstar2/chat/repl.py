@@ -57,7 +57,8 @@ class Repl:
     """A chat at a terminal.
 
     Args:
-        describe: two texts. The first describes the model, and the second says where the model's programs run.
+        describe: two texts. The first text describes the model, and the second text says where the model's programs
+            run.
         stack: contains only the transcript, which a command may close and replace.
     """
 

@@ -172,7 +172,9 @@ class Screen:
         return encodable(harmless(text), self._out.encoding)
 
     def _box(self, title: str, plain: str, highlighted: Text | Syntax, style: str) -> None:
-        """Show `highlighted` in a box if the output is a terminal. Otherwise, show `plain` with an indent."""
+        """Show `highlighted` in a box if the output is a terminal. If the output is not a terminal, show `plain` with
+        an indent.
+        """
         self._text.margin()
         if self._out.is_terminal:
             self._out.print(Panel(highlighted, title=Text(title), title_align="left", border_style=style))

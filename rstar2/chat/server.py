@@ -20,8 +20,8 @@ from rstar2.serve.start import supervised
 from rstar2.serve.vllm import VLLM, distribution_here, find_vllm, install_hint, vllm_python
 
 SMALL_GIB = 0.1
-"""Size of a model's weights, in GiB. A smaller model runs in this process. There it answers sooner than in vLLM, which
-needs a minute or more to start.
+"""A model runs in this process if its weights are smaller than this number of GiB. A small model in this process
+answers sooner than vLLM, which needs a minute or more to start.
 """
 READY_S = 1800.0
 RESTARTS = 3
@@ -34,8 +34,8 @@ OnProgress = Callable[[str], None]
 def started_engine(
     choice: ModelChoice, notice: Notice, progress: OnProgress = lambda _: None
 ) -> Iterator[ModelChoice]:
-    """Start vLLM if vLLM should run the model. Yields the choice with vLLM's URL, or the same choice if vLLM is not
-    used.
+    """Start vLLM if vLLM should run the model. Yields `choice` with vLLM's URL added, or `choice` unchanged if vLLM is
+    not used.
 
     `progress` is called with a few words about what vLLM is doing while it loads.
 

@@ -41,7 +41,7 @@ def open_transcript(
     """Open the transcript in a folder for the length of a `with` block. An existing transcript is continued.
 
     Args:
-        earlier: answers to write first.
+        earlier: answers that are written to the transcript when it is opened, such as the answers of the chat so far.
 
     Raises:
         UserError: the folder has other contents or a chat in another format, or another process uses it.

@@ -50,7 +50,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run the phases that are not done yet, and write summary.json. Returns the summary.
 
-    With `compare`, the stages are also trained with plain GRPO. A run that has begun the comparison continues the
+    If `compare` is true, the stages are also trained with plain GRPO. A run that has begun the comparison continues the
     comparison even without `compare`.
 
     Raises:

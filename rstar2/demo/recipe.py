@@ -23,7 +23,7 @@ StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
 
 
 class DemoProblems(Strict):
-    """Numbers of built-in problems."""
+    """The number of built-in problems for training, and the number of held-out built-in problems."""
 
     train: int = Field(ge=1)
     held_out: int = Field(ge=1)
@@ -32,7 +32,7 @@ class DemoProblems(Strict):
 class Flaws(Strict):
     """The share of traces with each kind of flaw (see `rstar2.data.builtin.traces`).
 
-    The other traces have no flaw.
+    Traces outside these shares have no flaw.
     """
 
     repaired: float = Field(0.0, ge=0, le=1)
@@ -80,7 +80,7 @@ class DemoPlan:
     sft: SftRecipe
     stages: dict[int, StageRecipe]
     plain: dict[int, StageRecipe]
-    """The same stages under plain GRPO, for the comparison."""
+    """The resolved recipes of the same stages with plain GRPO, for the comparison."""
 
     @property
     def folder(self) -> Path:

@@ -13,7 +13,9 @@ from rstar2.install import install_command, installation_for
 
 
 def examine() -> list[Finding]:
-    """Run all checks. Raises UserError if this package is not installed, because its requirements are then unknown."""
+    """Run all checks. Raises UserError if this package is not installed, because only an installed package tells its
+    requirements.
+    """
     try:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:

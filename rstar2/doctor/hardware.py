@@ -11,7 +11,7 @@ from rstar2.files import existing_folder
 from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
 
 MEMORY_GIB = 6
-"""With less free memory than this, the demo's trainer, rollouts and judge together are likely to swap."""
+"""If fewer GiB of memory than this are free, the demo's trainer, rollouts and judge together are likely to swap."""
 DISK_GIB = 5
 """Disk space, in GiB, that is more than enough for a demo's checkpoints, logs and traces."""
 RUNS = Path("runs")

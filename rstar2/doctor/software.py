@@ -49,9 +49,9 @@ def python() -> Finding:
 def installed_extras(has_gpus: bool) -> list[Finding]:
     """Checks each extra: whether all its packages are installed, in versions that it allows.
 
-    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`. On a machine without a
-    GPU, the result for the extra `gpu` has no command, unless the laptop path needs that extra, because the extra is of
-    no use there.
+    The laptop path needs the extra `gpu` if vLLM for GPUs is installed, else the extra `laptop`. The extra `gpu` is of
+    no use on a machine without a GPU. On such a machine, the result for this extra therefore has no command, unless the
+    laptop path needs the extra.
     """
     training = GPU if _installed("vllm") else LAPTOP
     packages = extras()
@@ -63,8 +63,8 @@ def installed_extras(has_gpus: bool) -> list[Finding]:
 
 
 def _for_another_machine(finding: Finding) -> Finding:
-    """Returns the result for the extra `gpu`. If packages are missing, the result has no command that installs them
-    here.
+    """Returns the result for the extra `gpu` on a machine without a GPU. If packages of the extra are missing, the
+    result has no command that installs them on this machine.
     """
     if finding.state == "ok":
         return finding

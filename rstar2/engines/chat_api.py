@@ -84,7 +84,7 @@ class _TurnText:
     characters: int = 0
     """Number of characters in the turn so far, thought included."""
     _call_id: str = ""
-    """The id of the last call that began. The text is empty if the server sends no ids for calls."""
+    """The id of the last call that began, or an empty text if the server sends no ids for calls."""
     _part: str = ""
     """The current part: `thought`, `words`, or `call` with the number of the call."""
     _arguments: int = 0
@@ -170,16 +170,16 @@ class ChatEngine(VLLMEngine):
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
         self._tools_accepted = False
-        """Whether the server has accepted a request with tools. If it has, a later refusal of tools is about one
-        request and not about the server.
+        """Whether the server has accepted a request with tools. If the server has accepted one, a later refusal of
+        tools concerns a single request and not the server.
         """
         self._tools_in = tools_in
         self._known = served
         if served is not None:
             self._server.note_limits(served)
         self._counts: OrderedDict[int, int] = OrderedDict()
-        """Maps a hash of a conversation's ids, up to the end of a turn, to the number of tokens that the server
-        counted.
+        """Maps a part of a conversation, from its beginning to the end of a turn, to the number of tokens that the
+        server counted in this part. The key is a hash of the part's ids.
         """
 
     async def generate(
@@ -221,8 +221,8 @@ class ChatEngine(VLLMEngine):
         return Generation(written, None, completed.finish, counted)
 
     def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
-        """Returns the maximum number of tokens in a reply: the budget, or the rest of the context if the rest is
-        smaller and the estimate of the rest is safe.
+        """Returns the maximum number of tokens in a reply: the budget, or the estimated room that the prompt leaves in
+        the context, if this room is smaller than the budget and the estimate is safe.
         """
         context = self._server.context
         if context is None:
@@ -231,8 +231,8 @@ class ChatEngine(VLLMEngine):
         return min(budget, left) if left >= _SURE_ROOM else budget
 
     def _tokens_of(self, prompt_ids: Sequence[int]) -> int:
-        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate for the
-        rest.
+        """Returns the length of a prompt: the server's count up to the last counted turn, plus an estimate for the part
+        after this turn.
         """
         if (counted := self._last_counted(prompt_ids)) is not None:
             count, end = counted

@@ -177,10 +177,7 @@ class Choice(BaseModel):
 
     @property
     def finish(self) -> Finish | None:
-        """Why the turn ended.
-
-        The value is None if the turn has not ended yet. Raises Malformed if the reason is unknown.
-        """
+        """Why the turn ended, or None if the turn has not ended yet. Raises Malformed if the reason is unknown."""
         reason = self.finish_reason.lower().partition(":")[0].strip()
         if not reason:
             return None
@@ -216,7 +213,9 @@ class Completion(BaseModel):
 
     @property
     def choice(self) -> Choice | None:
-        """The completion with index 0. Requests ask for a single completion, so any others are ignored."""
+        """The completion with index 0. Requests ask for a single completion, so completions with another index are
+        ignored.
+        """
         return next((choice for choice in self.choices if choice.index == 0), None)
 
 
@@ -254,10 +253,7 @@ class ModelCard(BaseModel):
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in prompt and answer together.
-
-        The value is None if the server does not state this maximum.
-        """
+        """Maximum number of tokens in prompt and answer together, or None if the server does not state this maximum."""
         return self.max_model_len or self.context_length or self.context_window or self.max_context_length
 
 
@@ -304,10 +300,11 @@ class EventReader:
 
     def __init__(self) -> None:
         self.began = False
-        """Whether a line had the form of a line in an event stream, which is a field or a comment."""
+        """Whether one of the lines so far had the form of a line in an event stream: a field or a comment."""
         self.text = ""
-        """The text before the first line of an event stream. If an answer has no such line, the text is the whole
-        answer, which is not a stream."""
+        """The text before the first line of an event stream. An answer that is not an event stream is contained in this
+        text as a whole.
+        """
         self._name = ""
         self._open: list[str] = []
         """Lines of data that are not yet a complete JSON value."""

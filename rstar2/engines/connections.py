@@ -59,8 +59,8 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
     def _discard(self, pool: httpx.AsyncHTTPTransport) -> None:
         """Close a pool whose request was interrupted.
 
-        If a task is cancelled while it closes a response, httpx does not finish closing. After such a cancellation, the
-        pool would regard its only connection as in use forever.
+        If a task is cancelled while it closes a response, httpx does not finish closing, and the pool would regard its
+        only connection as in use forever.
         """
         self._all.remove(pool)
         closing = asyncio.ensure_future(pool.aclose())
@@ -76,7 +76,9 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
 
 
 class _ReleasingStream(httpx.AsyncByteStream):
-    """The body of a response. Closing it releases the connection, and reports whether the body was read to its end."""
+    """The body of a response. Closing the body releases the connection, and reports whether the body was read to its
+    end.
+    """
 
     def __init__(self, stream: httpx.AsyncByteStream, release: Callable[[bool], None]) -> None:
         self._stream = stream

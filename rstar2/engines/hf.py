@@ -29,11 +29,17 @@ from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 JOIN_EVERY = 4
 """Requests join a running batch only at every fourth step, because joining takes about as long as a step."""
 TINY_PARAMETERS = 10_000_000
-"""A model with fewer parameters runs with one thread, because more threads make it slower."""
+"""A model with fewer parameters than this number runs with one thread, because more threads would make the model
+slower.
+"""
 GREEDY_BELOW = 1e-5
-"""A temperature below this value means greedy decoding, as in vLLM, because logits divided by it would overflow."""
+"""A temperature below this value means greedy decoding, as in vLLM, because the logits would overflow if they were
+divided by so low a temperature.
+"""
 _ALL_THREADS = torch.get_num_threads()
-"""Torch's default number of threads. It is read at import, before an engine changes the number of threads."""
+"""Torch's default number of threads. The number is read when this module is imported, before an engine changes the
+number of threads.
+"""
 
 
 @dataclass

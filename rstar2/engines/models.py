@@ -171,8 +171,8 @@ def open_folder(
         folder: the folder of the model.
         max_batch: maximum number of turns that are generated concurrently.
         choice: the user's choice of a format.
-        own_tools: whether the model uses the tools of its format. If False, its format need not support tools, see
-            `load_chat_codec`.
+        own_tools: whether the model uses the tools of its format. If `own_tools` is False, the model's format need not
+            support tools (see `load_chat_codec`).
 
     Raises:
         UserError: the folder contains no model or no tokenizer, or torch is not installed.
@@ -209,7 +209,7 @@ class ServerModel:
     codec: ChatCodec
     served: Served
     folder: Path | None
-    """The model's folder. The value is None if the model is not on this machine."""
+    """The model's folder, or None if the model is not on this machine."""
 
 
 async def open_server(
@@ -229,7 +229,7 @@ async def open_server(
         url: the address of the server, such as `http://host:port`.
         name: the model's name. The name is required if the server has several models.
         tokenizer: names the model whose tokenizer is used, as for `find_model`. If `tokenizer` is None, the tokenizer
-            in the place from which the server loaded the model is used.
+            is loaded from the place from which the server loaded the model.
         retries: decides how long to wait for the server's answer. If nothing listens at the URL, the wait is at most
             `FIRST_ANSWER_S` seconds. If `retries` is None, the wait is at most `MODELS_S` seconds.
         choice: the user's choice of a format.
@@ -270,7 +270,7 @@ def _opened(
 def server_tokenizer(url: str, served: Served) -> Any:
     """Returns the tokenizer of a server's model.
 
-    Raises UserError if the tokenizer cannot be loaded on this machine from the place that the server used.
+    Raises UserError if this machine cannot load the tokenizer from the place from which the server loaded the model.
     """
     try:
         return load_tokenizer(served.root)
@@ -284,7 +284,9 @@ def server_tokenizer(url: str, served: Served) -> Any:
 
 
 async def ask_served(engine: VLLMEngine, retries: RetryPolicy | None = None) -> Served:
-    """Returns the server's description of an engine's model. Waits and raises as `open_server` does."""
+    """Returns the server's description of an engine's model. The function waits and raises errors as `open_server`
+    does.
+    """
     policy = retries or RetryPolicy(MODELS_S)
 
     async def attempt() -> Served:

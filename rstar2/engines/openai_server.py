@@ -67,11 +67,11 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 _SMALL_CAP = 32
-"""If a server's cap on the tokens of a reply is more than this many times smaller than the requested number, the cap
-counts only for one request at first.
+"""A server may cap the number of tokens in a reply. If the requested number is more than this many times the cap, the
+cap is at first applied only to the request that was refused.
 
-Such a small cap may come from a broken proxy, or the server's message may mean something else. If the server states the
-same cap for another conversation, the cap counts for all requests.
+A cap that is far below the requested number may come from a broken proxy, or the server's message may mean something
+else. If the server states the same cap for another conversation, the cap is applied to all requests.
 """
 
 OnChoice = Callable[[Choice], None]
@@ -91,12 +91,11 @@ class Served:
     root: str
     """The place from which the server loaded the model: a folder on its machine, or a hub id."""
     max_len: int | None
-    """Maximum number of tokens in prompt and answer together. The value is None if the server does not state this
-    maximum."""
+    """Maximum number of tokens in prompt and answer together, or None if the server does not state this maximum."""
     takes_all: bool = False
     """Whether the server accepts all parameters of `Sampling.in_full`, as vLLM and `rstar2 serve` do."""
     most: int | None = None
-    """Maximum number of tokens in a reply. The value is None if the server does not state this maximum."""
+    """Maximum number of tokens in a reply, or None if the server does not state this maximum."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class ServerTexts:
     """Texts about a server for error messages."""
 
     service: str = "server"
-    """The noun for the server."""
+    """The noun that messages use for the server."""
     name_option: str = "--model-name"
     """The command-line option that selects one of the server's models."""
     key_hint: str = "Set the server's key with --api-key or in RSTAR2_API_KEY."
@@ -128,7 +127,9 @@ class _Accepted:
     left_out: dict[str, str] = field(default_factory=dict)
     """Maps each field that the server rejects to the server's message."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
-    """The names of the token-limit field, without the names that the server has rejected. The first name is used."""
+    """The names of the token-limit field, without the names that the server has rejected. Requests use the first of
+    these names.
+    """
     most: int | None = None
     """Maximum number of tokens in a reply to any conversation."""
     cap_words: dict[int, str] = field(default_factory=dict)
@@ -136,7 +137,7 @@ class _Accepted:
     context: int | None = None
     """Maximum number of tokens in a conversation and its reply together."""
     _small_caps: dict[int, str] = field(default_factory=dict)
-    """For each small cap, the first conversation for which the server stated the cap."""
+    """For each cap on the tokens of a reply, the first conversation for which the server stated the cap."""
 
     def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
         """Returns the request to send for `body`.
@@ -152,9 +153,10 @@ class _Accepted:
         return sent | dict(self.fixed)
 
     def learn_cap(self, capped: CompletionCapped, body: Mapping[str, Any], room: int | None) -> None:
-        """Remember a cap.
+        """Remember the server's cap on the number of tokens in a reply.
 
-        The cap counts for all requests unless it is small and was stated for only one conversation.
+        The cap is applied to all later requests, unless it is small (`_SMALL_CAP`) and the server stated it for only
+        one conversation.
         """
         conversation = str(_question(body))
         first = self._small_caps.setdefault(capped.most, conversation)
@@ -182,7 +184,8 @@ class OpenAIServer:
             `https://host/api/v1`.
         key: the API key, if the server needs one. For OpenAI's own server, the default is OPENAI_API_KEY.
         texts: texts about the server for error messages.
-        answer_s: timeout in seconds without a received byte. If `answer_s` is None, the caller sets a timeout.
+        answer_s: a request fails if no byte is received for this many seconds. If `answer_s` is None, the caller sets a
+            timeout.
         fields: further fields of every completion request.
 
     Raises:
@@ -277,9 +280,8 @@ class OpenAIServer:
 
     @property
     def context(self) -> int | None:
-        """Maximum number of tokens in a conversation and its reply.
-
-        The value is None if the server has not stated this maximum yet.
+        """Maximum number of tokens in a conversation and its reply, or None if the server has not stated this maximum
+        yet.
         """
         return self._accepted.context
 
@@ -308,9 +310,10 @@ class OpenAIServer:
         """Request a completion.
 
         If the conversation and its reply do not fit the model's context, the reply is limited to the rest of the
-        context, which may be empty. The finish is then `length`. If the server rejects a field, the request is sent
-        again without this field. The field `tools` is an exception: its refusal is raised. If the server rejects a
-        field during the reply, EngineUnavailable is raised, so that a retry starts the reply again.
+        context, which may be empty. The finish of a reply that reaches this limit is `length`. If the server rejects a
+        field, the request is sent again without this field. The field `tools` is an exception: if the server rejects
+        it, the server's refusal is raised. If the server rejects a field during the reply, EngineUnavailable is raised,
+        so that a retry starts the reply again.
 
         Args:
             path: `completions` or `chat/completions`.
@@ -408,7 +411,7 @@ class OpenAIServer:
 
     @property
     def _through(self) -> str:
-        """The part of messages that names the proxy. The text is empty if there is no proxy."""
+        """The part of messages that names the proxy, or an empty text if there is no proxy."""
         return f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
@@ -485,7 +488,7 @@ class OpenAIServer:
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
-        """Within this block, convert parsing errors to errors of the server. The request may then be retried."""
+        """Within this block, convert parsing errors to errors of the server, so that the request may be retried."""
         try:
             yield
         except Malformed as error:
@@ -613,9 +616,8 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
 
 
 def _question(body: Mapping[str, Any]) -> Any:
-    """Returns the first user message or the prompt.
-
-    This message or prompt is the same for all turns and samples of a problem.
+    """Returns the first user message of a chat request, or the prompt of another request. The first user message is the
+    same for all turns and samples of a problem.
     """
     messages = body.get("messages") or []
     return next((each["content"] for each in messages if each["role"] == "user"), body.get("prompt"))
@@ -675,7 +677,7 @@ def _without_password(proxy: str) -> str:
 def _key_of_openai(url: str) -> str | None:
     """Returns OPENAI_API_KEY for OpenAI's own server.
 
-    Other servers must not receive the key: for such a server the function returns None.
+    Returns None for any other server, because other servers must not receive the key.
     """
     return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 

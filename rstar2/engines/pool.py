@@ -17,7 +17,7 @@ T = TypeVar("T")
 TURN_TIMEOUT_S = 3600.0
 _MAX_WAIT_FOR_ONE_OF_SEVERAL_S = 60.0
 """If a pool has several engines, an engine that has not answered for this many seconds counts as failed, and the other
-engines take over.
+engines take over its rollouts.
 """
 
 

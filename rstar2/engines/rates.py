@@ -56,7 +56,7 @@ class _Limit:
     """A rate limit in a server's answer."""
 
     counts_tokens: bool
-    """Whether the limit counts tokens. If False, the limit counts requests."""
+    """Whether the limit counts tokens (True) or requests (False)."""
     left: float
     """Number of tokens or requests that are left."""
     reset_s: float
@@ -96,7 +96,8 @@ def allowances(headers: Mapping[str, str], tokens_a_request: float | None) -> li
 
 
 def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
-    """Returns how many seconds to wait before a refused request is retried. Returns 0 if the server does not say.
+    """Returns how many seconds to wait before a refused request is retried. Returns 0 if the server does not state a
+    time.
 
     The time is taken from the header `Retry-After`, the headers of an exhausted limit, or the text of the error.
     """
@@ -113,7 +114,7 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
 
 
 def _pause_s(text: str) -> float | None:
-    """Parses a text that states a point in time. Returns the number of seconds until then.
+    """Returns the number of seconds until the point in time that a text states.
 
     The text is a number of seconds, a duration such as `6m0s`, a Unix time in seconds or milliseconds, or a date in the
     form of HTTP (RFC 9110) or RFC 3339.

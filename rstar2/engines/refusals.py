@@ -132,13 +132,13 @@ class RefusedRequest:
     where: str
     """The name of the server in messages."""
     body: Mapping[str, Any]
-    """The fields of the request. The mapping is empty if the request has no fields."""
+    """The fields of the request, or an empty mapping if the request has no fields."""
     key_hint: str
     """The sentence that tells the user how to set a key."""
     hint: str = ""
     """The hint for a refusal with an unknown reason."""
     proxy: str = ""
-    """The address of the proxy, without its password. The text is empty if there is no proxy."""
+    """The address of the proxy without its password, or an empty text if there is no proxy."""
 
 
 @dataclass(frozen=True)
@@ -355,8 +355,8 @@ _ABOUT_SENDER = re.compile(
 def _filtered(status: int, error: _ErrorBody) -> bool:
     """Whether a filter rejected the content of the conversation.
 
-    If no error code says so, the text of the error decides. A text about the account that sent the request does not
-    count.
+    If no error code names a filter, the text of the error is searched for words about a filter. If the text is about
+    the account that sent the request, the result is False.
     """
     if _FILTERED_CODE.search(error.code):
         return True
@@ -401,7 +401,8 @@ _CONTEXT_FULL = re.compile(
 def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
     """Whether an error means that a request does not fit the model's context.
 
-    Statuses of 500 and more are mostly excluded, because a busy or broken server may use the same words.
+    An error with a status of 500 or more has this meaning only in a few cases, because a busy or broken server may use
+    the same words.
     """
     if _CONTEXT_CODE.search(error.code):
         return status <= 500
@@ -505,8 +506,8 @@ _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
 )  # fmt: skip
-"""Fields that a retry may leave out or rename. If an error names several of these fields, the first one in this list
-counts.
+"""Fields that a retry may leave out or rename. If an error names several of these fields, the error is taken to be
+about the first one in this list.
 """
 
 

@@ -31,7 +31,9 @@ END_ID = 2
 _SPECIAL = {START: START_ID, END_OF_TURN: END_ID}
 _OFFSET = 3
 NO_OUTPUT = "There is no output, because the call did not finish."
-"""The reply to a call that was stopped or that a limit left out. A chat API accepts no call without a reply."""
+"""The reply to a call that was stopped, or that was not run because of a limit. A chat API accepts no call without a
+reply.
+"""
 TEMPLATE = (
     "{% for message in messages %}" + START + "{{ message.role }}\n{{ message.content }}" + END_OF_TURN + "\n"
     "{% endfor %}{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
@@ -85,7 +87,8 @@ def _template(source: str) -> Any:
 def plain_ids(text: str) -> list[int]:
     """Returns the ids of a text without special tokens.
 
-    In base 256, an id is the digit 1 followed by the bytes of the text. The leading 1 preserves the number of bytes.
+    Written in base 256, an id is the digit 1 followed by the bytes of the text. The leading 1 preserves the number of
+    bytes.
     """
     data = text.encode("utf-8", "replace")
     parts = (data[start : start + BYTES] for start in range(0, len(data), BYTES))

@@ -29,7 +29,7 @@ _MOST_FAILED = 60
 """Maximum numbers of traces that the page shows of one stage: `_MOST_OF_STEPS` traces of its steps, and `_MOST_FAILED`
 traces of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
-"""Keys of the demo's model, with their names on the page."""
+"""Pairs of a key that describes the size of the demo's model, and the words for this key on the page."""
 
 Chart = dict[str, Any]
 """A JSON-able chart: `title`, `x` and `y` (labels of the axes), `unit` (a "share" is drawn in percent), `marks` (a list
@@ -73,7 +73,7 @@ class RunPage:
     kind: str
     """Kind of the run, from config.json."""
     config: dict[str, Any]
-    """`config` of config.json."""
+    """The value of the key `config` in the run's config.json."""
     models: list[str]
     """The measured models. For a training run, the model that the training started from."""
     sections: list[Measurement]
@@ -94,7 +94,7 @@ class RunPage:
     card: dict[str, Any] | None = None
     """Content of card.json of prepared data."""
     chosen: str = ""
-    """A sentence about the step whose model SFT returned. Empty until SFT has returned a model."""
+    """A sentence about the step whose model SFT returned. The sentence is empty until SFT has returned a model."""
 
 
 def collect(run: Path) -> RunPage:

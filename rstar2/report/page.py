@@ -158,7 +158,7 @@ def script() -> str:
 def _quoted(section: Measurement) -> dict[str, Any] | None:
     """The number to quote for a section, with `label`, `value` and `interval`.
 
-    The result is None if the section has no such number.
+    The result is None if the section has no number to quote.
     """
     number = quoted(section.name, section.results["summary"])
     return None if number is None else asdict(number)

@@ -18,7 +18,7 @@ text, and `marks` are the marks of `rstar2.analysis.stored`."""
 
 
 def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
-    """Yields each trace of a file with its shading. The shading is None if the trace has none.
+    """Yields each trace of a file with its shading. The shading is None if no entropies are stored for the trace.
 
     Raises:
         UserError: the file of traces, or the file of entropies beside it, is damaged.

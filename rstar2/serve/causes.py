@@ -1,4 +1,4 @@
-"""Finds the reason why a server ended in the server's log. For each usual cause, the module has a sentence and
+"""Searches a server's log for the reason why the server ended. For each usual cause, the module has a sentence and
 advice.
 """
 
@@ -24,7 +24,7 @@ class Cause:
     reason: str
     remedy: str
     kind: type[RStarError]
-    """UserError if a restart would end in the same way."""
+    """The type of the error. It is UserError if a restarted server would end in the same way."""
 
 
 def _cause(pattern: str, reason: str, remedy: str, kind: type[RStarError] = UserError) -> Cause:
@@ -101,7 +101,9 @@ CAUSES = (
         "Install a newer vLLM or transformers.",
     ),
 )
-"""The first cause that matches is reported. A cause that is a consequence of another cause comes later in the list."""
+"""The first cause in this list that matches a log is reported. A cause that is a consequence of another cause comes
+later in the list.
+"""
 
 
 _POINTER = "See root cause above"
@@ -122,8 +124,8 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     Args:
         how: the beginning of the message, which says how the server failed.
         log: the server's log. If the log has a known cause, the error has that cause, its advice and its type.
-        unknown: the type of the error if the log has no known cause. The hint of such an error shows the end of the
-            log.
+        unknown: the type of the error if the log has no known cause. The hint of an error of this type shows vLLM's
+            earlier error, or else the end of the log.
     """
     cause = find_cause(log)
     if cause is None:

@@ -72,11 +72,13 @@ class Choice:
     """The model's name for clients. If `name` is None, the name is the model's absolute folder or hub id."""
     with_tools: bool = False
     judge: tuple[str | None, str | None] = (None, None)
-    """URL and token of a judge. Without a URL, a judge is started."""
+    """URL and token of a judge. If the URL is None, a judge is started."""
     max_turns: int = 10
-    """Maximum number of turns in an answer. It has an effect only if `with_tools` is true."""
+    """Maximum number of turns in an answer. This limit has an effect only if `with_tools` is true."""
     max_tokens: int = 8192
-    """Maximum number of tokens in an answer, tool output included. It has an effect only if `with_tools` is true."""
+    """Maximum number of tokens in an answer, tool output included. This limit has an effect only if `with_tools` is
+    true.
+    """
 
 
 @dataclass
@@ -272,7 +274,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
 
 
 def _template_arguments(chosen: Chosen, template: str | None) -> list[str]:
-    """Add a file with the chat template to `chosen`, and return vLLM's arguments for it."""
+    """Add a file with the chat template to `chosen`, and return the arguments with which vLLM reads this file."""
     if template is None:
         return []
     file = str(chosen.folder / "template.jinja")
@@ -281,8 +283,8 @@ def _template_arguments(chosen: Chosen, template: str | None) -> list[str]:
 
 
 def _generation_arguments(chosen: Chosen) -> list[str]:
-    """Add a generation config to `chosen` if the model's own config ends texts wrongly. Returns vLLM's arguments for
-    it.
+    """Add a generation config to `chosen` if the model's own config ends texts wrongly. Returns the arguments with
+    which vLLM reads this config.
     """
     files = files_of(chosen.model)
     if files is None:
@@ -303,8 +305,8 @@ def _generation_arguments(chosen: Chosen) -> list[str]:
 
 
 def _installed_vllm(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
-    """Returns the vLLM that a Python interpreter can import. With `without_vllm`, a missing vLLM is a note and not a
-    UserError.
+    """Returns the vLLM that a Python interpreter can import. If vLLM is missing, the function raises UserError, or adds
+    a note if `without_vllm` is true.
     """
     vllm = find_vllm(python)
     if vllm is not None:

@@ -42,7 +42,7 @@ class ModelSize:
     context: int
     """The model's context, in tokens."""
     heads: int
-    """Number of attention heads. It must be divisible by the number of GPUs that share a copy of the model."""
+    """Number of attention heads. This number must be divisible by the number of GPUs that share a copy of the model."""
 
 
 @dataclass(frozen=True)

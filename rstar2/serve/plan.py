@@ -45,7 +45,7 @@ class AgentServerSettings(BaseModel, extra="forbid"):
     """
     name: str | None = None
     """The model's name for clients, if the model runs in the endpoint's process. If `name` is None, the name is the
-    model's folder. With `engine_url`, the engine's server decides the name.
+    model's folder. If `engine_url` is given, the engine's server decides the name.
     """
     origins: list[str] = []
     """Web pages of these origins may send requests. The origin `*` stands for every page."""

@@ -52,4 +52,4 @@ class ServerHandle(Handle):
     """Whether the server has not answered yet."""
     restarts: int = 0
     error: str = ""
-    """Why the server gave up. The text is empty if the server did not give up."""
+    """Why the server gave up, or an empty text if the server did not give up."""

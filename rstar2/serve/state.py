@@ -14,7 +14,7 @@ STOP_S = 90.0
 
 
 def server_folder(port: int) -> Path:
-    """Returns the folder of the server that runs at a port, or of the last server that ran there.
+    """Returns the folder of the server that runs at a port, or of the last server that ran at this port.
 
     The server's logs are in `logs`.
     """
@@ -26,7 +26,7 @@ def state_file(port: int) -> StateFile[ServerHandle]:
 
 
 def runs_at(port: int) -> bool:
-    """Whether a server of this machine runs at a port. Raises UserError if its state file cannot be read."""
+    """Whether a server of this machine runs at a port. Raises UserError if the server's state file cannot be read."""
     handle = state_file(port).read()
     return handle is not None and _runs(handle)
 
@@ -39,7 +39,10 @@ def port_taken(port: int) -> UserError:
 
 
 def read_states() -> list[ServerHandle]:
-    """Returns the servers of this machine that load, run or gave up. Raises UserError if a file cannot be read."""
+    """Returns the servers of this machine that load, run or gave up.
+
+    Raises UserError if a state file cannot be read.
+    """
     handles = (_file(path).read() for path in sorted(state_folder().glob("serve/*.json")))
     return [handle for handle in handles if handle is not None and (handle.error or _runs(handle))]
 
@@ -47,8 +50,8 @@ def read_states() -> list[ServerHandle]:
 def one_server(port: int | None) -> ServerHandle:
     """Returns the server at a port, or the only server if `port` is None.
 
-    A server that gave up is returned only if no server runs. Raises UserError if there is no such server, or if there
-    are several and `port` is None.
+    A server that gave up is returned only if no server runs. Raises UserError if there is no server to return, or if
+    `port` is None and there are several servers.
     """
     servers = [server for server in read_states() if port in (None, server.port)]
     servers = [server for server in servers if not server.error] or servers

@@ -37,7 +37,7 @@ print(json.dumps(found))
 _FIND_S = 60.0
 _PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
 """Options with which a user decides how prompts are prefilled. Without these options, chunked prefill is turned off for
-vLLM's CPU build. In that build, the whole server ends if a request has a seed and its prompt is prefilled in parts
+vLLM's CPU build. The whole server of the CPU build ends if a request has a seed and its prompt is prefilled in parts
 ("CPU Generator does not use offset"; last tried with 0.32).
 """
 
@@ -68,7 +68,9 @@ class ServeSettings:
     tp: int = 1
     """Number of GPUs that share one copy of the model."""
     max_model_len: int | None = None
-    """Maximum number of tokens in prompt and answer together. If the value is None, it is the model's own context."""
+    """Maximum number of tokens in prompt and answer together. If the value is None, the maximum is the model's own
+    context.
+    """
     gpu_memory: float | None = None
     """Share of a GPU's memory that vLLM may use. If the value is None, vLLM uses its default share."""
     dtype: str | None = None
@@ -98,8 +100,8 @@ def vllm_python() -> str:
 
 
 def find_vllm(python: str) -> VLLM | None:
-    """Returns the vLLM in an interpreter's environment, or None if vLLM is not installed there. Raises UserError if
-    there is no such interpreter.
+    """Returns the vLLM in an interpreter's environment, or None if vLLM is not installed in this environment. Raises
+    UserError if the interpreter does not exist.
     """
     try:
         ran = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
@@ -205,9 +207,10 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
 
 
 def files_of(model: str) -> Path | None:
-    """Returns the folder with a model's files. For a hub id, it is the model's snapshot in the hub's cache.
+    """Returns the folder with a model's files. For a hub id, this folder is the model's snapshot in the hub's cache.
 
-    Returns None if config.json or generation_config.json is not on this machine although the model may have it.
+    Returns None if config.json or generation_config.json is not on this machine, but may be among the model's files on
+    the hub.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -221,7 +224,7 @@ def files_of(model: str) -> Path | None:
 def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] | None:
     """Returns a generation_config.json with which vLLM ends a text exactly at the end of a turn of the model's format.
 
-    Returns None if vLLM already ends a text there with the model's own files.
+    Returns None if the model's own files already make vLLM end a text at the end of a turn.
     """
     try:
         codec = load_chat_codec(folder, choice)

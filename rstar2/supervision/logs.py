@@ -67,8 +67,8 @@ class Rotation:
 
 
 def tail(path: Path, count: int, size: int | None = None) -> list[str]:
-    """Returns the last `count` lines of a file. If `size` is given, only the first `size` bytes of the file count. At
-    most the last MiB is read.
+    """Returns the last `count` lines of a file. If `size` is given, only the first `size` bytes of the file are
+    considered. At most the last MiB is read.
     """
     with path.open("rb") as file:
         end = file.seek(0, 2) if size is None else size

@@ -31,7 +31,8 @@ class Supervisor(ABC):
     """Runs the parts of one service until it has to stop.
 
     The supervisor stops, with all processes that it started, after SIGTERM. A supervisor that is not detached also
-    stops when its standard input closes, because the process that started the supervisor has then ended.
+    stops when its standard input closes, because a closed input means that the process that started the supervisor has
+    ended.
 
     Args:
         silent: whether no process reads the events after `ready`.

@@ -20,8 +20,9 @@ from rstar2.train.records.steps import sft_metrics, step_metrics
 from rstar2.train.trainer.checkpoints import finished_steps
 
 STATE_FILE = ".cluster/attempts.json"
-"""Name of the file with the count, in the run's folder. The file is in a hidden folder, because a run may begin in a
-folder whose only content is hidden."""
+"""Path of the file that contains the number of the attempt, relative to the run's folder. The file is in a hidden
+folder, because a run may begin in a folder whose only content is hidden.
+"""
 
 
 def progress(run: Path) -> int:

@@ -47,13 +47,15 @@ class Snapshot:
     step: int
     """Number of finished steps of the phase."""
     of: int | None
-    """Number of steps that the phase will have. None if the run's config does not say how many steps the phase has."""
+    """Number of steps that the phase will have. The number is None if the run's config does not say how many steps the
+    phase has.
+    """
     samples: SamplesDone | None
     """Progress of the filter, if the phase is a filter."""
     rollouts: RolloutProgress | None
-    """Progress of the rollouts of the current step. None while no stage runs."""
+    """Progress of the rollouts of the current step, or None while no stage runs."""
     activity: Activity | None
-    """The trainer's activity between rollouts. None while rollouts run, and while no stage runs."""
+    """The trainer's activity between rollouts, or None while rollouts run or no stage runs."""
     steps: list[Step]
     """All finished steps of all stages."""
     losses: list[float]
@@ -61,13 +63,15 @@ class Snapshot:
     measured: list[Measurement]
     """Measurements of SFT's steps, if the phase is SFT."""
     chosen: str
-    """A text about the step whose model SFT returned. Empty until SFT has returned a model, and in all other phases."""
+    """A text about the step whose model SFT returned. The text is empty until SFT has returned a model, and in all
+    phases other than SFT.
+    """
     alarms: list[dict[str, Any]]
     """The alarms in order, each with `stage`, `step`, `sign` and `text`."""
     decisions: list[dict[str, Any]]
     """The decisions of rules, each with `stage`, the fields of `rstar2.train.decision.Decision`, and `text`."""
     cause: str
-    """Why the run failed. Empty if the run did not fail."""
+    """Why the run failed, or an empty text if the run did not fail."""
 
     def record(self) -> dict[str, Any]:
         """The status as a JSON-able object.

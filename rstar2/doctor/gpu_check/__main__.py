@@ -1,4 +1,6 @@
-"""`python -m rstar2.doctor.gpu_check` runs the GPU check with only torch, transformers and numpy installed."""
+"""`python -m rstar2.doctor.gpu_check` runs the GPU check, and needs no other packages than torch, transformers and
+numpy.
+"""
 
 from __future__ import annotations
 

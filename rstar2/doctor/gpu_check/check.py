@@ -19,7 +19,7 @@ class Settings:
     """Settings that all checks share."""
 
     device: Device
-    """cuda: GPUs by NVIDIA or AMD. PyTorch uses the name cuda for both."""
+    """cuda: GPUs by NVIDIA or AMD. PyTorch uses the name cuda for the GPUs of both makers."""
     gpus: int
     """The number of GPUs that training uses. On a CPU, the number of ranks."""
     work: Path
@@ -82,7 +82,7 @@ class Check:
     limit_s: float
     """Seconds after which the check is stopped."""
     needs: tuple[str, ...] = ()
-    """Modules that the check imports. If one is missing, the check is not run."""
+    """Modules that the check imports. If one of these modules is missing, the check is not run."""
     needs_on_gpu: tuple[str, ...] = ()
     """Further modules that the check imports if the device is cuda."""
 

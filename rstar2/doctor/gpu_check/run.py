@@ -36,8 +36,9 @@ POLL_S = 0.2
 LOG_LINES = 15
 """Number of lines that the report shows from the end of a failed check's log."""
 MARK = "RSTAR2_GPU_CHECK"
-"""Environment variable of all processes that a check starts. The variable identifies the processes that outlive the
-check."""
+"""Environment variable that is set in all processes of a check. The variable identifies the processes that outlive the
+check.
+"""
 _TORCH = "import torch; print(torch.cuda.is_available())"
 _TORCH_S = 300.0
 Say = Callable[[str], None]
@@ -134,7 +135,7 @@ def _folders(options: CheckOptions, device: Device) -> Iterator[Settings]:
 def _run_all(
     checks: Sequence[Check], settings: Settings, limit_s: float | None, output: Path, say: Say
 ) -> tuple[list[Result], bool]:
-    """Run the checks. Returns their results, and whether Ctrl-C ended them."""
+    """Run the checks. Returns the results of the checks, and whether Ctrl-C ended the checks."""
     results: list[Result] = []
     interrupted = False
     for number, check in enumerate(checks, 1):
@@ -240,7 +241,9 @@ def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float
 
 
 def _end_leftovers(mark: str, wait_s: float) -> list[str]:
-    """Wait `wait_s` seconds for the processes that have a mark to end. Then kill the others, and return their names."""
+    """Wait up to `wait_s` seconds until all processes with a mark in their environment have ended. Kill the processes
+    that are still running after this time, and return their names.
+    """
     _wait_for_none(mark, wait_s)
     processes = _marked(mark)
     for pid in processes:
@@ -257,7 +260,9 @@ def _wait_for_none(mark: str, wait_s: float) -> None:
 
 
 def _marked(mark: str) -> dict[int, str]:
-    """Returns the running processes that have a mark in their environment, as a map from process id to name."""
+    """Returns the running processes whose environment variable MARK has the value `mark`, as a map from process id to
+    name.
+    """
     names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user

@@ -15,8 +15,10 @@ from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
 VOCABULARY = 151_936
 """Number of tokens in Qwen3's vocabulary."""
 LOGIT_SPREAD = 3.0
-"""Standard deviation of the logits, in nats, so that a random model prefers some tokens as a trained model does. With
-the usual random weights, all tokens are nearly equally likely, and an error in the logits would not be detected."""
+"""Standard deviation of a random model's logits, in nats. With this value, the model prefers some tokens, as a trained
+model does. With the usual random weights, all tokens are nearly equally likely, and an error in the logits would not be
+detected.
+"""
 
 
 @dataclass(frozen=True)

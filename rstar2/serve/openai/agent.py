@@ -51,9 +51,10 @@ class Context:
         return cls(tokens, max(map(len, tokenizer.get_vocab()), default=1))
 
     def check_text(self, characters: int) -> None:
-        """Raises ApiError if a text is too long even if each of its tokens is as long as the tokenizer's longest token.
+        """Raises ApiError if a text would be too long even if all its tokens were as long as the tokenizer's longest
+        token.
 
-        Encoding such a text would take long.
+        Without this check, a text that is far too long would be encoded, which takes long.
         """
         if characters > self.tokens * self.longest_token:
             raise self._exceeded(f"the prompt has {characters:,} characters, which need more tokens.")
@@ -264,7 +265,9 @@ class StopTexts:
         self.reached = False
 
     def add(self, piece: str) -> str:
-        """Returns the text that can be shown now."""
+        """Adds a piece of the text. Returns the pending text up to the first stop text, or up to an end that may begin
+        a stop text.
+        """
         if self.reached:
             return ""
         self._pending += piece
@@ -279,7 +282,7 @@ class StopTexts:
         return shown
 
     def end(self) -> str:
-        """Returns the withheld text. Call this at the end of the text."""
+        """Returns the withheld text. Call this method after the last piece of the text."""
         shown, self._pending = self._pending, ""
         return shown
 

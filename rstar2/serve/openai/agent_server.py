@@ -53,9 +53,7 @@ class OpenedModel:
     root: str
     """The folder or hub id with the model's tokenizer."""
     max_len: int | None
-    """Maximum number of tokens in prompt and answer together. The value is None if the engine does not report its
-    context.
-    """
+    """Maximum number of tokens in prompt and answer together, or None if the engine does not report its context."""
 
 
 def open_model(settings: AgentServerSettings) -> OpenedModel:

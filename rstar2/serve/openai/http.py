@@ -153,7 +153,7 @@ def allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
     """Let web pages of these origins, such as `http://localhost:3000`, send requests (CORS). The origin `*` stands for
     every page.
 
-    Call this after `require_key`, because a browser's preflight request has no key.
+    Call this function after `require_key`, because a browser's preflight request has no key.
     """
     if origins:
         app.add_middleware(

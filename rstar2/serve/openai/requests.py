@@ -97,7 +97,7 @@ class ChatRequest(BaseModel, extra="forbid"):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: str | None = None
-    """A variable of the chat template. OpenAI's API has a separate field for this variable."""
+    """A variable of the chat template for which OpenAI's API has a separate field."""
 
     @model_validator(mode="before")
     @classmethod

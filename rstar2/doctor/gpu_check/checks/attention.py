@@ -20,14 +20,17 @@ SMALL_LENGTHS = (96, 61, 40, 17)
 REFERENCE = "eager"
 WAYS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 UNUSED = "flex_attention"
-"""An implementation that rstar2 does not use. Errors of this implementation are reported, but the check does not
-fail."""
+"""An implementation that rstar2 does not use. Errors of this implementation are reported, but do not make the check
+fail.
+"""
 TIMES_WORSE = 3.0
 """An implementation's error may be at most this many times the error of eager attention in bf16, plus `SLACK`."""
 SLACK = 2e-3
-"""Added to the limit of an implementation's error, in nats."""
+"""This number of nats is added to the limit of an implementation's error."""
 MOST_IN_BF16 = 0.3
-"""Limit, in nats, of the mean error of eager attention in bf16. With a larger error, bf16 itself does not work."""
+"""Limit, in nats, of the mean error of eager attention in bf16. A larger error means that bf16 itself does not work on
+the device.
+"""
 MOST_IN_FP32 = 1e-3
 """Limit, in nats, of the mean difference between padded and unpadded rows in fp32."""
 

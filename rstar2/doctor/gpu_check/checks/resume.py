@@ -1,4 +1,4 @@
-"""Continues the run that the check `rl` killed, with the same command, to its end.
+"""Starts the command of the check `rl` again, and checks that the killed run continues until it is finished.
 
 Each step subtracts a known share of every weight (`tools.training.RATE`). The weights of the finished model therefore
 tell the number of its steps, and a lost or repeated step is detected.

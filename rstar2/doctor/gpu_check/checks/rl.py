@@ -72,9 +72,9 @@ def run_folder(settings: Settings) -> Path:
 
 
 def words_of(settings: Settings) -> list[str]:
-    """Returns the command's arguments.
+    """Returns the arguments of the command `rstar2 train` that this check runs.
 
-    The check `resume` gets the same arguments, even if less memory is free by then.
+    The check `resume` gets the same arguments, even if less memory is free when `resume` runs.
     """
     from rstar2.data import builtin
     from rstar2.data.parquet import rl_rows, write_parquet
@@ -91,8 +91,8 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
-    """Wait for `KILLED_AFTER` steps. Raises CheckFailed if training ends first. The time limit of the check also ends
-    the wait.
+    """Wait until `KILLED_AFTER` steps are finished. Raises CheckFailed if training ends earlier. The wait also ends
+    when the time limit of the check is reached.
     """
     from rstar2.train.records.steps import step_metrics
 

@@ -82,7 +82,7 @@ def _wait_until_it_answers(
 ) -> None:
     """Wait until the server answers.
 
-    Raises CheckFailed if the server ends first. The server gives up by itself after `READY_S` seconds.
+    Raises CheckFailed if the server ends before it answers. The server gives up by itself after `READY_S` seconds.
     """
     from rstar2.processes import answers
 

@@ -65,7 +65,9 @@ def _write_conversations(path: Path, model: Path) -> list[int]:
 
 
 def _expected_loss(settings: Settings, model: Path, data: Path) -> float:
-    """Returns the mean loss of the tokens that the model has to write. Transformers computes it in fp32, row by row."""
+    """Returns the mean loss of the tokens that the model has to write. Transformers computes the loss in fp32, row by
+    row.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 

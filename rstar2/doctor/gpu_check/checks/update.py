@@ -178,7 +178,8 @@ def _sharded(settings: Settings, size: Size, device: Any, in_place: bool) -> Any
 def _loss(logits: Any, ids: Any, in_place: bool) -> Any:
     """The mean cross entropy of logits (B, T, V). `ids` (B, T) are the tokens from which the logits were computed.
 
-    As in VERL, the loss of a row's last position is masked afterwards. Cutting it off beforehand would copy the logits.
+    As in VERL, the loss of a row's last position is masked afterwards. Cutting the last position off before the loss is
+    computed would copy the logits.
     """
     import torch
 

@@ -20,7 +20,9 @@ ERROR_LINES = 60
 
 @contextmanager
 def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `rstar2 WORDS`, and stop it at the end of the `with` block. The log of the check `name` gets the output."""
+    """Start `rstar2 WORDS`, and stop it at the end of the `with` block. The command's output is appended to the log of
+    the check `name`.
+    """
     # With RAY_ADDRESS, training would use that cluster instead of this machine's GPUs.
     os.environ.pop("RAY_ADDRESS", None)
     print("$ rstar2", *words, flush=True)
@@ -50,8 +52,8 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
 def command_failed(
     settings: Settings, name: str, verb: str, code: int, measured: Measured | None = None
 ) -> CheckFailed:
-    """Returns the CheckFailed for a command whose exit code is not 0. It has the error and hint that the command
-    printed.
+    """Returns the CheckFailed for a command whose exit code is not 0. The exception has the error and the hint that the
+    command printed.
     """
     lines = tail(log_of(settings, name), ERROR_LINES)
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)

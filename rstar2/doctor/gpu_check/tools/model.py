@@ -23,7 +23,7 @@ TRAINED: tuple[Size, ...] = SIZES[:2]
 TOKENS = 4096
 """Number of tokens in a micro-batch."""
 SHARE = 0.5
-"""The trainer's share of the GPU's free memory. The engine uses part of the rest."""
+"""The trainer's share of the GPU's free memory. The engine uses part of the remaining memory."""
 CHECKPOINTS = 4
 """The disk must have room for this many checkpoints: two of RL, one of SFT, and the models."""
 BYTES_OF_CHECKPOINT = 12

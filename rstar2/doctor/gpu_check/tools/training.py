@@ -103,7 +103,7 @@ def add_memory(seen: Measured, settings: Settings, held_gib: float, planned: int
 
 def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
     """Add the differences between the engine's and the trainer's probabilities. Returns a sentence for each step in
-    which the two differ too much.
+    which these probabilities differ too much.
     """
     metrics = {
         "largest difference of a token's probability, engine and trainer": (
