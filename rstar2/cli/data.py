@@ -280,7 +280,8 @@ def _changes(
 
 
 class _Steps:
-    """Shows each step of a preparation: while the step runs, its number of rows and rows per second; then one line."""
+    """Shows the progress of a preparation. While a step runs, its title, its number of rows and its rows per second are
+    shown. When the step has finished, a line with its result is printed."""
 
     def __init__(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -359,7 +360,7 @@ _FORM_NOTES = {
     "lost_thoughts": "× a thought is left out, since the format has no place for it",
     "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
 }
-"""The warning for each count of `FormCounts`, by the count's name. It is printed if the count is not 0."""
+"""The warning for each count of `FormCounts`, by the count's name. A warning is printed if its count is not 0."""
 
 
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:

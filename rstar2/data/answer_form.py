@@ -18,7 +18,7 @@ from rstar2.loop.turns import tags
 
 Message = dict[str, Any]
 THOUGHT = "reasoning_content"
-"""The key of a message that contains the turn's thought, unless the thought is part of the message's text."""
+"""A message has the turn's thought under this key, unless the thought is part of the message's text."""
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _ANY_NUMBER = re.compile(rf"[-−]?{_NUMBER}")

@@ -29,7 +29,7 @@ UNCHECKED = "see its hub page"
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a benchmark on the hub, and its columns."""
+    """The place of a benchmark on the hub, and the columns that are read."""
 
     hub_id: str
     split: str
@@ -182,7 +182,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for any n."""
+    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for some n."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)

@@ -30,7 +30,8 @@ the same `answer_key`."""
 
 
 def schema_of(kind: Kind) -> Any:
-    """Returns the columns of candidates: those of the row schema, and those that only the preparation uses."""
+    """Returns the columns of candidates: the columns of the row schema, and the columns that only the preparation
+    uses."""
     return pa.schema([*SCHEMAS[kind], *([TOKENS] if kind == "conversations" else []), *_WORKING])
 
 

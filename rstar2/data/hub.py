@@ -200,7 +200,8 @@ def set_info(hub_id: str) -> DatasetInfo:
 
     Raises:
         httpx.TransportError: the hub cannot be reached.
-        huggingface_hub.errors.HfHubHTTPError: the data set is unknown, or this account has no access to its files.
+        huggingface_hub.errors.HfHubHTTPError: the data set is unknown, or this account has no access to the files of
+            the data set.
     """
     from huggingface_hub import HfApi
 

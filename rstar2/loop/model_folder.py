@@ -29,8 +29,8 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     `codec` is changed in place.
 
     The padding token becomes the base model's end-of-text token. The padding token stays as it was if the end-of-text
-    token already ended a turn, as in Llama-3-Instruct. Such a model has no padding token, or pads with its end-of-turn
-    token.
+    token already ended a turn, as in Llama-3-Instruct. A model such as Llama-3-Instruct has no padding token, or pads
+    with its end-of-turn token.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer

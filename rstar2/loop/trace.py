@@ -62,7 +62,8 @@ class ToolCall(BaseModel, extra="forbid"):
 
     @property
     def failed(self) -> bool:
-        """Whether the call failed through a mistake of the model. RoC counts these calls in its error ratio p_err."""
+        """Whether the call failed through a mistake of the model. RoC counts calls that failed in this way in its error
+        ratio p_err."""
         return self.status not in ("ok", "lost")
 
 
@@ -77,7 +78,7 @@ class FailedTurn:
 
     @property
     def tries(self) -> int | None:
-        """Number of later turns with calls, up to and including the first such turn in which no call failed.
+        """Number of later turns with calls, counted up to and including the first of them in which no call failed.
 
         The value is None if a call failed in every later turn with calls.
         """
@@ -130,7 +131,7 @@ class Turn(BaseModel, extra="forbid"):
 
     @property
     def own_text(self) -> str:
-        """The text in which answers and answer tags count.
+        """The part of the turn's text that is searched for answers and answer tags.
 
         In a turn with rstar2's tags, `own_text` is the whole text, thoughts and calls included. In a turn of a model
         family, `own_text` is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing

@@ -361,7 +361,7 @@ def without_drawings(text: str) -> str:
 def _parts(text: str, expression: re.Pattern[str], labels: Sequence[str]) -> list[str]:
     """Returns the text after each label, up to the next label or the end.
 
-    Labels count only in the order of `labels`, beginning with the first of `labels`.
+    A label is used only if all earlier labels in `labels` occur before it in the text.
     """
     places: list[re.Match[str]] = []
     for match in expression.finditer(text):

@@ -51,7 +51,7 @@ def benchmark_grams(
     """Returns each gram of the benchmarks, with the benchmark and the id of the first problem that contains the gram.
 
     A problem with fewer than `words` words is a single gram. If `distinctive` is set, grams that two or more problems
-    contain are left out. Two problems that share half of their grams then count as the same problem.
+    contain are left out. For `distinctive`, two problems that share half of their grams count as one problem.
     """
     place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()

@@ -177,11 +177,11 @@ class _Row:
 
     shingles: Shingles
     equal: int
-    """Hash of the parts that near duplicates must have in common."""
+    """Hash of the numbers and operators that near duplicates must have in common."""
     answer: str
 
     def similarity(self, other: _Row) -> float:
-        """Returns the Jaccard similarity of the texts, or 0 if parts that must be equal differ."""
+        """Returns the Jaccard similarity of the texts, or 0 if the numbers or operators of the rows differ."""
         if self.equal != other.equal:
             return 0.0
         common = len(np.intersect1d(self.shingles, other.shingles, assume_unique=True))

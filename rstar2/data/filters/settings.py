@@ -15,7 +15,7 @@ class Huge(Strict):
 
 
 class Length(Strict):
-    """Limits on the length of a text. They are in characters, because no tokenizer is chosen yet.
+    """Limits on the length of a text. The limits are in characters, because the filters run without a tokenizer.
 
     The data card counts the tokens of the rows.
     """

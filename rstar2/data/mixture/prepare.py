@@ -77,7 +77,7 @@ class Progress(Protocol):
 def prepare(
     plan: MixturePlan, output: Path, progress: Progress, count_tokens: CountTokens | None = None
 ) -> Card:
-    """Write the prepared set to the folder `output`, or continue an interrupted preparation there.
+    """Write the prepared set to the folder `output`, or continue an interrupted preparation in this folder.
 
     Raises:
         UserError: a source cannot be read, no rows are left, a source has fewer rows than its minimum, or the folder

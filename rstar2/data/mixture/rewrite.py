@@ -230,7 +230,7 @@ class Rewriter:
         self._settings = settings
         self._service = retries.service("server that rewrites")
         self._sends_switch = True
-        """Whether requests contain `_THINK_NOT`."""
+        """Whether requests contain the fields `_THINK_NOT`, which switch thinking off."""
 
     def rewrite(
         self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
@@ -239,9 +239,9 @@ class Rewriter:
         new texts.
 
         Raises:
-            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. The next
-                start then requests the rejected texts again.
-            Failure: the server does not answer. The texts that arrived are stored.
+            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. After
+                too many rejected texts, the next start requests these texts again.
+            Failure: the server does not answer. The texts that had already arrived are stored.
         """
         todo = _without(numbers, texts)
 

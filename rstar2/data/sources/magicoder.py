@@ -187,7 +187,7 @@ def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
 
 
 def _uses_global(scope: symtable.SymbolTable, names: frozenset[str]) -> bool:
-    """Whether a scope or a nested scope uses one of these names for a Python builtin."""
+    """Whether a scope, or a scope inside it, uses one of `names` as the name of a Python builtin."""
     for symbol in scope.get_symbols():
         is_own = symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter()
         is_builtin = not is_own if scope.get_type() == "module" else symbol.is_global()

@@ -90,7 +90,7 @@ def _system(text: str) -> tuple[Tools, str]:
 
 def _functions(text: str) -> tuple[list[Any], int, int] | None:
     """Returns the functions in a system text, and the start and end of their JSON. Returns None if the text contains no
-    such JSON.
+    functions in JSON.
 
     The JSON is a list of objects, a sequence of objects with a name, or an object that contains a list of tools.
     """

@@ -31,7 +31,8 @@ _THOUGHTS = {
 names."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
-"""Placeholder for an empty thought. It is needed because families write turns without a thought differently."""
+"""Placeholder for an empty thought. The placeholder is needed because families differ in how they write a turn without
+a thought."""
 _MARK = "THE THOUGHT"
 """Placeholder for a thought. It marks the place where a family writes a thought."""
 _FAULTS = {
