@@ -250,7 +250,8 @@ class RunGroup(TyperGroup):
 class _RunContext(typer.Context):
     """The context of a command that runs although the command line does not contain its name.
 
-    Typer would end the command's path with a space, which the usage line would show. This class removes the space.
+    Typer would end the command's path with a space, which the usage line would show. This class removes the space from
+    the path.
     """
 
     @property
@@ -317,7 +318,7 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
         hint: what to do if the owner never ran.
 
     Raises:
-        UserError: there are no such logs.
+        UserError: no log in `folder` has a name that begins with `part`.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs

@@ -364,7 +364,8 @@ _FORM_NOTES = {
 
 
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
-    """Print how many turns of each source have the answer form that their prompt asks for, and warn about the others.
+    """Print how many turns of each source have the answer form that their prompt asks for, and warn about all other
+    turns.
 
     `rewarded` is true if the model's format asks for a form of answers that RL rewards.
     """

@@ -123,10 +123,11 @@ def questions(messages: Sequence[Message], solves: bool = False) -> list[Questio
     """Returns the questions of a conversation, or None if the conversation cannot be taught in the form that RL
     rewards.
 
-    A conversation cannot be taught in this form in three cases: it has its own system text, its texts contain rstar2's
-    tags, or it has turns before the first question.
+    A conversation cannot be taught in the form that RL rewards in three cases: it has its own system text, its texts
+    contain rstar2's tags, or it has turns before the first question.
 
-    Set `solves` if a model wrote the conversation to solve a problem. The last box in the reply is then the answer.
+    Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
+    the answer.
     """
     if messages[0]["role"] != "user":
         return None
@@ -235,8 +236,8 @@ def _boxed(reply: str, stated: Sequence[str]) -> str | None:
 
 
 def _values(output: str) -> set[Decimal]:
-    """Returns the numbers in a tool's output. A number counts if it is a value in JSON output, or a whole line of other
-    output."""
+    """Returns the numbers in a tool's output. A number is returned only if it is a value in JSON output, or a whole
+    line of other output."""
     try:
         parsed = json.loads(output, parse_float=Decimal, parse_int=Decimal)
     except (ValueError, RecursionError):

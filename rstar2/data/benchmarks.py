@@ -123,7 +123,7 @@ def load_benchmark(
         name: one of `NAMES`, a JSON Lines file, a parquet file, or a prepared folder.
         data: a JSON Lines file to read in place of the hub.
         seed: seed of the generated problems of the benchmark `builtin`.
-        option: the command-line option that sets `data`. Error messages show this option.
+        option: the command-line option that sets `data`, for error messages.
 
     Raises:
         UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
@@ -277,7 +277,7 @@ def load_hub(
         source: the place of the benchmark on the hub.
         config: the config to load.
         file_hint: a sentence for error messages about the rows of a file that can replace the hub.
-        option: the command-line option that names a file to replace the hub. Error messages show this option.
+        option: the command-line option that names a file to replace the hub, for error messages.
 
     Raises:
         UserError: the rows cannot be loaded.

@@ -49,8 +49,8 @@ class Family:
     """A family of problems that differ only in two numbers, `a` and `b`, of two digits each."""
 
     ask: str
-    """A description of the quantity to find. It contains no digits, so that the two numbers of a problem are easy to
-    see."""
+    """A description of the quantity to find. The description contains no digits, so that the two numbers of a problem
+    are easy to see."""
     expression: str
     """The Python expression for the quantity. Like `ask`, the expression has no digits."""
     imports: str = ""

@@ -262,8 +262,8 @@ def _in_cache(name: str, part: HubSet) -> HubFiles:
 def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> list[str]:
     """Returns the paths of a data set that belong to a split, in order.
 
-    The key `configs` in the card lists the files of each split. Without this key, words in the paths, such as `test`,
-    name the splits. A path without such a word belongs to the split train.
+    The key `configs` in the card lists the files of each split. Without the key `configs`, words in the paths, such as
+    `test`, name the splits. A path that names no split belongs to the split train.
 
     Args:
         name: the name of the source, for messages.

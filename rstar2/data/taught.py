@@ -63,8 +63,8 @@ class FormCounts:
     lost_thoughts: int = 0
     """Turns whose thought is left out, because turns of the format cannot contain a thought."""
     mixed: int = 0
-    """Conversations in which only some turns have the form that the format's system text asks for. Such conversations
-    are taught without the format's system text."""
+    """Conversations in which only some turns have the form that the format's system text asks for. If only some turns
+    of a conversation have this form, SFT teaches the conversation without the format's system text."""
 
     def __add__(self, other: FormCounts) -> FormCounts:
         sums = [getattr(self, each.name) + getattr(other, each.name) for each in fields(self)]
@@ -100,10 +100,12 @@ def in_answer_form(
     """Returns a conversation in the form that RL rewards.
 
     A question whose reply has a definite value, or that ends with a call, is inserted into the format's user text. In
-    the turns of such a question, the text becomes the thought, and the definite value becomes the answer. If a question
-    ends with a reply that has no definite value, the unchanged reply becomes the answer.
+    the turns of a question that is inserted into the user text, the text becomes the thought, and the definite value
+    becomes the answer. If a question ends with a reply that has no definite value, the unchanged reply becomes the
+    answer.
 
-    Set `solves` if a model wrote the conversation to solve a problem. The last box in the reply is then the answer.
+    Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
+    the answer.
 
     Returns None if the conversation does not fit the form, or if the format asks for no form.
     """

@@ -63,7 +63,7 @@ class TokenCount:
     """Number of tokens of tool output between the last counted turn and this turn. The value is None if no earlier turn
     was counted."""
     prompt: int | None = None
-    """Number of tokens before the turn. The value is None if the server does not count these tokens."""
+    """Number of tokens before the turn. The value is None if the server does not count the tokens before the turn."""
 
 
 @dataclass(frozen=True)

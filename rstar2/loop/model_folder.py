@@ -17,7 +17,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
-"""Limits on the length of generation. These limits are removed, because the caller decides the length."""
+"""Limits on the length of generation. The limits on length are removed, because the caller decides the length."""
 
 
 def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:

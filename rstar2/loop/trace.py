@@ -1,7 +1,8 @@
 """The trace, which is the record of one rollout, and its file format. Training, statistics and reports read traces.
 
 Traces are stored as JSON Lines. Each line is written with a single call, so a killed process leaves at most one
-incomplete line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
+incomplete line, at the end of the file. Readers skip an incomplete last line, and `TraceWriter` removes the line before
+it appends new lines.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ answer: the model wrote a turn without a tool call. refusal: the server reports 
 a filter of the server ended the rollout. max_turns: the rollout reached its maximum number of turns. max_tokens: the
 rollout reached its token budget or the end of the model's context. bad_calls: too many calls failed in a row. format:
 the format cannot continue the conversation after the model's calls, see `Trace.cause`. stopped: the person or a time
-limit ended a chat. error: the engine failed. Rollouts that end with an error do not count in any measurement. Only
+limit ended a chat. error: the engine failed. Rollouts that end with an error are left out of all measurements. Only
 training keeps traces with the finish `error`, so that the failure can be investigated.
 """
 FINISHED: tuple[Finish, ...] = ("answer", "refusal", "content_filter")
@@ -191,8 +192,8 @@ class Trace(BaseModel, extra="forbid"):
     ballot: str | None = None
     """The answer that the rollout votes for in maj@n, if that answer is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """Scores of the benchmark besides the verdict, by name. A score may be several numbers. Each of these numbers
-    counts once in the mean of the score."""
+    """Scores of the benchmark besides the verdict, by name. A score may be several numbers, each of which counts once
+    in the mean of the score."""
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
@@ -202,7 +203,8 @@ class Trace(BaseModel, extra="forbid"):
     counted_written_tokens: int | None = None
     """The part of `counted_tokens` that the model wrote. The value is None in traces of earlier versions."""
     counted_prompt_tokens: int | None = None
-    """The server's count of the tokens in the prompt. The value is None if the server does not count these tokens."""
+    """The server's count of the tokens in the prompt. The value is None if the server does not count the tokens of
+    prompts."""
     reward: float | None = None
     """The reward in training. `reward`, `step` and `kept` are None outside of training."""
     penalty: float = 0.0
@@ -279,8 +281,9 @@ class Trace(BaseModel, extra="forbid"):
     def beginning(self, turns: int) -> Trace:
         """Returns a new trace from which a rollout can continue after the first `turns` turns of this trace.
 
-        The new trace contains these turns and the output of their calls. The copied tokens are masked and have the
-        log-probability 0, because the new rollout does not generate them. This trace must have more than `turns` turns.
+        The new trace contains the first `turns` turns and the output of their calls. The copied tokens are masked and
+        have the log-probability 0, because the new rollout does not generate them. This trace must have more than
+        `turns` turns.
         """
         end = self.turns[turns].start
         return Trace(

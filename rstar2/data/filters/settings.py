@@ -53,8 +53,8 @@ class Grams(Strict):
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """Where the share of samples that gave the label is read: `pass_rate`, which is a column of the rows, or the folder
-    of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
+    """The source of the share of samples that gave the label. It is `pass_rate`, which is a column of the rows, or the
+    folder of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None

@@ -56,7 +56,7 @@ class SourceSettings(Strict):
     If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
-    """The minimum number of rows that the filters must leave. This number must not be greater than `count`. If fewer
+    """The minimum number of rows that the filters must leave. The minimum must not be greater than `count`. If fewer
     rows are left, the preparation fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """The share of conversations that SFT teaches in the form that RL rewards. If None, the share of the mixture is

@@ -139,7 +139,7 @@ def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
 def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
     """Returns the reader of standard input that an expression names or calls.
 
-    Returns an empty text if the expression names and calls no such reader.
+    Returns an empty text if the expression names and calls no reader of standard input.
     """
     if isinstance(node, ast.Name | ast.Attribute):
         name = _dotted(node, origins)

@@ -79,8 +79,8 @@ class Format(Strict):
     """
     limits: ToolLimits = ToolLimits()
     one_question: bool = False
-    """Whether the model was trained only on single questions. A chat with such a model starts a new conversation for
-    each question."""
+    """Whether the model was trained only on single questions. If True, a chat with the model starts a new conversation
+    for each question."""
     examples: tuple[str, ...] = ()
     """Problems that the model was trained to solve. A chat suggests these problems."""
 

@@ -85,7 +85,7 @@ def _openai(name: str, arguments: Any) -> Message:
 def _tool(codec: ChatCodec) -> tuple[str, str]:
     """Returns the names of a tool and of one of its arguments of type string.
 
-    Both names are empty if the codec's format has no such tool.
+    Both names are empty if no tool of the codec's format has an argument of type string.
     """
     for schema in codec.format.tools:
         properties = schema["function"].get("parameters", {}).get("properties", {})

@@ -25,7 +25,7 @@ from rstar2.model_hub import check_on_hub
 from rstar2.runs import changed_keys
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
-"""File patterns of tokenizers. A model's folder contains at least one such file."""
+"""File patterns of tokenizers. A model's folder contains at least one file that matches a pattern."""
 
 
 def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:

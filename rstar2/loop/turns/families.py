@@ -27,8 +27,8 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""Texts for messages that say whether the thoughts of earlier turns stay in the context. The keys are the library's
-names."""
+"""Parts of messages to the user: each says whether the thoughts of earlier turns stay in the context. The keys are the
+library's names."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
 """Placeholder for an empty thought. The placeholder is needed because families differ in how they write a turn without
@@ -48,7 +48,7 @@ _INCOMPLETE_CHARACTER = "\ufffd"
 _BLANK = "\0"
 """Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
-"""Maximum number of pieces in which the text of a turn may contain a content that the library returned. If there are
+"""A content that the library returned may be split into at most this many pieces in the text of a turn. If there are
 more pieces, the library has changed the content."""
 _STREAM_STEPS = 256
 """A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about

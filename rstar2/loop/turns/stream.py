@@ -81,10 +81,10 @@ class TextStream:
         self._decode = decode
         self._ids: list[int] = []
         self._returned = 0
-        """Number of ids whose text was returned."""
+        """Number of token ids whose text has been returned."""
         self._start = 0
-        """Index where decoding starts. This index is before `_returned`, because a token's text can depend on earlier
-        ids."""
+        """Index of the first token id that is decoded. This index is before `_returned`, because a token's text can
+        depend on earlier ids."""
 
     def add(self, token_ids: list[int]) -> str:
         """Returns the text that is complete now that the new ids have been added."""
