@@ -281,7 +281,7 @@ def refuse_unread_tools(system: str, rest: str) -> None:
     """Raise Refused if a system text mentions tools, although no tools could be read from it. A sentence such as 'There
     are no tools' does not count as a mention.
 
-    The error quotes `rest`, which is a part of the text.
+    The message of the error quotes `rest`, which is a part of the system text.
     """
     if _NAMED_TOOLS.search(_DENIAL.sub("", system)):
         quoted = " ".join(rest.split())[:80]

@@ -152,8 +152,8 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. In all other respects this function
-    is the same as `rollout`.
+    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. Apart from this beginning, the
+    function does the same as `rollout`.
 
     The turns and tokens that the trace already has count towards the limits. The trace is changed in place: after a
     cancellation, the trace contains every finished turn.

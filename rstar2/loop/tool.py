@@ -89,7 +89,7 @@ class ToolContext:
     judge: JudgeClient
     """Client of the judge, which runs programs in a sandbox."""
     limits: ToolLimits
-    """The limits of the format."""
+    """The limits that the model's format sets for calls."""
     sessions: asyncio.Semaphore
     """Limits the number of open judge sessions. All rollouts of a process share this semaphore."""
     session_wait_s: float = SESSION_S

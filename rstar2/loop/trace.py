@@ -216,7 +216,7 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def final_text(self) -> str:
-        """The text of the model's last turn. Only this turn can contain the answer."""
+        """The text of the model's last turn. Only the last turn can contain the answer."""
         return self.turns[-1].text if self.turns else ""
 
     @property

@@ -141,7 +141,7 @@ class MixtureRequest:
     files: list[str] = field(default_factory=list)
     """`NAME=FILE` for each source or benchmark that is read from a file, not from the hub."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Values that replace the recipe's values. A table among these values is merged with the recipe's table."""
+    """Values that replace the recipe's values. A value that is a table is merged with the recipe's table."""
     filters: list[str] = field(default_factory=list)
     """Filters to append if the recipe does not contain them."""
     overrides: list[str] = field(default_factory=list)

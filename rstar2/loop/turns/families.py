@@ -27,8 +27,8 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""Parts of messages to the user: each says whether the thoughts of earlier turns stay in the context. The keys are the
-library's names."""
+"""Words for messages to the user: what happens to the thoughts of earlier turns. The keys are the names that the
+library uses."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
 """Placeholder for an empty thought. The placeholder is needed because families differ in how they write a turn without
@@ -51,8 +51,8 @@ _MAX_PIECES = 64
 """A content that the library returned may be split into at most this many pieces in the text of a turn. If there are
 more pieces, the library has changed the content."""
 _STREAM_STEPS = 256
-"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about
-as long as parsing the whole turn 256 times."""
+"""A streamed turn is parsed again each time it has grown by 1/256 of its length. All parsing of a streamed turn
+together takes about as long as parsing the whole turn 256 times."""
 
 
 class FamilyCodec(ChatCodec):

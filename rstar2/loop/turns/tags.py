@@ -5,10 +5,10 @@ it, as in a turn that ended too early. A `<tool_call>` without an end tag and wi
 mention of the tag.
 
 The rule for calls has one exception. If a turn has an answer block, and no `<tool_call>` pair in the turn contains the
-start of a JSON object, all of the pairs are mentions.
+start of a JSON object, all of the pairs are only mentions of the tags.
 
-A stream shows a turn before its end is known. The stream therefore decides with `begins_object`, and shows text that is
-not a JSON object as text.
+A stream shows a turn before the end of the turn is known. The stream therefore decides with `begins_object`, and shows
+text that is not a JSON object as text.
 """
 
 from __future__ import annotations
