@@ -83,7 +83,7 @@ class Question:
     start: int
     """Index of the user's message in the conversation."""
     end: int
-    """One more than the index of the last message that belongs to the question."""
+    """Index of the next user's message, or the number of messages if no user's message follows."""
     answered: bool
     """Whether the question ends with a reply. If False, the question ends with a call, which is the conversation's last
     turn."""

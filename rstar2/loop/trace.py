@@ -258,7 +258,7 @@ class Trace(BaseModel, extra="forbid"):
     @property
     def tool_wait_s(self) -> float:
         """Seconds that the rollout waited for tools. The calls of one turn run concurrently, so only the longest call
-        counts."""
+        of a turn is counted."""
         return sum(max((call.wall_s for call in turn.calls), default=0.0) for turn in self.turns)
 
     @classmethod

@@ -96,7 +96,7 @@ def _tool(codec: ChatCodec) -> tuple[str, str]:
 
 
 def _runs(mask: list[int]) -> list[tuple[int, int]]:
-    """Returns the start and the end of each run of consecutive ones."""
+    """Returns the start and the end of each run of consecutive values of 1."""
     edges = [at for at, (a, b) in enumerate(zip([0, *mask], [*mask, 0], strict=True)) if a != b]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -47,7 +47,7 @@ class TurnStream(Protocol):
     """Splits turns into pieces while they are generated, one turn after another."""
 
     def add(self, token_ids: list[int]) -> list[Piece]:
-        """Add generated token ids. Returns the pieces that can be shown now."""
+        """Add generated token ids. Returns the new pieces that can already be shown."""
         ...
 
     def end(self) -> list[Piece]:
@@ -131,7 +131,7 @@ class TagSplitter:
         """The code that was returned for the current call."""
 
     def add(self, text: str) -> list[Piece]:
-        """Add text. Returns the pieces that can be shown now.
+        """Add text. Returns the new pieces that can already be shown.
 
         An incomplete tag is held back. A call is held back until it is complete, except for its code.
         """
