@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class QuietConsole(Console):
     """A console that stops printing if the program that reads its output ends, such as `head` in `rstar2 … | head`.
 
-    The command goes on with its work. On a terminal, control sequences in the texts of models and programs are shown as
-    text and have no effect. A table that is too wide is printed as records. Raises Failure if standard output cannot be
-    written for another reason, such as a full disk.
+    The command itself runs on after the console has stopped printing. On a terminal, control sequences in the texts of
+    models and programs are shown as text and have no effect. A table that is too wide is printed as records. Raises
+    Failure if standard output cannot be written for another reason, such as a full disk.
     """
 
     _silent = False
@@ -248,9 +248,10 @@ class RunGroup(TyperGroup):
 
 
 class _RunContext(typer.Context):
-    """Context of a command whose name is left out.
+    """The context of a command that runs although the command line does not contain its name.
 
-    Typer would end the command's path with a space, which the usage line would show. This class removes the space.
+    Typer would end the command's path with a space, which the usage line would show. This class removes the space from
+    the path.
     """
 
     @property
@@ -317,7 +318,7 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
         hint: what to do if the owner never ran.
 
     Raises:
-        UserError: there are no such logs.
+        UserError: no log in `folder` has a name that begins with `part`.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs

@@ -280,7 +280,8 @@ def _changes(
 
 
 class _Steps:
-    """Shows each step of a preparation: while the step runs, its number of rows and rows per second; then one line."""
+    """Shows the progress of a preparation. While a step runs, its title, its number of rows and its rows per second are
+    shown. When the step has finished, a line with its result is printed."""
 
     def __init__(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -359,11 +360,12 @@ _FORM_NOTES = {
     "lost_thoughts": "× a thought is left out, since the format has no place for it",
     "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
 }
-"""The warning for each count of `FormCounts`, by the count's name. It is printed if the count is not 0."""
+"""The warning for each count of `FormCounts`, by the count's name. A warning is printed if its count is not 0."""
 
 
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
-    """Print how many turns of each source have the answer form that their prompt asks for, and warn about the others.
+    """Print how many turns of each source have the answer form that their prompt asks for, and warn about all other
+    turns.
 
     `rewarded` is true if the model's format asks for a form of answers that RL rewards.
     """

@@ -232,7 +232,7 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
 def _recent_times(status: dict[str, Any]) -> str:
     """Returns a line about the times of the last programs.
 
-    A judge of an earlier version does not report their number.
+    A judge of an earlier version does not report how many programs these times are from.
     """
     waiting, running, count = status["queue_time"], status["run_time"], status.get("recent_programs")
     if not waiting:

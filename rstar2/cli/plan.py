@@ -229,7 +229,7 @@ def warn_before_sft(plan: SftPlan, run: Path) -> None:
 def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run: Path) -> Iterator[str]:
     """Yield warnings about memory, limits and disk of SFT.
 
-    `lengths` are the numbers of tokens of a sample of the conversations, or empty if they are not known.
+    `lengths` has the length in tokens of each conversation in a sample. The list is empty if no lengths are known.
     """
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_disk, sft_saving, sft_warnings
@@ -320,7 +320,7 @@ def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
 def _blank_table(named: str | None, shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
     """Returns a table with a title and columns, but without rows.
 
-    `named` is the model's name for the title, if it has one.
+    `named` is the model's name for the title, or None if the model has no name.
     """
     from rich.table import Table
 

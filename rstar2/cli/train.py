@@ -244,7 +244,7 @@ def _train(plan: TrainPlan, run: Path) -> None:
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
     """Yield a line for each file that has problems with unreadable reference answers.
 
-    The line gives the number of these problems and the first few of their answers.
+    The line gives the number of problems with unreadable reference answers, and the first few of these answers.
     """
     for file, answers in unreadable.items():
         if answers:

@@ -1,4 +1,4 @@
-"""The root command and the list of verbs. `rstar2 --help` needs only this module, not those of the verbs.
+"""The root command and the list of verbs. `rstar2 --help` needs only this module, not the verbs' modules.
 
 Each verb is a module of this folder with the same name. The module has either a function `command` and the examples of
 its help in `EPILOG`, or a `typer.Typer` of several commands as `app`.
@@ -58,7 +58,8 @@ EXAMPLES = (
 class VerbGroup(TyperGroup):
     """The root command. The root command imports the module of a verb only when that verb is used.
 
-    Its help text is written without rich, because importing rich takes as long as everything else in this module.
+    The help text of the root command is printed without the library rich, because importing rich takes as long as
+    everything else in this module.
     """
 
     def list_commands(self, ctx: Context) -> list[str]:

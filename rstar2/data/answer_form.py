@@ -18,7 +18,7 @@ from rstar2.loop.turns import tags
 
 Message = dict[str, Any]
 THOUGHT = "reasoning_content"
-"""The key of a message that contains the turn's thought, unless the thought is part of the message's text."""
+"""A message has the turn's thought under this key, unless the thought is part of the message's text."""
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _ANY_NUMBER = re.compile(rf"[-−]?{_NUMBER}")
@@ -83,7 +83,7 @@ class Question:
     start: int
     """Index of the user's message in the conversation."""
     end: int
-    """One more than the index of the last message that belongs to the question."""
+    """Index of the next user's message, or the number of messages if no user's message follows."""
     answered: bool
     """Whether the question ends with a reply. If False, the question ends with a call, which is the conversation's last
     turn."""
@@ -123,10 +123,11 @@ def questions(messages: Sequence[Message], solves: bool = False) -> list[Questio
     """Returns the questions of a conversation, or None if the conversation cannot be taught in the form that RL
     rewards.
 
-    A conversation cannot be taught in this form in three cases: it has its own system text, its texts contain rstar2's
-    tags, or it has turns before the first question.
+    A conversation cannot be taught in the form that RL rewards in three cases: it has its own system text, its texts
+    contain rstar2's tags, or it has turns before the first question.
 
-    Set `solves` if a model wrote the conversation to solve a problem. The last box in the reply is then the answer.
+    Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
+    the answer.
     """
     if messages[0]["role"] != "user":
         return None
@@ -235,8 +236,8 @@ def _boxed(reply: str, stated: Sequence[str]) -> str | None:
 
 
 def _values(output: str) -> set[Decimal]:
-    """Returns the numbers in a tool's output. A number counts if it is a value in JSON output, or a whole line of other
-    output."""
+    """Returns the numbers in a tool's output. A number is returned only if it is a value in JSON output, or a whole
+    line of other output."""
     try:
         parsed = json.loads(output, parse_float=Decimal, parse_int=Decimal)
     except (ValueError, RecursionError):

@@ -29,7 +29,7 @@ UNCHECKED = "see its hub page"
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a benchmark on the hub, and its columns."""
+    """The place of a benchmark on the hub, and the columns that are read."""
 
     hub_id: str
     split: str
@@ -123,7 +123,7 @@ def load_benchmark(
         name: one of `NAMES`, a JSON Lines file, a parquet file, or a prepared folder.
         data: a JSON Lines file to read in place of the hub.
         seed: seed of the generated problems of the benchmark `builtin`.
-        option: the command-line option that sets `data`. Error messages show this option.
+        option: the command-line option that sets `data`, for error messages.
 
     Raises:
         UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
@@ -182,7 +182,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
-    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for any n."""
+    """Whether `fingerprint_of_first` is the fingerprint of all problems, or of the first n problems for some n."""
     digest = hashlib.sha256()
     for problem in problems:
         _add(digest, problem)
@@ -277,7 +277,7 @@ def load_hub(
         source: the place of the benchmark on the hub.
         config: the config to load.
         file_hint: a sentence for error messages about the rows of a file that can replace the hub.
-        option: the command-line option that names a file to replace the hub. Error messages show this option.
+        option: the command-line option that names a file to replace the hub, for error messages.
 
     Raises:
         UserError: the rows cannot be loaded.

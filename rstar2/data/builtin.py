@@ -49,8 +49,8 @@ class Family:
     """A family of problems that differ only in two numbers, `a` and `b`, of two digits each."""
 
     ask: str
-    """A description of the quantity to find. It contains no digits, so that the two numbers of a problem are easy to
-    see."""
+    """A description of the quantity to find. The description contains no digits, so that the two numbers of a problem
+    are easy to see."""
     expression: str
     """The Python expression for the quantity. Like `ask`, the expression has no digits."""
     imports: str = ""
@@ -71,8 +71,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Yields distinct questions, which are either all held out or all for training, until none is left. The families
-    take turns."""
+    """Yields distinct questions, which are either all held out or all for training, until none is left. In each round,
+    every family yields at most one question."""
     rng = random.Random(f"{seed}-{held_out}")
     drawn: set[str] = set()
     while len(drawn) < len(FAMILIES) * len(OPERANDS) ** 2:
@@ -104,7 +104,7 @@ def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict
 
     `flaws` has the share of each kind of flaw: `repaired` (a failed call, then one that works), `guessed` (a number
     without a call), `wrong` (a number that differs from the tool's output), `missing` (no answer block) and `repeated`
-    (two answer blocks). The other conversations have no flaw.
+    (two answer blocks). All conversations outside these shares have no flaw.
     """
     rng = random.Random(f"traces-{seed}")
     kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]

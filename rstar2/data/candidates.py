@@ -2,8 +2,9 @@
 a number.
 
 The rows of a source are in one file, as a sequence of Arrow IPC streams with one record batch each. Reading and writing
-such streams takes a third of the time of parquet, and each process can write and read batches independently. In memory,
-the candidates need one byte per row, and eight more bytes per row while a filter compares keys.
+Arrow IPC streams takes a third of the time that parquet takes, and each process can write and read batches
+independently. In memory, the candidates need one byte per row, and eight more bytes per row while a filter compares
+keys.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ the same `answer_key`."""
 
 
 def schema_of(kind: Kind) -> Any:
-    """Returns the columns of candidates: those of the row schema, and those that only the preparation uses."""
+    """Returns the columns of candidates: the columns of the row schema, and the columns that only the preparation
+    uses."""
     return pa.schema([*SCHEMAS[kind], *([TOKENS] if kind == "conversations" else []), *_WORKING])
 
 

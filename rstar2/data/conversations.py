@@ -1,7 +1,7 @@
 """Converts the tools, calls and turns of a source to messages in the form of OpenAI's API, and checks every call.
 
-Sources write types as `dict`, `float` or `list of strings`. Such type names are converted to JSON Schema. A row is
-refused if a call does not match the schema of its tool.
+The names that sources use for types, such as `dict`, `float` or `list of strings`, are converted to JSON Schema. A row
+is refused if a call does not match the schema of its tool.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Tools:
     The schemas have the form `{name, description, parameters}`, or the form of OpenAI's API.
 
     Raises:
-        Refused: a schema has neither of these two forms.
+        Refused: a schema has neither the form `{name, description, parameters}` nor the form of OpenAI's API.
     """
 
     def __init__(self, schemas: Iterable[Any] = ()) -> None:
@@ -281,7 +281,7 @@ def refuse_unread_tools(system: str, rest: str) -> None:
     """Raise Refused if a system text mentions tools, although no tools could be read from it. A sentence such as 'There
     are no tools' does not count as a mention.
 
-    The error quotes `rest`, which is a part of the text.
+    The message of the error quotes `rest`, which is a part of the system text.
     """
     if _NAMED_TOOLS.search(_DENIAL.sub("", system)):
         quoted = " ".join(rest.split())[:80]

@@ -1,7 +1,7 @@
 """Finds and opens the files of a data set on the hub. Only files of the required split are used.
 
-From parquet files, only the required columns are read, by range requests over the network. Other files are downloaded
-to the hub's cache. If `HF_HUB_OFFLINE=1` is set, only files in the hub's cache are used.
+From parquet files, only the required columns are read, by range requests over the network. Files that are not parquet
+are downloaded to the hub's cache. If `HF_HUB_OFFLINE=1` is set, only files in the hub's cache are used.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def set_info(hub_id: str) -> DatasetInfo:
 
     Raises:
         httpx.TransportError: the hub cannot be reached.
-        huggingface_hub.errors.HfHubHTTPError: the data set is unknown, or this account has no access to its files.
+        huggingface_hub.errors.HfHubHTTPError: the data set is unknown, or this account has no access to the files of
+            the data set.
     """
     from huggingface_hub import HfApi
 
@@ -261,8 +262,8 @@ def _in_cache(name: str, part: HubSet) -> HubFiles:
 def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> list[str]:
     """Returns the paths of a data set that belong to a split, in order.
 
-    The key `configs` in the card lists the files of each split. Without this key, words in the paths, such as `test`,
-    name the splits. A path without such a word belongs to the split train.
+    The key `configs` in the card lists the files of each split. Without the key `configs`, words in the paths, such as
+    `test`, name the splits. A path that names no split belongs to the split train.
 
     Args:
         name: the name of the source, for messages.

@@ -334,8 +334,8 @@ def normalized_problem(text: str) -> str:
 
 
 def without_label(text: str) -> str:
-    """Returns a normalised text without the label with which a collection begins it, such as 'Problem 12.', '3. ' or
-    '(AIME 1983)'."""
+    """Returns a normalised text without the label that a collection puts before a problem, such as 'Problem 12.', '3. '
+    or '(AIME 1983)'."""
     for _ in range(_MAX_LABELS):
         label = _LABEL.match(text)
         if label is None or label.end() == len(text):

@@ -125,7 +125,7 @@ def _with_calls_apart(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _id(value: dict[str, Any], key: str) -> str | None:
-    """Returns the id that connects a reply with its call. Returns None if there is no such id."""
+    """Returns the id that connects a reply with its call. Returns None if the message or call `value` has no id."""
     return text_of(value, key) if value.get(key) is not None else None
 
 

@@ -99,7 +99,7 @@ class _Lines:
 _Contents = Iterator[tuple[int, Any]]
 """The pieces of a file. Each item is the number of rows or lines in a piece, and the `_Piece.content`."""
 _Place = Path | HubFile
-"""A file with rows."""
+"""A file that contains rows: a path on this machine, or a file on the hub."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class _Piece:
     place: str
     """The name of the file in messages."""
     first: int
-    """Number of the first row or line in the file, from 1."""
+    """Number of the piece's first row or line in the file, counted from 1."""
     rows: int
-    """Number of rows or lines."""
+    """Number of rows or lines in the piece."""
     before: int
     """Number of rows or lines in earlier files of the source."""
     content: Any

@@ -37,7 +37,7 @@ class Source:
     columns: tuple[tuple[str, ...], ...]
     """The columns that the source must have. Each tuple is one form in which the source is published."""
     read: Callable[[Row], dict[str, Any]]
-    """Converts a row of the origin to the columns that `rstar2.data.rows` describes.
+    """Converts a row, in the form in which the source is published, to the columns that `rstar2.data.rows` describes.
 
     The result lacks `source` and `family`, and may lack `id` and `licence`. The function raises Refused if the row
     cannot be used.

@@ -63,8 +63,8 @@ class FormCounts:
     lost_thoughts: int = 0
     """Turns whose thought is left out, because turns of the format cannot contain a thought."""
     mixed: int = 0
-    """Conversations in which only some turns have the form that the format's system text asks for. Such conversations
-    are taught without the format's system text."""
+    """Conversations in which only some turns have the form that the format's system text asks for. If only some turns
+    of a conversation have this form, SFT teaches the conversation without the format's system text."""
 
     def __add__(self, other: FormCounts) -> FormCounts:
         sums = [getattr(self, each.name) + getattr(other, each.name) for each in fields(self)]
@@ -100,10 +100,12 @@ def in_answer_form(
     """Returns a conversation in the form that RL rewards.
 
     A question whose reply has a definite value, or that ends with a call, is inserted into the format's user text. In
-    the turns of such a question, the text becomes the thought, and the definite value becomes the answer. A reply to
-    any other question becomes the answer unchanged.
+    the turns of a question that is inserted into the user text, the text becomes the thought, and the definite value
+    becomes the answer. If a question ends with a reply that has no definite value, the unchanged reply becomes the
+    answer.
 
-    Set `solves` if a model wrote the conversation to solve a problem. The last box in the reply is then the answer.
+    Set `solves` if a model wrote the conversation to solve a problem. If `solves` is set, the last box in the reply is
+    the answer.
 
     Returns None if the conversation does not fit the form, or if the format asks for no form.
     """
@@ -126,7 +128,8 @@ def in_answer_form(
 
 
 def _turn(message: Message, value: str | None, demands: Demands, texts: FormatTexts) -> Message:
-    """Returns a turn in the form of `demands`. `value` is the definite value that answers the turn's question."""
+    """Returns a turn in the form that `demands` describes. `value` is the definite value that answers the turn's
+    question."""
     text = message.get("content") or ""
     boxed = f"\\boxed{{{value}}}"
     reasoning, answer = "", text
@@ -165,7 +168,7 @@ def _with_formats_thought(message: Message, texts: FormatTexts, tag: str) -> Mes
 
 
 def _with_thought(message: Message, start: str, thought: str) -> Message:
-    """Returns a turn that begins with its thought, after the start tag."""
+    """Returns a turn that begins with the thought `thought`. `start` is the tag that opens the thought."""
     content = tags.with_thought(start, thought, message["content"]).rstrip("\n")
     return {key: value for key, value in message.items() if key != THOUGHT} | {"content": content}
 
@@ -173,7 +176,7 @@ def _with_thought(message: Message, start: str, thought: str) -> Message:
 def _thought_tag(messages: Sequence[Message], texts: FormatTexts) -> str:
     """Returns the thought tag for which the system text and the user's messages ask.
 
-    Returns an empty text if these texts ask for no thought.
+    Returns an empty text if the system text and the user's messages ask for no thought.
     """
     contents = [str(message["content"]) for message in messages if message["role"] in ("system", "user")]
     return demands_of("\n".join(contents)).thought or texts.opening.thought
@@ -215,7 +218,7 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
     """Returns for each turn whether it has the form for which the format's text before the first question asks.
 
-    Returns an empty list if no turn has rstar2's tags, or if that text asks for no form.
+    Returns an empty list if no turn has rstar2's tags, or if the text before the first question asks for no form.
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not texts.opening or not any(_has_form(turn) for turn in turns):
@@ -224,7 +227,8 @@ def _following(messages: Sequence[Message], texts: FormatTexts) -> list[bool]:
 
 
 def _has_form(turn: Message) -> bool:
-    """Whether a turn has a thought or an answer block in rstar2's tags. A mere mention of a tag does not count."""
+    """Whether a turn has a thought or an answer block in rstar2's tags. A turn that merely mentions a tag has no
+    thought and no answer block."""
     content = turn.get("content") or ""
     return tags.leading_thought(content) is not None or tags.ending_answer(content) is not None
 

@@ -54,7 +54,7 @@ class Limits:
     max_tokens: int = 8192
     """Maximum number of tokens after the prompt, tool output included."""
     max_bad_calls: int = 0
-    """The rollout ends after a turn if at least this many calls in a row have failed by then. 0 means no limit."""
+    """The rollout ends after a turn if at least the last `max_bad_calls` calls have all failed. 0 means no limit."""
 
 
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
@@ -119,8 +119,8 @@ async def rollout(
         tools: runs the tool calls.
         codec: parses turns, and encodes tool output.
         limits: limits that end the rollout.
-        sampling: sampling parameters of each turn. The rest of the token budget replaces the `max_tokens` of these
-            parameters.
+        sampling: sampling parameters of each turn. Their `max_tokens` is replaced by the number of tokens that are left
+            in the token budget.
         problem_id: the id of the problem, which the trace stores.
         sample: the index of the rollout among the rollouts of its problem, which the trace stores.
         on_tokens: called with new token ids while they are generated.
@@ -152,8 +152,8 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. In all other respects this function
-    is the same as `rollout`.
+    """Continue a rollout from a trace made by `Trace.begun` or `Trace.beginning`. Apart from this beginning, the
+    function does the same as `rollout`.
 
     The turns and tokens that the trace already has count towards the limits. The trace is changed in place: after a
     cancellation, the trace contains every finished turn.

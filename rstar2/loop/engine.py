@@ -37,7 +37,8 @@ class Sampling:
 
     @property
     def as_openai(self) -> dict[str, Any]:
-        """The parameters for a request to OpenAI's API. The server's defaults apply to all other parameters.
+        """The parameters for a request to OpenAI's API. The server's defaults apply to parameters that the result
+        lacks.
 
         OpenAI's API has no `top_k`. The result therefore contains `top_k` only if `top_k` is not 0.
         """
@@ -62,7 +63,7 @@ class TokenCount:
     """Number of tokens of tool output between the last counted turn and this turn. The value is None if no earlier turn
     was counted."""
     prompt: int | None = None
-    """Number of tokens before the turn. The value is None if the server does not count these tokens."""
+    """Number of tokens before the turn. The value is None if the server does not count the tokens before the turn."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ OnTokens = Callable[[list[int]], None]
 """Called with new token ids while they are generated.
 
 All calls of a turn together pass exactly the `token_ids` of its `Generation`, in order, the end-of-turn token included.
-The part of a turn that was stopped is known only from these calls.
+If a turn is stopped, only the calls of this function show which tokens were generated before the stop.
 """
 
 

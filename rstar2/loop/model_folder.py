@@ -17,7 +17,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
-"""Limits on the length of generation. These limits are removed, because the caller decides the length."""
+"""Limits on the length of generation. The limits on length are removed, because the caller decides the length."""
 
 
 def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
@@ -29,8 +29,8 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     `codec` is changed in place.
 
     The padding token becomes the base model's end-of-text token. The padding token stays as it was if the end-of-text
-    token already ended a turn, as in Llama-3-Instruct. Such a model has no padding token, or pads with its end-of-turn
-    token.
+    token already ended a turn, as in Llama-3-Instruct. A model such as Llama-3-Instruct has no padding token, or pads
+    with its end-of-turn token.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer

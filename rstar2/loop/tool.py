@@ -89,7 +89,7 @@ class ToolContext:
     judge: JudgeClient
     """Client of the judge, which runs programs in a sandbox."""
     limits: ToolLimits
-    """The limits of the format."""
+    """The limits that the model's format sets for calls."""
     sessions: asyncio.Semaphore
     """Limits the number of open judge sessions. All rollouts of a process share this semaphore."""
     session_wait_s: float = SESSION_S
@@ -137,7 +137,7 @@ class Tool(Generic[P, R]):
     _nullable: frozenset[str]
     """Parameters whose type includes None."""
     _context: str | None
-    """The parameter that receives the `ToolContext`. The value is None if the function has no such parameter."""
+    """The parameter that receives the `ToolContext`. The value is None if no parameter has the type `ToolContext`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -149,7 +149,7 @@ class Tool(Generic[P, R]):
 
     @property
     def empty_texts(self) -> dict[str, str]:
-        """An empty string for each required argument of type string."""
+        """Maps the name of each required argument of type string to an empty string."""
         properties = self.parameters["properties"]
         return {key: "" for key in self.parameters["required"] if properties[key].get("type") == "string"}
 

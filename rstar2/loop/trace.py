@@ -1,7 +1,8 @@
 """The trace, which is the record of one rollout, and its file format. Training, statistics and reports read traces.
 
 Traces are stored as JSON Lines. Each line is written with a single call, so a killed process leaves at most one
-incomplete line, at the end of the file. Readers skip that line, and `TraceWriter` removes it before it appends.
+incomplete line, at the end of the file. Readers skip an incomplete last line, and `TraceWriter` removes the line before
+it appends new lines.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ answer: the model wrote a turn without a tool call. refusal: the server reports 
 a filter of the server ended the rollout. max_turns: the rollout reached its maximum number of turns. max_tokens: the
 rollout reached its token budget or the end of the model's context. bad_calls: too many calls failed in a row. format:
 the format cannot continue the conversation after the model's calls, see `Trace.cause`. stopped: the person or a time
-limit ended a chat. error: the engine failed. Rollouts that end with an error do not count in any measurement. Only
+limit ended a chat. error: the engine failed. Rollouts that end with an error are left out of all measurements. Only
 training keeps traces with the finish `error`, so that the failure can be investigated.
 """
 FINISHED: tuple[Finish, ...] = ("answer", "refusal", "content_filter")
@@ -62,7 +63,8 @@ class ToolCall(BaseModel, extra="forbid"):
 
     @property
     def failed(self) -> bool:
-        """Whether the call failed through a mistake of the model. RoC counts these calls in its error ratio p_err."""
+        """Whether the call failed through a mistake of the model. RoC counts calls that failed in this way in its error
+        ratio p_err."""
         return self.status not in ("ok", "lost")
 
 
@@ -77,7 +79,7 @@ class FailedTurn:
 
     @property
     def tries(self) -> int | None:
-        """Number of later turns with calls, up to and including the first such turn in which no call failed.
+        """Number of later turns with calls, counted up to and including the first of them in which no call failed.
 
         The value is None if a call failed in every later turn with calls.
         """
@@ -130,7 +132,7 @@ class Turn(BaseModel, extra="forbid"):
 
     @property
     def own_text(self) -> str:
-        """The text in which answers and answer tags count.
+        """The part of the turn's text that is searched for answers and answer tags.
 
         In a turn with rstar2's tags, `own_text` is the whole text, thoughts and calls included. In a turn of a model
         family, `own_text` is the text outside of thoughts and calls, without rstar2's control tags, which mean nothing
@@ -190,8 +192,8 @@ class Trace(BaseModel, extra="forbid"):
     ballot: str | None = None
     """The answer that the rollout votes for in maj@n, if that answer is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
-    """Scores of the benchmark besides the verdict, by name. A score may be several numbers. Each of these numbers
-    counts once in the mean of the score."""
+    """Scores of the benchmark besides the verdict, by name. A score may be several numbers, each of which counts once
+    in the mean of the score."""
     counted_tokens: int | None = None
     """Number of tokens after the prompt, for a server that receives and returns only text.
 
@@ -201,7 +203,8 @@ class Trace(BaseModel, extra="forbid"):
     counted_written_tokens: int | None = None
     """The part of `counted_tokens` that the model wrote. The value is None in traces of earlier versions."""
     counted_prompt_tokens: int | None = None
-    """The server's count of the tokens in the prompt. The value is None if the server does not count these tokens."""
+    """The server's count of the tokens in the prompt. The value is None if the server does not count the tokens of
+    prompts."""
     reward: float | None = None
     """The reward in training. `reward`, `step` and `kept` are None outside of training."""
     penalty: float = 0.0
@@ -213,7 +216,7 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def final_text(self) -> str:
-        """The text of the model's last turn. Only this turn can contain the answer."""
+        """The text of the model's last turn. Only the last turn can contain the answer."""
         return self.turns[-1].text if self.turns else ""
 
     @property
@@ -255,7 +258,7 @@ class Trace(BaseModel, extra="forbid"):
     @property
     def tool_wait_s(self) -> float:
         """Seconds that the rollout waited for tools. The calls of one turn run concurrently, so only the longest call
-        counts."""
+        of a turn is counted."""
         return sum(max((call.wall_s for call in turn.calls), default=0.0) for turn in self.turns)
 
     @classmethod
@@ -278,8 +281,9 @@ class Trace(BaseModel, extra="forbid"):
     def beginning(self, turns: int) -> Trace:
         """Returns a new trace from which a rollout can continue after the first `turns` turns of this trace.
 
-        The new trace contains these turns and the output of their calls. The copied tokens are masked and have the
-        log-probability 0, because the new rollout does not generate them. This trace must have more than `turns` turns.
+        The new trace contains the first `turns` turns and the output of their calls. The copied tokens are masked and
+        have the log-probability 0, because the new rollout does not generate them. This trace must have more than
+        `turns` turns.
         """
         end = self.turns[turns].start
         return Trace(

@@ -24,7 +24,7 @@ class RowFilter(Protocol):
         """The columns that the filter reads. `text` stands for the problem or the messages of a row."""
 
     def __call__(self, batch: Any) -> Iterable[tuple[int, dict[str, Any]]]:
-        """Returns (index, details) for each row of a record batch that the filter drops."""
+        """Returns (index, details) for each row that the filter drops from a record batch."""
 
 
 SetFilter = Callable[[Candidates, Path], Iterable[Drop]]

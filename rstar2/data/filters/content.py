@@ -77,8 +77,8 @@ _THEN_TEXT = re.compile(
     r"[^\\$|]{0,80}?(?:\\\[|\$\$)|.*?(?:\\begin\{(?:array|tabular|[bpv]?matrix)|^[^|\n]*\|[^|\n]*\|)",
     re.DOTALL | re.MULTILINE,
 )
-"""Matches a formula or a table after 'shown below'. In such a text, 'shown below' refers to the formula or table, and
-not to a figure."""
+"""Matches a formula or a table after 'shown below'. If the pattern matches, 'shown below' refers to the formula or
+table, and not to a figure."""
 
 _GAP = r"\s{1,4}"
 """White space between words. The expression matches at most four characters, so that long runs do not make the search
@@ -157,7 +157,7 @@ _MAX_SMALL_OPTION_CHARS = 80
 _WIDE_SIGNS = str.maketrans({"、": ".", "（": " ("})
 """Replaces full-width signs around labels, as in A、 and 1（B）.
 
-`plain_text` would turn such signs into a comma and into text that looks like a function call.
+`plain_text` would turn full-width signs into a comma and into text that looks like a function call.
 """
 _SPACES = re.compile(r"[ \t]{2,}")
 _LINK = re.compile(r"(?:\bhttps?://|\bwww\.)[^\s\])}>\"']+", re.IGNORECASE)
@@ -208,8 +208,8 @@ class StatedAnswerFilter:
 
 @dataclass(frozen=True)
 class Figures:
-    """Finds problems that refer to a figure or contain one. If `keep_drawn` is set, figures that are drawn in code do
-    not count."""
+    """Finds problems that refer to a figure or contain one. If `keep_drawn` is set, figures that are drawn in code are
+    ignored."""
 
     keep_drawn: bool
 
@@ -319,8 +319,9 @@ def stated_answer(text: str, answer: str) -> str | None:
     """Returns the words with which a problem states its own answer.
 
     The words are an announcement ('Answer: 42', 'the answer is 42', '#### 42'), a box, or a heading 'Solution' or
-    'Answer' that is followed by the answer. An announced or boxed value counts only if the grader finds it equal to the
-    answer. A number in the problem that merely happens to equal the answer does not count.
+    'Answer' that is followed by the answer. A problem with an announced or boxed value states its answer only if the
+    grader finds the value equal to the answer. A number in the problem that is neither announced nor boxed is ignored,
+    even if it equals the answer.
     """
     words = searched(text)
     lower = words.lower()
@@ -361,7 +362,7 @@ def without_drawings(text: str) -> str:
 def _parts(text: str, expression: re.Pattern[str], labels: Sequence[str]) -> list[str]:
     """Returns the text after each label, up to the next label or the end.
 
-    Labels count only in the order of `labels`, beginning with the first of `labels`.
+    A label is used only if all earlier labels in `labels` occur before it in the text.
     """
     places: list[re.Match[str]] = []
     for match in expression.finditer(text):

@@ -3,7 +3,7 @@
 Texts are normalised first, so that markup does not hide copies. One of three rules decides which rows are dropped:
 
 - `literal` is the paper's rule (arXiv 2508.20722): a row is dropped if it shares eight consecutive words with a
-  benchmark problem. This rule also drops problems that share only standard phrases of contests, such as 'm and n are
+  benchmark problem. `literal` also drops problems that share only standard phrases of contests, such as 'm and n are
   relatively prime positive integers'.
 - `distinctive` is the `literal` rule, but ignores runs of words that two or more benchmark problems share.
 - `contained` drops a row that contains a large share of a benchmark problem's runs of three words.
@@ -42,7 +42,7 @@ _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
 """Bit masks. The mask with the index `count` keeps the first `count` bytes of a little-endian number."""
 _END = ord("\n")
-"""Separator after each text. No word contains this separator."""
+"""The separator that is put after each text. No word contains the separator."""
 
 
 def benchmark_grams(
@@ -51,7 +51,7 @@ def benchmark_grams(
     """Returns each gram of the benchmarks, with the benchmark and the id of the first problem that contains the gram.
 
     A problem with fewer than `words` words is a single gram. If `distinctive` is set, grams that two or more problems
-    contain are left out. Two problems that share half of their grams then count as the same problem.
+    contain are left out. For `distinctive`, two problems that share half of their grams count as one problem.
     """
     place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()

@@ -19,8 +19,8 @@ def rates_of_run(run: Path) -> Rates:
     run.
 
     Raises:
-        UserError: the run has no results.json, a file is damaged, or samples are missing. Problems without samples
-            would count as unsolved.
+        UserError: the run has no results.json, a file is damaged, or samples are missing. If missing samples were
+            allowed, problems without samples would count as unsolved.
     """
     rates: dict[str, tuple[int, int]] = {}
     files = sorted(run.glob("**/results.json"))

@@ -5,9 +5,10 @@ Two normalised texts are near duplicates if the Jaccard similarity of their shin
 numbers in the same order. Problems must also have the same operators, and answers that the grader finds equal.
 Therefore 'the remainder of 2^10 by 7' and 'the remainder of 2^11 by 7' are different problems.
 
-A shingle is three words in a row by default. One changed word changes three such shingles, and three shingles are a
-large share of a short problem. Therefore the filter drops more short problems if a shingle is one word. Signatures
-come from rensa (R-MinHash). Two rows are compared if at least one of the `BANDS` bands of their signatures is the same.
+A shingle is three words in a row by default. One changed word changes three shingles of three words, and three shingles
+are a large share of a short problem. Therefore the filter drops more short problems if a shingle is one word.
+Signatures come from rensa (R-MinHash). Two rows are compared if at least one of the `BANDS` bands of their signatures
+is the same.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Shingles = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class _Sketch:
-    """Computes the bands of the rows of a group, in the process that reads the group."""
+    """Computes the bands of the rows of a record batch, in the process that reads the batch."""
 
     columns: tuple[str, ...]
     words: int
@@ -177,11 +178,11 @@ class _Row:
 
     shingles: Shingles
     equal: int
-    """Hash of the parts that near duplicates must have in common."""
+    """Hash of the numbers and operators that near duplicates must have in common."""
     answer: str
 
     def similarity(self, other: _Row) -> float:
-        """Returns the Jaccard similarity of the texts, or 0 if parts that must be equal differ."""
+        """Returns the Jaccard similarity of the texts, or 0 if the numbers or operators of the rows differ."""
         if self.equal != other.equal:
             return 0.0
         common = len(np.intersect1d(self.shingles, other.shingles, assume_unique=True))

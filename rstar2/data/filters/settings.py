@@ -15,7 +15,7 @@ class Huge(Strict):
 
 
 class Length(Strict):
-    """Limits on the length of a text. They are in characters, because no tokenizer is chosen yet.
+    """Limits on the length of a text. The limits are in characters, because the filters run without a tokenizer.
 
     The data card counts the tokens of the rows.
     """
@@ -53,8 +53,8 @@ class Grams(Strict):
 
 class Agreement(Strict):
     by: str = "pass_rate"
-    """Where the share of samples that gave the label is read: `pass_rate`, which is a column of the rows, or the folder
-    of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
+    """The source of the share of samples that gave the label. It is `pass_rate`, which is a column of the rows, or the
+    folder of an `rstar2 eval` or `rstar2 data agree` run over the rows."""
     least: float = Field(0.125, ge=0, le=1)
     """Minimum share of samples that must give the label. The default is 2 of 16."""
     sources: tuple[str, ...] | None = None

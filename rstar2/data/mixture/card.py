@@ -28,8 +28,8 @@ FORM_COLUMNS = {
     "compliant_turns": "turns that have this form",
     "mixed": "conversations in which only some turns have the format's form",
 }
-"""The columns of the table about forms in the card. The keys are names of counts in `AnswerForm.card`, and the values
-are the titles of the columns."""
+"""The columns of the card's table about the answer form. The keys are names of counts in `AnswerForm.card`, and the
+values are the titles of the columns."""
 
 
 @dataclass(frozen=True)

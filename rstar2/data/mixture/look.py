@@ -111,7 +111,7 @@ def form_by_source(prepared: Prepared, texts: FormatTexts) -> dict[str, dict[str
 
 
 def _step(prepared: Prepared) -> int:
-    """Returns n if every n-th row is counted."""
+    """Returns the number n for which every n-th row of the prepared set is counted."""
     return -(-prepared.rows // _COUNTED)
 
 

@@ -77,7 +77,7 @@ class Progress(Protocol):
 def prepare(
     plan: MixturePlan, output: Path, progress: Progress, count_tokens: CountTokens | None = None
 ) -> Card:
-    """Write the prepared set to the folder `output`, or continue an interrupted preparation there.
+    """Write the prepared set to the folder `output`, or continue an interrupted preparation in this folder.
 
     Raises:
         UserError: a source cannot be read, no rows are left, a source has fewer rows than its minimum, or the folder
@@ -239,7 +239,7 @@ class _Preparation:
     def _candidates_file(self, origin: Origin) -> Path:
         """Returns the file of a source's candidates.
 
-        Files with the source's counts and its refused rows are beside the file of candidates.
+        Files with the counts and the refused rows of the source are beside the file of candidates.
         """
         parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
         return self._work / f"read-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}.arrow"
@@ -307,7 +307,8 @@ class _Preparation:
             yield from drops
 
     def _rewrite(self, rows: Candidates) -> tuple[dict[str, Texts], dict[str, Rewritten]]:
-        """Let a model rewrite the remaining rows of some sources. Returns the texts and the counts, by source."""
+        """Let a model rewrite the remaining rows of some sources. Returns the new texts and the numbers of rewritten
+        rows, by source."""
         texts, rewritten = {}, {}
         settings, retries = self._plan.recipe.rewrite, RetryPolicy(WAIT_S)
         rewriter = Rewriter(self._plan.rewriter, settings, retries)
@@ -418,7 +419,7 @@ class _RowPass:
 
     judges: Sequence[RowFilter]
     text: str
-    """The column that `text` stands for."""
+    """The column for which `text` stands in the columns of a filter."""
 
     def __call__(self, group: Group) -> tuple[int, list[tuple[int, Drop]]]:
         """Returns the number of judged rows, and an (index of the filter, drop) pair for each dropped row, sorted by

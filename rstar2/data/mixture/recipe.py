@@ -56,7 +56,7 @@ class SourceSettings(Strict):
     If fewer rows are left, all rows that are left are taken, and the data card says so. If None, all rows are taken.
     """
     minimum: int | None = Field(None, ge=1)
-    """The minimum number of rows that the filters must leave. This number must not be greater than `count`. If fewer
+    """The minimum number of rows that the filters must leave. The minimum must not be greater than `count`. If fewer
     rows are left, the preparation fails. If None, the source has no minimum."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """The share of conversations that SFT teaches in the form that RL rewards. If None, the share of the mixture is
@@ -141,7 +141,7 @@ class MixtureRequest:
     files: list[str] = field(default_factory=list)
     """`NAME=FILE` for each source or benchmark that is read from a file, not from the hub."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Values that replace the recipe's values. A table among these values is merged with the recipe's table."""
+    """Values that replace the recipe's values. A value that is a table is merged with the recipe's table."""
     filters: list[str] = field(default_factory=list)
     """Filters to append if the recipe does not contain them."""
     overrides: list[str] = field(default_factory=list)

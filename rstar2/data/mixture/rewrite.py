@@ -4,7 +4,7 @@ nothing is rewritten.
 The last message of the assistant or of the user in each conversation is rewritten. A new text is rejected in these
 cases: it is cut off, it is much shorter or longer than the old text, it equals the old text, it is in another language,
 it begins with words about the rewriting, or it contains tags of a chat format. The row of a rejected text keeps its old
-text, and the card counts such rows.
+text, and the card counts the rows that keep their old text.
 
 Each text is stored as soon as it arrives, so that a preparation that continues does not request it again. If nearly all
 of the first texts are rejected, the preparation stops.
@@ -217,7 +217,7 @@ def _line(number: int, text: str, fault: str) -> str:
 
 
 def _place(what: What, messages: list[dict[str, Any]]) -> int:
-    """Returns the index of the message to rewrite. Returns -1 if the conversation has no such message."""
+    """Returns the index of the message to rewrite. Returns -1 if the conversation has no message to rewrite."""
     of_role = (at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == _ROLES[what])
     return next((at for at in of_role if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
 
@@ -230,7 +230,7 @@ class Rewriter:
         self._settings = settings
         self._service = retries.service("server that rewrites")
         self._sends_switch = True
-        """Whether requests contain `_THINK_NOT`."""
+        """Whether requests contain the fields `_THINK_NOT`, which switch thinking off."""
 
     def rewrite(
         self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
@@ -239,9 +239,9 @@ class Rewriter:
         new texts.
 
         Raises:
-            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. The next
-                start then requests the rejected texts again.
-            Failure: the server does not answer. The texts that arrived are stored.
+            UserError: the server refuses the key or does not know the model, or nearly all texts are rejected. After
+                too many rejected texts, the next start requests these texts again.
+            Failure: the server does not answer. The texts that had already arrived are stored.
         """
         todo = _without(numbers, texts)
 

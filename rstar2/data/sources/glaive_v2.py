@@ -73,7 +73,7 @@ def _one_call(text: str) -> dict[str, Any]:
 
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
-    """Returns the functions in a system text, and its other instructions.
+    """Returns the functions in a system text, and the text's instructions that do not introduce the functions.
 
     The functions are JSON objects that follow each other.
     """

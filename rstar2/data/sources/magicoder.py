@@ -139,7 +139,7 @@ def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
 def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
     """Returns the reader of standard input that an expression names or calls.
 
-    Returns an empty text if the expression names and calls no such reader.
+    Returns an empty text if the expression names and calls no reader of standard input.
     """
     if isinstance(node, ast.Name | ast.Attribute):
         name = _dotted(node, origins)
@@ -187,7 +187,7 @@ def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
 
 
 def _uses_global(scope: symtable.SymbolTable, names: frozenset[str]) -> bool:
-    """Whether a scope or a nested scope uses one of these names for a Python builtin."""
+    """Whether a scope, or a scope inside it, uses one of `names` as the name of a Python builtin."""
     for symbol in scope.get_symbols():
         is_own = symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter()
         is_builtin = not is_own if scope.get_type() == "module" else symbol.is_global()

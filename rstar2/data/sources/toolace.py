@@ -41,8 +41,8 @@ _INSTRUCTIONS = re.compile(
     r"|NO other text MUST be included\.?",
     re.IGNORECASE,
 )
-"""Matches sentences about the functions and the form of calls. Such sentences are wrong in a conversation with
-`tools`."""
+"""Matches sentences about the functions and the form of calls. Sentences about the functions and the form of calls are
+wrong in a conversation whose column `tools` lists the functions."""
 _CALL_FORM = re.compile(
     r"[\[<({]\s*func\w*\s*\([^\n]*|\[\s*\w+\((?:params?_?name|name|arg\w*)\s*=[^\n]*|\bparams?_?name\d?\s*=[^\n]*"
     r"|Should you decide to return the function call[^\n]*",
@@ -90,7 +90,7 @@ def _system(text: str) -> tuple[Tools, str]:
 
 def _functions(text: str) -> tuple[list[Any], int, int] | None:
     """Returns the functions in a system text, and the start and end of their JSON. Returns None if the text contains no
-    such JSON.
+    functions in JSON.
 
     The JSON is a list of objects, a sequence of objects with a name, or an object that contains a list of tools.
     """

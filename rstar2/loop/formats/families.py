@@ -21,7 +21,7 @@ class Family:
     tool_parser: str | None = None
     """vLLM's parser for the family's tool calls. The value is None if no parser of vLLM is known to fit the family."""
     reasoning_parser: str | None = None
-    """vLLM's parser for the family's thoughts. The value is None if vLLM has no such parser."""
+    """vLLM's parser for the family's thoughts. The value is None if vLLM has no parser for the family's thoughts."""
     one_call: bool = False
     """Whether the family's chat template allows only one call per turn."""
     needs_network: bool = False

@@ -39,7 +39,8 @@ class Format(Strict):
     """The text form of conversations, tools and tool output for one model."""
 
     template: str
-    """Chat template in Jinja, as in tokenizers of Hugging Face. A turn begins after its generation prompt."""
+    """Chat template in Jinja, as in tokenizers of Hugging Face. A turn begins after the template's generation
+    prompt."""
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the tools that the model may call, in the form of OpenAI's API."""
     tool_objects: Mapping[str, str] = Field(default_factory=dict)
@@ -49,7 +50,7 @@ class Format(Strict):
     system: str | None = None
     """The system text, in which `{tools}` is replaced by the schemas of the tools, one per line.
 
-    If `system` is None, the template writes its default system text, if it has one.
+    If `system` is None, the template writes its default system text, if the template has such a text.
     """
     user: str = "{problem}"
     """The user text, in which `{problem}` is replaced by the problem."""
@@ -64,7 +65,8 @@ class Format(Strict):
     """Maximum number of calls that run in a turn. Further calls of the turn are ignored. If the value is None, all
     calls run, concurrently."""
     closed_calls_only: bool = False
-    """Whether a call counts only if it ends with `</tool_call>`. If False, the end of the turn also closes a call."""
+    """Whether the model's text is read as a call only if it ends with `</tool_call>`. If False, the end of the turn
+    also closes a call."""
     missing_texts_are_empty: bool = False
     """Whether a missing argument of type string counts as an empty string, as in the authors' released code.
 
@@ -77,8 +79,8 @@ class Format(Strict):
     """
     limits: ToolLimits = ToolLimits()
     one_question: bool = False
-    """Whether the model was trained only on single questions. A chat with such a model starts a new conversation for
-    each question."""
+    """Whether the model was trained only on single questions. If True, a chat with the model starts a new conversation
+    for each question."""
     examples: tuple[str, ...] = ()
     """Problems that the model was trained to solve. A chat suggests these problems."""
 
@@ -205,7 +207,7 @@ def save_format(fmt: Format, folder: Path) -> None:
 def _unused(fmt: Format) -> set[str]:
     """Returns the keys that this format does not use and that earlier versions of rstar2 did not have.
 
-    If these keys are left out, the format's file and digest are the same as in earlier versions.
+    Without these keys, the format's file and digest are the same as in earlier versions.
     """
     unused = set() if fmt.family else {"family", "family_options"}
     return unused if fmt.tool_objects else unused | {"tool_objects"}

@@ -1,6 +1,6 @@
 """The tools that rstar2 ships. Each file of this folder contains the tool of the same name.
 
-A format lists its tools by these names, or as the `module:object` of a tool in a user's module.
+A format lists its tools by their names, or as the `module:object` of a tool in a user's module.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def load_tool(reference: str, folders: Sequence[Path] = ()) -> Tool[..., Any]:
         folders: folders in which to search for the module, besides the current folder.
 
     Raises:
-        UserError: the object cannot be loaded (see `rstar2.plugins.load`), it is not a tool, or a tool of rstar2 has
-            its name.
+        UserError: the object cannot be loaded (see `rstar2.plugins.load`), the object is not a tool, or a tool that
+            rstar2 ships has the same name.
     """
     loaded = load(reference, "the tool", folders)
     if not isinstance(loaded, Tool):

@@ -22,7 +22,7 @@ CLOSE_S = 30.0
 been idle for `IDLE_S` seconds."""
 log = logging.getLogger(__name__)
 _CLOSING: set[asyncio.Task[None]] = set()
-"""Tasks that close sessions. Event loops hold only weak references to tasks, so this set keeps them alive."""
+"""Tasks that close sessions. Event loops hold only weak references to tasks, so this set keeps the tasks alive."""
 
 
 @tool

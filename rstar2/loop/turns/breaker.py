@@ -36,7 +36,8 @@ _AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 def holds_control(text: str) -> bool:
     """Whether a text contains a tag or token that controls a conversation in any format or family.
 
-    `<s>` and `</s>` count only at the start or the end of a text. Around a part of the text, these tags are HTML.
+    `<s>` and `</s>` are control tokens only at the start or the end of a text. Around a part of the text, these tags
+    are HTML.
     """
     return bool(_CONTROL_IN_TEXT.search(text) or _AT_AN_END.search(_STRUCK_OUT.sub("-", text)))
 
@@ -79,7 +80,8 @@ def control_markup(tokenizer: Any, own_text: str) -> set[str]:
     """Returns the tokens that are control markup, such as `</tool_response>` of Qwen3. Control markup need not consist
     of special tokens.
 
-    Markup counts as control markup if the format's text `own_text` contains it, or if it looks like a control tag.
+    Markup counts as control markup if the format's text `own_text` contains it, or if the markup looks like a control
+    tag.
     """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     markup = {token.content for token in added if _MARKUP.fullmatch(token.content)}

@@ -85,7 +85,7 @@ def _openai(name: str, arguments: Any) -> Message:
 def _tool(codec: ChatCodec) -> tuple[str, str]:
     """Returns the names of a tool and of one of its arguments of type string.
 
-    Both names are empty if the codec's format has no such tool.
+    Both names are empty if no tool of the codec's format has an argument of type string.
     """
     for schema in codec.format.tools:
         properties = schema["function"].get("parameters", {}).get("properties", {})
@@ -96,7 +96,7 @@ def _tool(codec: ChatCodec) -> tuple[str, str]:
 
 
 def _runs(mask: list[int]) -> list[tuple[int, int]]:
-    """Returns the start and the end of each run of consecutive ones."""
+    """Returns the start and the end of each run of consecutive values of 1."""
     edges = [at for at, (a, b) in enumerate(zip([0, *mask], [*mask, 0], strict=True)) if a != b]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

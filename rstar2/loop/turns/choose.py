@@ -25,7 +25,7 @@ from rstar2.model_hub import check_on_hub
 from rstar2.runs import changed_keys
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
-"""File patterns of tokenizers. A model's folder contains at least one such file."""
+"""File patterns of tokenizers. A model's folder contains at least one file that matches a pattern."""
 
 
 def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = DEFAULT_FORMAT) -> ChatCodec:
@@ -81,7 +81,7 @@ def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCode
 
     Raises:
         UserError: the tokenizer cannot be loaded, the model's format file and chat template disagree, the chosen format
-            differs, or the format does not work (see `read_format` and `codec_for`).
+            differs from the model's format, or the format does not work (see `read_format` and `codec_for`).
     """
     if isinstance(model, Path) and not model.is_dir():
         hint = "Give the folder that holds config.json and the weights."
@@ -186,7 +186,8 @@ def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
 def named_format(named: str, own: Format, source: str) -> Format:
     """Read the format `named` for a model. `own` is the model's own format, and `source` says where `own` comes from.
 
-    If `named` is a format of the model's own family and sets no options, it gets the options of the model's own format.
+    If `named` is a format of the model's own family and sets no options, the returned format has the options of the
+    model's own format.
     """
     # A model without a chat template has an empty template in a family, not the template of the default format.
     fmt = read_format(named, "" if named in FAMILIES and source == DEFAULT_FORMAT else own.template)

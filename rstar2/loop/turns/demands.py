@@ -114,7 +114,7 @@ def opening_demands(fmt: Format, before_question: str) -> Demands:
     """Returns the parts that the text before the first question asks for.
 
     The text before the first question is the format's system text, or else `before_question`, which the template itself
-    writes there.
+    writes before a question.
     """
     return demands_of(before_question if fmt.system is None else fmt.system)
 

@@ -27,11 +27,12 @@ _THOUGHTS = {
     "tool_cycle": "are left out when the next question is asked",
     "template": "are left out as the chat template says",
 }
-"""Texts for messages that say whether the thoughts of earlier turns stay in the context. The keys are the library's
-names."""
+"""Words for messages to the user: what happens to the thoughts of earlier turns. The keys are the names that the
+library uses."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
-"""Placeholder for an empty thought. It is needed because families write turns without a thought differently."""
+"""Placeholder for an empty thought. The placeholder is needed because families differ in how they write a turn without
+a thought."""
 _MARK = "THE THOUGHT"
 """Placeholder for a thought. It marks the place where a family writes a thought."""
 _FAULTS = {
@@ -47,11 +48,11 @@ _INCOMPLETE_CHARACTER = "\ufffd"
 _BLANK = "\0"
 """Replaces each character of an excluded span, so that no content is found in the span."""
 _MAX_PIECES = 64
-"""Maximum number of pieces in which the text of a turn may contain a content that the library returned. If there are
+"""A content that the library returned may be split into at most this many pieces in the text of a turn. If there are
 more pieces, the library has changed the content."""
 _STREAM_STEPS = 256
-"""A streamed turn is parsed again each time it has grown by 1/256. All parsing of a streamed turn together takes about
-as long as parsing the whole turn 256 times."""
+"""A streamed turn is parsed again each time it has grown by 1/256 of its length. All parsing of a streamed turn
+together takes about as long as parsing the whole turn 256 times."""
 
 
 class FamilyCodec(ChatCodec):

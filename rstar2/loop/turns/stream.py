@@ -47,7 +47,7 @@ class TurnStream(Protocol):
     """Splits turns into pieces while they are generated, one turn after another."""
 
     def add(self, token_ids: list[int]) -> list[Piece]:
-        """Add generated token ids. Returns the pieces that can be shown now."""
+        """Add generated token ids. Returns the new pieces that can already be shown."""
         ...
 
     def end(self) -> list[Piece]:
@@ -81,10 +81,10 @@ class TextStream:
         self._decode = decode
         self._ids: list[int] = []
         self._returned = 0
-        """Number of ids whose text was returned."""
+        """Number of token ids whose text has been returned."""
         self._start = 0
-        """Index where decoding starts. This index is before `_returned`, because a token's text can depend on earlier
-        ids."""
+        """Index of the first token id that is decoded. This index is before `_returned`, because a token's text can
+        depend on earlier ids."""
 
     def add(self, token_ids: list[int]) -> str:
         """Returns the text that is complete now that the new ids have been added."""
@@ -116,9 +116,9 @@ def code_of(body: str) -> str:
 class TagSplitter:
     """Splits the text of a turn at its tags, and leaves the tags out. The text may arrive in parts of any size.
 
-    Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Only the end
-    of the turn decides whether such text is a mention (see `rstar2.loop.turns.tags`). The splitter therefore shows such
-    text as text, with its tags.
+    Text without a JSON object between `<tool_call>` and `</tool_call>` may be a mere mention of the tags. Whether the
+    tags are only mentioned is known only at the end of the turn (see `rstar2.loop.turns.tags`). The splitter therefore
+    returns text without a JSON object as ordinary text, tags included.
 
     If `thinking` is set, every turn begins inside a thought, because the format's generation prompt opens a thought.
     """
@@ -131,7 +131,7 @@ class TagSplitter:
         """The code that was returned for the current call."""
 
     def add(self, text: str) -> list[Piece]:
-        """Add text. Returns the pieces that can be shown now.
+        """Add text. Returns the new pieces that can already be shown.
 
         An incomplete tag is held back. A call is held back until it is complete, except for its code.
         """

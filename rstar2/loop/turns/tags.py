@@ -1,13 +1,14 @@
 """Writes and parses rstar2's tags for thoughts, tool calls and answers. No other module writes or parses these tags.
 
 A call is `<tool_call>…</tool_call>`. A `<tool_call>` without its end tag is also a call if a JSON object begins after
-it, as in a turn that ended too early. In all other cases the model only mentions the tag.
+it, as in a turn that ended too early. A `<tool_call>` without an end tag and without a JSON object after it is only a
+mention of the tag.
 
 The rule for calls has one exception. If a turn has an answer block, and no `<tool_call>` pair in the turn contains the
-start of a JSON object, all of the pairs are mentions.
+start of a JSON object, all of the pairs are only mentions of the tags.
 
-A stream shows a turn before its end is known. The stream therefore decides with `begins_object`, and shows text that is
-not a JSON object as text.
+A stream shows a turn before the end of the turn is known. The stream therefore decides with `begins_object`, and shows
+text that is not a JSON object as text.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _LOST_START = re.compile(
 )
 """Matches the end tag of a thought that has no start tag.
 
-The pattern does not match a tag between spaces, quotes or punctuation, because prose that mentions a tag looks like
-that.
+The pattern does not match a tag between spaces, quotes or punctuation, because prose puts a tag that it mentions
+between such characters.
 """
 _NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
 _WHERE_TO_WRITE = re.compile(
@@ -145,7 +146,7 @@ def read_call(text: str) -> WrittenCall:
 def check_storable(value: object, depth: int = 0) -> None:
     """Raise ValueError if arguments cannot be written to a file or a reply.
 
-    A call with such arguments must not end the run.
+    A call whose arguments cannot be written must not end the run.
     """
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
@@ -183,7 +184,7 @@ def leading_thought(text: str) -> tuple[str, str] | None:
     no complete thought.
 
     The thought may be in the tags of any model. The start tag of the thought may be missing, because a template that
-    opens the thought keeps the tag in the prompt. A tag that prose only mentions does not count.
+    opens the thought keeps the tag in the prompt. A tag that prose only mentions is not read as the tag of a thought.
     """
     if "</" not in text:
         return None
