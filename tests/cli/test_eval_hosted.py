@@ -86,7 +86,8 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
         result = _eval(*words, "-n", 1)
         assert result.exit_code == 0, result.output
         assert (
-            "replies of the model end after 4,096 tokens, the maximum that its server allows." in result.output
+            "replies of the model end after 4,096 tokens, the maximum that its server allows."
+            in result.output
         )
         first = _results(run)
         endpoint.checks = lambda body: None

@@ -435,7 +435,9 @@ def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) 
     base = with_format(model, default_format(), tmp_path / "base")
     with pytest.raises(UserError) as excinfo:
         rl_format("release", base)
-    assert f"the recipe's format release is not the format of {base}; they differ in: " in excinfo.value.message
+    assert (
+        f"the recipe's format release is not the format of {base}; they differ in: " in excinfo.value.message
+    )
     assert rl_format("", base) == default_format()
     assert "layout, limits.characters" in excinfo.value.message
 
