@@ -508,7 +508,10 @@ def _file_tables(sets: list[Uncertainty]) -> list[Table]:
 
 
 def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
-    """The curves of entropy around the replies and calls of each set, by the outcome of the call."""
+    """Curves of entropy for each set of traces, by token position near calls and near replies.
+
+    Each outcome of a call has its own curve.
+    """
     set_charts = []
     for each in sets:
         failures = each.failures()[:_DRAWN_FAILURES]

@@ -156,8 +156,8 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 
 async def _reached(opening: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of opening a server. A failure becomes a UserError, because the URL or the model's name is
-    wrong.
+    """Returns the result of opening a server. If opening fails, UserError is raised, because the likely cause is a
+    wrong URL or a wrong model name.
     """
     with as_user_error():
         return await opening

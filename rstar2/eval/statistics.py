@@ -293,7 +293,8 @@ def _detectable(problems: int, noise: float, change: float) -> float | None:
 
     The difference must be large enough compared with the noise, by the noncentral t distribution. In addition, enough
     problems must change. If some problems change by the same amount and all other problems do not change, a difference
-    is found if four problems change, but not if three change. With five problems, all five must change.
+    is found if four problems change, but not if three change. In a benchmark of five problems, the difference is found
+    only if all five change.
 
     Args:
         problems: number of problems, at least two.

@@ -36,8 +36,8 @@ class Events:
         """Returns the next event, or None if the supervisor has ended.
 
         Args:
-            wait_s: seconds to wait. If `wait_s` is None, the wait has no limit, for a supervisor that may report
-                nothing for hours.
+            wait_s: seconds to wait. If `wait_s` is None, the wait has no limit. Use None for a supervisor that may
+                report nothing for hours.
 
         Raises:
             UserError, Failure: the service failed. The error has the message of the event.

@@ -69,7 +69,7 @@ class Supervisor(ABC):
         raise error
 
     def failed(self, error: RStarError) -> None:
-        """Called if the service did not start or gave up, before its parts are stopped."""
+        """Called if the service failed to start or gave up, just before the supervisor stops the service's parts."""
         log.error("%s", error)
 
     def claim(self, path: Path, taken: UserError) -> None:

@@ -95,8 +95,8 @@ def _rounds(problems: Sequence[Sequence[_Pairs]]) -> list[dict[int, _Pairs]]:
     on.
 
     A round maps a problem's index to the problem's rollout in this round. Each rollout of a round is scored with
-    distributions from the other rounds. The distribution of the rollout's own problem therefore comes from as many
-    rollouts as the distributions of the other problems.
+    distributions from the other rounds. So the distribution for the rollout's own problem is estimated from the same
+    number of rollouts as the distribution for each other problem.
     """
     most = max(map(len, problems))
     return [{i: each[k] for i, each in enumerate(problems) if k < len(each)} for k in range(most)]

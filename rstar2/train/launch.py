@@ -42,8 +42,10 @@ setting changes the limits of 30 s and 15 s, and a busy machine exceeds them."""
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """Signs that a trainer works. New lines in the trainer's log are not a sign of life, because VERL prints every
-    minute in any case."""
+    """The files that show that a trainer is making progress.
+
+    New lines in the trainer's log do not show progress, because VERL prints a line every minute in any case.
+    """
 
     metrics: Path
     """The file to which the trainer writes a line of JSON per step."""

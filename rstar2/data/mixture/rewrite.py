@@ -1,10 +1,10 @@
 """Lets a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini. By default,
 nothing is rewritten.
 
-The last message of the assistant or of the user in each conversation is rewritten. A new text is rejected in these
-cases: it is cut off, it is much shorter or longer than the old text, it equals the old text, it is in another language,
-it begins with words about the rewriting, or it contains tags of a chat format. The row of a rejected text keeps its old
-text, and the card counts the rows that keep their old text.
+In each conversation, the last answer of the assistant (`answers`) or the last message of the user (`prompts`) is
+rewritten. A new text is rejected in these cases: it is cut off, it is much shorter or longer than the old text, it
+equals the old text, it is in another language, it begins with words about the rewriting, or it contains tags of a chat
+format. The row of a rejected text keeps its old text, and the card counts the rows that keep their old text.
 
 Each text is stored as soon as it arrives, so that a preparation that continues does not request it again. If nearly all
 of the first texts are rejected, the preparation stops.

@@ -119,8 +119,8 @@ return reply
 KEYS: the same as for _REGISTER.
 ARGV: this rstar2's major version, the tiers that are weaker than the judge's tier, the judge's name, tier and version,
 seconds for which the requirement is valid, seconds after which a silent worker is ignored, 'renew' or 'begin'.
-Returns the same as _REGISTER. If the last element of ARGV is 'renew', the requirement is stored even if there is a
-conflict.
+Returns what the script _REGISTER returns. If the last element of ARGV is 'renew', the requirement is stored even if
+there is a conflict.
 """
 
 

@@ -311,9 +311,9 @@ class Session:
                 self._send("interrupt")
 
     def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
-        """Wait until the zygote reports that the session's process waits for the next cell and is stopped.
+        """Wait until the zygote reports that the session's process is suspended (SIGSTOP) until the next cell.
 
-        Until the session is stopped, the cell counts as running and its time limit applies, even if the cell has
+        Until the process is suspended, the cell counts as running and its time limit applies, even if the cell has
         answered.
         """
         grace = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)

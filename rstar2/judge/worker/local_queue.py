@@ -144,8 +144,8 @@ class LocalQueue:
     def _long_s(self) -> float:
         """The waiting tasks are returned to the queue if the current task has run for more than this many seconds.
 
-        The number of seconds grows with the duration of an exchange with Redis, because two exchanges are needed before
-        another worker can run a returned task.
+        This limit grows with the duration of an exchange with Redis, because two exchanges are needed before another
+        worker can run a task that was returned to the queue.
         """
         return LONG_S + 4 * self.exchange_s
 

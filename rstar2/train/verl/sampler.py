@@ -803,7 +803,7 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
 
 
 def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
-    """Returns how many finished rollouts a key of VERL's queue stands for in the progress of a step.
+    """Returns the number of finished rollouts that one key of VERL's queue adds to the progress of a step.
 
     The number is 1 for the key of a rollout. For the key of a group that was rolled out in rounds, it is the number of
     rollouts that the group did not need.

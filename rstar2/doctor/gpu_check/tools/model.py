@@ -25,7 +25,8 @@ TOKENS = 4096
 SHARE = 0.5
 """The trainer's share of the GPU's free memory. The engine uses part of the remaining memory."""
 CHECKPOINTS = 4
-"""The disk must have room for this many checkpoints: two of RL, one of SFT, and the models."""
+"""The disk must have room for this many checkpoints: two RL checkpoints and one SFT checkpoint. The exported models
+    take as much space as one more checkpoint."""
 BYTES_OF_CHECKPOINT = 12
 """Number of bytes in a checkpoint for each parameter: the weight and two moments in fp32."""
 
