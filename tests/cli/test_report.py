@@ -198,7 +198,7 @@ def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> 
         result = rstar2(*words)
         assert (result.code, text in result.stdout) == (0, True), (words, result.stdout, result.stderr)
     compared = rstar2("eval", "compare", run, other)
-    assert "set[b]: left out 1 problem" in compared.stderr
+    assert "set[b]: 1 problem left out" in compared.stderr
     assert "set[b]: 5 problems are too few to find a difference of any size" in compared.stdout
     empty = tmp_path / "[/x]"
     empty.mkdir(parents=True)
