@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,12 @@ def estimate_run(
     hardware = next(iter(recipes.values())).hardware
     run_warnings = list(duration_warnings(shape, list(recipes.values()), rates, assumptions))
     return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, assumptions, stages, run_warnings)
+
+
+def disk_with_one_checkpoint(estimate: RunEstimate, recipes: Mapping[int, StageRecipe]) -> int:
+    """Returns the number of bytes that all stages would need in the run's folder with checkpoint.keep=1."""
+    stages = ((stage.disk, recipes[number].checkpoint.keep) for number, stage in estimate.stages.items())
+    return estimate.disk - sum((keep - 1) * (disk.checkpoint + disk.queue) for disk, keep in stages)
 
 
 def duration_warnings(
