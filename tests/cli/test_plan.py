@@ -383,7 +383,7 @@ def test_a_run_of_weeks_is_named_by_the_plan_the_dry_run_and_the_start(
     )
     for output in (plan, dry_run, capsys.readouterr().out):
         assert "! the run takes about 2," in output
-        assert "hardware.nodes=8" in output
+        assert "use more machines (`--set hardware.nodes=8`)" in output
     assert "the run takes" not in rstar2("plan", *line, "--set", "hardware.nodes=8").stdout
 
 

@@ -225,11 +225,11 @@ def duration_warnings(
         return total
 
     def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
-        """Returns, as KEY=VALUE, the first value of a recipe key that makes the run short enough. If no value makes the
-        run short enough, returns only the key."""
+        """Returns the option --set with the first value of a recipe key that makes the run short enough. If no value
+        makes the run short enough, returns only the key."""
         enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
         value = next(enough, None)
-        return key if value is None else f"{key}={value}"
+        return key if value is None else f"`--set {key}={value}`"
 
     total = hours(recipes)
     if total <= LONG_RUN_HOURS:
