@@ -350,9 +350,16 @@ def _print_card(card: Card, output: Path) -> None:
             "that you will evaluate on",
             soft_wrap=True,
         )
-    data, card_file = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
-    out.print(f"{card.rows:,} {card.kind}: [cyan]{data}[/]", soft_wrap=True)
-    out.print(f"the rows that were dropped, and why: [cyan]{card_file}[/]", soft_wrap=True)
+    _print_file(f"{card.rows:,} {card.kind}", output / "data.parquet")
+    if any(sum(each["refused"].values()) + sum(each["dropped"].values()) for each in card.sources.values()):
+        _print_file("each refused or dropped row, with the reason", output / "dropped.jsonl")
+        _print_file("data card, with counts and examples of these rows", output / "card.md")
+    else:
+        _print_file("data card", output / "card.md")
+
+
+def _print_file(contents: str, file: Path) -> None:
+    out.print(f"{contents}: [cyan]{escape(str(file))}[/]", soft_wrap=True)
 
 
 _FORM_NOTES = {

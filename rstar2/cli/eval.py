@@ -382,6 +382,7 @@ def compare(
 
     from rstar2.eval.compare import compare_runs
     from rstar2.eval.terminal.tables import (
+        MOST_FLIPS,
         comparison_tables,
         detectable_line,
         flips_table,
@@ -420,3 +421,5 @@ def compare(
         if each.flipped:
             out.print()
             out.print(flips_table(each))
+        if (hidden := len(each.flipped) - MOST_FLIPS) > 0:
+            out.print(f"{counted(hidden, 'more problem')} flipped: --json lists all", highlight=False)

@@ -12,7 +12,7 @@ from rstar2.cli.common import AsJson, Change, Profile, completed_by, err, exampl
 from rstar2.terminal import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rich.table import Table
 
@@ -161,7 +161,7 @@ def show_run(
             shape, recipes, judge_workers, memory, assumptions=Assumptions(problems=problems)
         )
         _show(estimate, recipes, _name(model) if isinstance(model, Path | str) else None)
-        _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
+        _warn([*warnings, *estimate.warnings, *_rl_disk_warnings(estimate, recipes, run)])
 
 
 def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: Path) -> None:
@@ -236,7 +236,8 @@ def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run:
 
     memory, checkpoint = sft_memory(shape, recipe, lengths), sft_saving(shape, recipe, lengths)
     yield from sft_warnings(recipe, shape, memory, checkpoint)
-    yield from _disk_warnings(sft_disk(shape, recipe).total, run, may_keep_fewer=False)
+    disk = sft_disk(shape, recipe).total
+    yield from _disk_warnings(disk, disk, run)
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
@@ -250,7 +251,7 @@ def warn_before_start(plan: TrainPlan, run: Path) -> None:
         memory = _machine_memory([each.hardware for each in plan.recipes.values()])
         known = Assumptions(problems=len(plan.rows))
         estimate = estimate_run(shape, plan.recipes, _workers(plan.judge), memory, assumptions=known)
-        _warn([*estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
+        _warn([*estimate.warnings, *_rl_disk_warnings(estimate, plan.recipes, run)])
 
 
 def _cluster_warnings(hardware: Iterable[Hardware]) -> list[str]:
@@ -260,14 +261,21 @@ def _cluster_warnings(hardware: Iterable[Hardware]) -> list[str]:
     return [] if shortage is None else [shortage]
 
 
-def _disk_warnings(needed: int, run: Path, may_keep_fewer: bool) -> Iterator[str]:
+def _rl_disk_warnings(estimate: RunEstimate, recipes: Mapping[int, StageRecipe], run: Path) -> Iterator[str]:
+    from rstar2.train.estimate.report import disk_with_one_checkpoint
+
+    return _disk_warnings(estimate.disk, disk_with_one_checkpoint(estimate, recipes), run)
+
+
+def _disk_warnings(needed: int, with_one_checkpoint: int, run: Path) -> Iterator[str]:
     import shutil
 
     from rstar2.files import existing_folder
     from rstar2.train.estimate.fit import disk_warnings
 
     free = shutil.disk_usage(existing_folder(run)).free
-    return disk_warnings(max(0, needed - _stored_bytes(run)), free, may_keep_fewer)
+    stored = _stored_bytes(run)
+    return disk_warnings(max(0, needed - stored), max(0, with_one_checkpoint - stored), free)
 
 
 def _stored_bytes(run: Path) -> int:

@@ -56,7 +56,8 @@ def open_files() -> Finding:
     enough = most == resource.RLIM_INFINITY or most >= OPEN_FILES
     more = "A judge or server needs one for each connection, and Ray needs many in long training runs. "
     more += f"Allow more: ulimit -Hn {OPEN_FILES}, or in a container --ulimit nofile={OPEN_FILES}."
-    return sized("open files", f"limit {_limit(now)}, can be raised to {_limit(most)}", enough, more)
+    maximum = "which is the maximum here" if now == most else f"can be raised to {_limit(most)}"
+    return sized("open files", f"limit {_limit(now)}, {maximum}", enough, more)
 
 
 def _limit(count: int) -> str:

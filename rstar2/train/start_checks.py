@@ -214,7 +214,9 @@ def check_data(
                 else ""
             )
             + f", but a step needs {needed}",
-            "Lower rollout.prompts, or add problems.",
+            f"Lower this number with `--set rollout.prompts=N` (N is at most {len(rows)}), or add problems."
+            if rows
+            else "Add problems.",
         )
     if solved is not None:
         filtered = [recipe for recipe in recipes.values() if recipe.drop_solved]

@@ -141,11 +141,18 @@ _TEXTS: dict[Unit, Callable[[float], str]] = {
 }
 
 
+_NEGLIGIBLE = 1e-6
+"""A figure without a unit is shown as 0 if its absolute value is lower than this. Rounding errors can make a KL
+divergence of 0 slightly negative."""
+
+
 def _now(panel: Panel, step: Step) -> str:
     """The figures of a panel's lines at a step. Zeros are left out, except for the first line."""
     texts = []
     for place, (column, label) in enumerate(panel.lines):
         value = step.values[column]
+        if value is not None and panel.unit == "number" and abs(value) < _NEGLIGIBLE:
+            value = 0.0
         if value is not None and (value or place == 0):
             name = f"{label} " if len(panel.lines) > 1 else ""
             texts.append(name + (_TEXTS[panel.unit](value) if math.isfinite(value) else str(value)))

@@ -59,6 +59,8 @@ def test_a_preparation_tells_what_was_read_dropped_and_written(tmp_path: Path, p
     assert result.exit_code == 0, result.output
     assert "dropped, in order: 1 integer, 1 grams" in result.stdout
     assert f"1 problems: {out / 'data.parquet'}" in result.stdout
+    assert f"each refused or dropped row, with the reason: {out / 'dropped.jsonl'}" in result.stdout
+    assert f"data card, with counts and examples of these rows: {out / 'card.md'}" in result.stdout
     assert "read mine: 3 rows, 3 usable" in result.stderr
     assert "not checked" not in result.stderr
     (row,) = _rows(out / "data.parquet")
@@ -154,6 +156,15 @@ def test_a_dry_run_needs_neither_the_hub_nor_the_server(
     result = _prepare("paper-sft", "--output", str(tmp_path / "out"), *words)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["against"] == ["math500", "aime24", "aime25", "hmmt25"]
+
+
+def test_a_preparation_without_dropped_rows_does_not_name_their_file(tmp_path: Path) -> None:
+    source, out = _jsonl(tmp_path / "mine.jsonl", ROWS[2:]), tmp_path / "out"
+    result = _prepare(str(source), "--output", str(out))
+    assert result.exit_code == 0, result.output
+    assert "dropped, in order: none" in result.stdout
+    assert "dropped.jsonl" not in result.stdout
+    assert f"data card: {out / 'card.md'}" in result.stdout
 
 
 def test_brackets_in_names_and_ids_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -374,6 +374,9 @@ def test_a_small_shared_memory_and_few_open_files_are_told(
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     result, fix = process.stdout.splitlines()
     assert result == "scarce limit 256, can be raised to 1,024", process.stderr
+    code = code.replace("(256, 1024)", "(1024, 1024)")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert process.stdout.splitlines()[0] == "scarce limit 1,024, which is the maximum here", process.stderr
     assert fix.startswith(
         "A judge or server needs one for each connection, and Ray needs many in long training"
     )

@@ -534,6 +534,19 @@ def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
     assert all(flip["b"] > 0.5 >= flip["a"] for flip in comparison["flipped"])
 
 
+@pytest.mark.parametrize(
+    ("problems", "hidden"), [(10, None), (11, "1 more problem flipped"), (30, "20 more problems flipped")]
+)
+def test_at_most_ten_flipped_problems_are_printed(tmp_path: Path, problems: int, hidden: str | None) -> None:
+    a = write_run(tmp_path / "a", problems=problems, lift=-1.0)
+    b = write_run(tmp_path / "b", problems=problems, lift=1.0)
+    assert len(json.loads(run("compare", a, b, "--json")[1])[0]["flipped"]) == problems
+    output = run("compare", a, b)[1]
+    assert output.count(" gained") == 10
+    last_line = output.splitlines()[-1]
+    assert last_line.endswith(" gained") if hidden is None else last_line == f"{hidden}: --json lists all"
+
+
 def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Path) -> None:
     a, b = (write_run(tmp_path / name, problems=10, samples=2) for name in "ab")
     assert "incomplete" not in run("compare", a, b)[1]

@@ -383,7 +383,7 @@ def test_a_run_of_weeks_is_named_by_the_plan_the_dry_run_and_the_start(
     )
     for output in (plan, dry_run, capsys.readouterr().out):
         assert "! the run takes about 2," in output
-        assert "hardware.nodes=8" in output
+        assert "use more machines (`--set hardware.nodes=8`)" in output
     assert "the run takes" not in rstar2("plan", *line, "--set", "hardware.nodes=8").stdout
 
 
@@ -445,7 +445,7 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
     assert (
         "checkpoints and models need 550.2 GiB, but the disk of the run's folder has 500.0 GiB free" in output
     )
-    assert "checkpoint.keep=1" in output
+    assert "GiB free: use `--set checkpoint.keep=1`, or choose another folder with --run" in output
     assert "GiB free" not in rstar2(*line, "--stage", "1", "--set", "checkpoint.keep=1").stdout
     # The checkpoint of an earlier start needs no new space.
     stored_file = Path("runs/x/stage1/checkpoints/global_step_10/actor/model.pt")
@@ -453,6 +453,17 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
     with stored_file.open("wb") as sparse:
         sparse.truncate(51 << 30)
     assert "GiB free" not in rstar2(*line, "--stage", "1").stdout
+
+
+@pytest.mark.parametrize("words", [[], ["--set", "checkpoint.keep=1"]])
+def test_fewer_checkpoints_are_not_suggested_if_they_do_not_fit_either(
+    words: list[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage("/")._replace(free=100 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    line = ["train", "--model", model, "--data", "d", "--profile", "64xh100", "--run", "runs/x", "--dry-run"]
+    output = rstar2(*line, "--stage", "1", *words).stdout
+    assert "100.0 GiB free: choose another folder with --run" in output
 
 
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:

@@ -126,7 +126,7 @@ def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Pa
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
-    """Of eight groups some have different rewards.
+    """Some of the eight groups have different rewards.
 
     Stage 3 has only four groups, so all rewards of a group can be equal.
     """

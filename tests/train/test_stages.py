@@ -147,10 +147,11 @@ def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left
     with pytest.raises(
         UserError,
         match=r"3 problems \(not counting 2 that are left out, .* their answers\), but a step needs 4",
-    ):
+    ) as error:
         plan_training(
             stage_recipes([1], None, ["rollout.prompts=4"]), model, data, None, JudgeChoice("http://judge")
         )
+    assert "`--set rollout.prompts=N` (N is at most 3)" in error.value.hint
 
 
 @needs("torch")

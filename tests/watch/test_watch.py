@@ -102,6 +102,24 @@ def test_a_policy_that_forgets_its_problems_is_shown_while_its_pass_rate_still_h
         assert re.search(rf"^{panel} ", result.stdout, re.MULTILINE), panel
 
 
+@pytest.mark.parametrize(
+    ("kl", "k3", "text"),
+    [
+        (-1.71e-10, 2e-10, "nats per token, mismatch KL, kept 0"),
+        (-1.71e-10, 0.002, "nats per token, mismatch KL, kept 0, k3 estimate, kept 0.002"),
+        (-0.001, 0.002, "nats per token, mismatch KL, kept -0.001, k3 estimate, kept 0.002"),
+    ],
+)
+def test_rounding_errors_in_the_mismatch_are_shown_as_0(
+    kl: float, k3: float, text: str, tmp_path: Path
+) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1, **{"rollout_corr/kl": kl, "rollout_corr/k3_kl": k3})
+        output = rstar2("watch", tmp_path / "run").stdout
+    [row] = re.findall(r"^mismatch .*$", output, re.MULTILINE)
+    assert f" {text} below 0.01" in " ".join(row.split())
+
+
 def test_each_figure_has_its_unit_and_the_step_of_the_stage_is_told_from_that_of_the_run(
     tmp_path: Path,
 ) -> None:

@@ -81,8 +81,8 @@ class MixtureRecipe(FilterSettings):
     seed: int = 1
     """Seed for drawing rows from a source with more than `count` rows, and for drawing rows for the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """Of the conversations that can be taught in the form that RL rewards, the share that SFT teaches in this form. If
-    None, no conversation is taught in this form."""
+    """The share of conversations that SFT teaches in the form that RL rewards. Only conversations that can be taught in
+    this form count. If None, no conversation is taught in this form."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites the answers or prompts of some sources."""
 

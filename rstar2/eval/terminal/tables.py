@@ -322,14 +322,18 @@ def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Tab
     return table
 
 
+MOST_FLIPS = 10
+"""The maximum number of flipped problems in the terminal."""
+
+
 def flips_table(each: Comparison) -> Table:
     """Returns a table of the problems that only one run solves in more than half of its samples, with each run's share
-    of correct samples."""
+    of correct samples. The table has at most the first `MOST_FLIPS` of these problems."""
     table = _table(Column(escape(f"{each.name}: flipped problems")), gap=3)
     for heading in ("A correct", "B correct"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    for pair in each.flipped:
+    for pair in each.flipped[:MOST_FLIPS]:
         table.add_row(
             escape(pair.id), percent(pair.a), percent(pair.b), "gained" if pair.b > pair.a else "lost"
         )

@@ -73,16 +73,17 @@ def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
         )
 
 
-def disk_warnings(needed: int, free: int, may_keep_fewer: bool) -> Iterator[str]:
+def disk_warnings(needed: int, with_one_checkpoint: int, free: int) -> Iterator[str]:
     """Yields a warning if a run's checkpoints and models do not fit on the disk.
 
     Args:
         needed: bytes of checkpoints and models.
+        with_one_checkpoint: the bytes that would be needed with checkpoint.keep=1. Equal to `needed` if the recipe has
+            no key `checkpoint.keep`.
         free: free bytes on the disk of the run's folder.
-        may_keep_fewer: whether the recipe has the key `checkpoint.keep`.
     """
     if needed > free:
-        fewer = "set checkpoint.keep=1, or " if may_keep_fewer else ""
+        fewer = "use `--set checkpoint.keep=1`, or " if with_one_checkpoint <= free else ""
         yield (
             f"checkpoints and models need {_gib(needed)}, but the disk of the run's folder has {_gib(free)} free: "
             f"{fewer}choose another folder with --run"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,12 @@ def estimate_run(
     return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, assumptions, stages, run_warnings)
 
 
+def disk_with_one_checkpoint(estimate: RunEstimate, recipes: Mapping[int, StageRecipe]) -> int:
+    """Returns the number of bytes that all stages would need in the run's folder with checkpoint.keep=1."""
+    stages = ((stage.disk, recipes[number].checkpoint.keep) for number, stage in estimate.stages.items())
+    return estimate.disk - sum((keep - 1) * (disk.checkpoint + disk.queue) for disk, keep in stages)
+
+
 def duration_warnings(
     shape: ModelShape, recipes: list[StageRecipe], rates: Rates, assumptions: Assumptions
 ) -> Iterator[str]:
@@ -219,11 +225,11 @@ def duration_warnings(
         return total
 
     def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
-        """Returns, as KEY=VALUE, the first value of a recipe key that makes the run short enough. If no value makes the
-        run short enough, returns only the key."""
+        """Returns the option --set with the first value of a recipe key that makes the run short enough. If no value
+        makes the run short enough, returns only the key."""
         enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
         value = next(enough, None)
-        return key if value is None else f"{key}={value}"
+        return key if value is None else f"`--set {key}={value}`"
 
     total = hours(recipes)
     if total <= LONG_RUN_HOURS:

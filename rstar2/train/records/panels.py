@@ -241,7 +241,7 @@ PANELS = (
         "Mismatch of engine and trainer in kept rollouts",
         "KL, nats per token",
         "number",
-        (("mismatch_kl", "mismatch KL, kept"), ("mismatch_k3", "never negative (k3), kept")),
+        (("mismatch_kl", "mismatch KL, kept"), ("mismatch_k3", "k3 estimate, kept")),
         "below 0.01; if it is higher, set algorithm.correction",
         measure="nats per token",
     ),
