@@ -128,7 +128,10 @@ class Conversation:
                 await answer
         except (asyncio.CancelledError, TimeoutError) as reason:
             if repeats(written, self.codec):
-                raise AnswerRepeats("the answer repeated itself and was stopped; it is discarded") from None
+                raise AnswerRepeats(
+                    "the answer repeated itself and was stopped; it is discarded",
+                    "Ask again, or word the problem as in the model's training data.",
+                ) from None
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             self._stop(trace, written)

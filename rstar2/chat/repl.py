@@ -204,7 +204,7 @@ class Repl:
 
     def _do_save(self, folder: str) -> None:
         if not folder:
-            self._say("/save FOLDER")
+            self._say("/save needs a folder to save in, such as /save my-chat")
             return
         path = Path(folder).expanduser()
         if (path / TRACES).exists():
@@ -229,7 +229,7 @@ class Repl:
 
     def _do_load(self, folder: str) -> None:
         if not folder:
-            self._say("/load FOLDER")
+            self._say("/load needs the folder of a saved chat, such as /load my-chat")
             return
         path = Path(folder).expanduser()
         traces = read_transcript(path, self._conversation.codec)

@@ -103,6 +103,7 @@ def local_model(named: str) -> Path:
     """
     if (folder := find_model(named)) is not None:
         return folder
+    check_on_hub(named, "config.json")
     from huggingface_hub import snapshot_download
 
     try:
@@ -110,9 +111,8 @@ def local_model(named: str) -> Path:
     # If the hub cannot be reached, its libraries raise OSError or one of many types of their own.
     except Exception as error:
         raise UserError(
-            f"no folder at {named}, and no such model on the hub or in its cache ({first_line(error)})"
-            f"{did_you_mean(named, SHAPES)}",
-            "Check the name. Without a network, use a model's folder.",
+            f"cannot download {named} from the hub: {first_line(error)}",
+            "Check the network, or give the folder of a model instead of a hub id.",
         ) from error
 
 

@@ -192,7 +192,7 @@ def test_of_another_model_of_the_hub_config_json_alone_is_read(model: Path, tmp_
     assert set(requests) == {"/me/my-14b/resolve/main/config.json"}
 
 
-@pytest.mark.parametrize("words", [PLAN, ("format", "show")])
+@pytest.mark.parametrize("words", [PLAN, ("format", "show"), ("chat", "--prompt", "x", "--model")])
 @pytest.mark.parametrize(
     ("hub_answers", "message"),
     [

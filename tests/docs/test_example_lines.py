@@ -268,6 +268,7 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("rstar2.data.reading.located", locate)
     monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder / "tiny"))
     monkeypatch.chdir(folder)
 

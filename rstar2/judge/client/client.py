@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -36,7 +37,8 @@ class JudgeClient:
         url: the judge's URL, such as http://127.0.0.1:8088.
         token: the judge's token, or None if the judge has none.
         wait_s: seconds to wait for a result beyond the program's own time limit, including all retries. A program that
-            has no result after this time gets the outcome `lost`.
+            has no result after this time gets the outcome `lost`. If nothing answers at `url`, the client logs a
+            warning after about 3 seconds, unless `health` was called before.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
@@ -91,7 +93,12 @@ class JudgeClient:
         """
         url = self.url + path
         connection = self._connection()
-        return await request(connection.judge, connection.http, method, url, body, wait_s, read, accepted)
+        warn = partial(connection.warn_if_absent, connection.loop.time(), wait_s)
+        answer = await request(
+            connection.judge, connection.http, method, url, body, wait_s, read, accepted, warn
+        )
+        connection.may_warn = False
+        return answer
 
     async def health(self) -> dict[str, Any]:
         """Returns the judge's answer to `/health`: `status`, `workers`, `isolation` and `protocol`.
@@ -105,10 +112,12 @@ class JudgeClient:
             AccessRefused: the judge refuses this client.
             JudgeError: the judge does not answer, or has no workers.
         """
+        connection = self._connection()
+        connection.may_warn = False  # the caller gets an answer or an error
         try:
             async with (
                 asyncio.timeout(HEALTH_S),
-                self._connection().http.get(f"{self.url}/health", allow_redirects=False) as answer,
+                connection.http.get(f"{self.url}/health", allow_redirects=False) as answer,
             ):
                 if refused := access_refused(self.url, answer.status):
                     raise refused

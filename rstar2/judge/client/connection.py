@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import secrets
 import weakref
@@ -47,7 +48,11 @@ CANCEL_S = 30.0
 HEARTBEAT_S = 30.0
 """The client sends a ping if nothing arrived for this many seconds. If still nothing arrives during half as many
 seconds after the ping, the client closes the connection."""
+WARN_S = 2.0
+"""The client warns that no judge answers at the first failed attempt after this many seconds. The pauses between
+attempts grow, so this attempt fails in most cases about 3 seconds after the first one."""
 _RESPONSES = TypeAdapter(list[StreamResponse])
+log = logging.getLogger(__name__)
 
 
 class Call:
@@ -104,6 +109,25 @@ class Connection:
         self.last_problem = "no response"
         """Description of the last connection error. If a call gets no response in time, the call's result quotes this
         description."""
+        self.may_warn = True
+        """Whether to warn if no judge answers: nothing has answered at the URL yet, and the caller does not know."""
+
+    def warn_if_absent(self, since: float, wait_s: float, cause: str) -> None:
+        """Log a warning, once, if nothing has answered at the URL for `WARN_S` seconds.
+
+        Args:
+            since: when the client first tried to reach the judge, by the clock of the event loop.
+            wait_s: seconds for which the client waits for the judge.
+            cause: why the last attempt failed.
+        """
+        if self.may_warn and self.loop.time() - since >= WARN_S:
+            self.may_warn = False
+            log.warning(
+                "no judge answers at %s yet (%s); waiting up to %g s. Start one with `rstar2 judge up --detach`.",
+                self.url,
+                cause,
+                wait_s,
+            )
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
         """Send a program.
@@ -200,12 +224,15 @@ class Connection:
         """Receive responses until every call has its result. Connect again whenever the connection breaks."""
         # An idle connection may have been closed unnoticed. That is not a failure, so the first retry does not wait.
         self.backoff.reset(at_once=self.socket is not None)
+        began = self.loop.time()
         while self.calls or self.cancelled:
             try:
                 await self._receive_on_one_connection()
             # ValueError: a message that no judge can have sent.
             except (aiohttp.ClientError, Unavailable, OSError, ValueError) as error:
                 self.last_problem = http.describe(error)
+                if not isinstance(error, Unavailable):  # an Unavailable is an answer with an HTTP status
+                    self.warn_if_absent(began, self.wait_s, self.last_problem)
                 await self._close_socket()
                 retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
                 await asyncio.sleep(max(self.backoff.next_s(), min(retry_after_s, LONGEST_RETRY_AFTER_S)))
@@ -249,6 +276,7 @@ class Connection:
         """
         if self.socket is None:
             self.socket, self.write_lock = await self._connect(), asyncio.Lock()
+            self.may_warn = False
             self.unsent, self.unsent_cancels = list(self.calls.values()), list(self.cancelled)
             self._flush_soon()
         while self.calls or self.cancelled:

@@ -151,6 +151,7 @@ async def request(
     wait_s: float,
     read: Callable[[str], T],
     accepted: int = 200,
+    on_no_answer: Callable[[str], None] | None = None,
 ) -> T:
     """Send an HTTP request to the judge, and send it again after temporary errors.
 
@@ -166,6 +167,7 @@ async def request(
         read: a function that converts the body of a successful answer. `read` raises ValueError if the body cannot come
             from a judge.
         accepted: one more status that counts as success, in addition to 200 to 299.
+        on_no_answer: called with the cause after each try that got no HTTP answer.
 
     Returns:
         The return value of `read`.
@@ -188,6 +190,8 @@ async def request(
                 return read(text)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             trouble = describe(error)
+            if on_no_answer is not None and not isinstance(error, ValueError):
+                on_no_answer(trouble)
             raise Unavailable(trouble) from error
         trouble = f"HTTP {answer.status} {text[:300]}"
         if refused := access_refused(url.partition("/v1/")[0], answer.status, answer.headers):

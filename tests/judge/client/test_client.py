@@ -9,19 +9,21 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from support.judge.judge_faults import status_when, unfinished
-from support.waiting import TIMEOUT_S
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.client import connection as client_connection
 from rstar2.judge.client import http as client_http
 from rstar2.judge.client.http import JudgeError, WrongToken
+from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.retry import ATTEMPTS, Pauses
@@ -215,6 +217,63 @@ async def test_an_absent_judge_is_an_answer_within_the_time_given() -> None:
             if "silent" not in result.stderr:
                 break
         assert f"cannot connect to {url.removeprefix('http://')}" in result.stderr
+
+
+async def _open_session(client: JudgeClient) -> None:
+    async with JudgeSession(client):
+        pass
+
+
+async def _run_programs(client: JudgeClient) -> None:
+    await client.run_many([quick("1"), quick("2")])
+
+
+async def _run_after_health(client: JudgeClient) -> None:
+    with pytest.raises(JudgeError, match="no judge answers"):
+        await client.health()
+    await _run_programs(client)
+
+
+@pytest.mark.parametrize(
+    ("use", "waits"),
+    [(_run_programs, r"30 s"), (_open_session, r"150 s"), (_run_after_health, None)],
+)
+async def test_the_client_warns_once_if_no_judge_answers(
+    use: Callable[[JudgeClient], Coroutine[Any, Any, None]],
+    waits: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After `health` has failed, the caller knows that no judge answers."""
+    monkeypatch.setattr(client_connection, "WARN_S", 0.05)
+    with socket.socket() as unused_port:
+        unused_port.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused_port.getsockname()[1]}"
+        async with JudgeClient(f"http://{address}", wait_s=30.0) as client:
+            waiting = asyncio.create_task(use(client))
+            if waits:
+                await asyncio.to_thread(wait_until, lambda: caplog.messages)
+            await asyncio.sleep(1.0)
+            assert not waiting.done()
+            waiting.cancel()
+    assert len(caplog.messages) == (1 if waits else 0)
+    for message in caplog.messages:
+        assert message.startswith(f"no judge answers at http://{address} yet (cannot connect to {address}: ")
+        assert message.endswith(f"); waiting up to {waits}. Start one with `rstar2 judge up --detach`.")
+
+
+def test_the_synchronous_client_warns_on_standard_error() -> None:
+    """Without any set-up of logging, Python writes warnings to standard error."""
+    with socket.socket() as unused_port:
+        unused_port.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused_port.getsockname()[1]}"
+        code = (
+            "from rstar2 import RunRequest, SyncJudgeClient\n"
+            f"SyncJudgeClient({url!r}, wait_s=8).run(RunRequest(code='1', timeout_s=0.1))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"no judge answers at {url} yet (")
 
 
 def test_importing_the_client_loads_neither_server_nor_queue() -> None:
