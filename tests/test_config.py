@@ -130,6 +130,12 @@ def test_null_unsets_an_optional_key_that_a_recipe_sets() -> None:
     assert demo_plan("demo", None, ["rl.groups.round=null"]).stages[1].rounds is None
 
 
+def test_the_demo_has_groups_in_rounds_and_two_passes_over_the_rollouts_of_a_step() -> None:
+    for stage in demo_plan("demo", None, []).stages.values():
+        assert (stage.groups.round, stage.optim.epochs) == (4, 2)
+        assert stage.algorithm.loss_weights == "problems"
+
+
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(UserError) as caught:
         resolve(Recipe, {"trainer": {}}, [], "here.toml")

@@ -3,10 +3,11 @@
     python benchmarks/train/alarms.py --seeds 3 --runs runs/alarms
     python benchmarks/train/alarms.py --runs runs/alarms --show               the tables of finished runs, no training
 
-For each seed, one SFT model is trained. Then every arm of ARMS trains a copy of it. Half of the arms are healthy, and
-half are spoilt deliberately, such as by a learning rate that is ten times too high. `demo_arms` describes the folders.
-The file ARM.json has the metrics of every step. A run of 24 steps took two minutes on two busy cores, so three seeds
-take about an hour.
+For each seed, one SFT model is trained. Then every arm of ARMS trains a copy of it by the demo's first stage, without
+its groups in rounds and with one pass over a step's rollouts. Half of the arms are healthy, and half are spoilt
+deliberately, such as by a learning rate that is ten times too high. `demo_arms` describes the folders. The file
+ARM.json has the metrics of every step. A run of 24 steps took two minutes on two busy cores, so three seeds take about
+an hour.
 
 A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best such mean. The
 collapse is the first step from which on the mean has always been so low. No alarm is part of this definition. The pass

@@ -3,11 +3,12 @@
     python benchmarks/train/async_roc.py --seeds 3 --runs runs/async-roc
     python benchmarks/train/async_roc.py --runs runs/async-roc --show         the table of finished seeds, no training
 
-For each seed, one SFT model is trained. Both modes then train a copy of it by the recipe of the demo's first stage,
-with 8 problems per step, for the same number of steps. Every tool call waits before it runs. The waits follow a
-log-normal distribution whose random numbers depend on seed, step, problem, rollout and turn. Half of the waits are
-shorter than MEDIAN_S seconds, and one in a hundred is at least sixteen times as long. The waits need no CPU time. The
-models are measured on the demo's held-out problems, without waits. `demo_arms` describes the folders.
+For each seed, one SFT model is trained. Both modes then train a copy of it by the demo's first stage, without its
+groups in rounds and with one pass over a step's rollouts. Both modes have 8 problems per step and the same number of
+steps. Every tool call waits before it runs. The waits follow a log-normal distribution whose random numbers depend on
+seed, step, problem, rollout and turn. Half of the waits are shorter than MEDIAN_S seconds, and one in a hundred is at
+least sixteen times as long. The waits need no CPU time. The models are measured on the demo's held-out problems,
+without waits. `demo_arms` describes the folders.
 
 Prints a table with a column per mode: accuracy, failed calls, and the seconds of rollouts, updates and steps. Each mode
 of a seed takes several minutes.

@@ -42,8 +42,10 @@ from rstar2.train.records.steps import Metrics, step_metrics
 from rstar2.train.sampling import Evaluation
 
 T = TypeVar("T")
-PAPER = ("rl.groups.round=null", "rl.algorithm.loss_weights=tokens", "rl.optim.epochs=1")
-"""The paper's settings for keys that the demo changes. Arms start from them."""
+WITHOUT_ROUNDS_AND_PASSES = (
+    "rl.groups.round=null", "rl.algorithm.loss_weights=tokens", "rl.optim.epochs=1",
+)  # fmt: skip
+"""The settings that `recipes/demo.toml` changes, set back to the defaults of a stage. Arms start from them."""
 STAGES = ("rl", "stage1", "stage2", "stage3")
 """Keys of the demo's recipe that change nothing in the SFT model."""
 
@@ -74,9 +76,15 @@ class Arm:
         return range(every, self.steps + 1, every)
 
     def plan(self, seed: int) -> DemoPlan:
-        """The demo's plan with this arm's keys. Only its first stage is run."""
+        """The demo's plan, without its groups in rounds and with one pass over a step's rollouts, changed by this arm's
+        keys. Only its first stage is run."""
         every = self.steps // self.points
-        keys = [*PAPER, *self.keys, f"rl.steps={self.steps}", f"rl.checkpoint.every={every}"]
+        keys = [
+            *WITHOUT_ROUNDS_AND_PASSES,
+            *self.keys,
+            f"rl.steps={self.steps}",
+            f"rl.checkpoint.every={every}",
+        ]
         if self.points > 1:
             keys.append(f"rl.checkpoint.export_every={every}")
         return demo_plan("demo", seed, keys)

@@ -450,7 +450,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="the folder that README's section on SmolLM2 makes")
+    parser.add_argument(
+        "model", type=Path, help="a folder with SmolLM2's weights (docs/start.md shows how to make it)"
+    )
     parser.add_argument("--gsm8k", type=Path, help="its test problems, as JSON lines")
     parser.add_argument("--arm", action="append", choices=ARMS, help="an arm to train; both by default")
     parser.add_argument(

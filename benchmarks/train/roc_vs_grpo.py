@@ -4,12 +4,12 @@
     python benchmarks/train/roc_vs_grpo.py --seeds 2 --first-seed 11 --arm rounds --arm roc-m8    only these two
     python benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          what is finished, without training
 
-For each seed one SFT model is made, and every arm trains it by the recipe of the demo's first stage. Models on the way
-are measured on the demo's held-out problems. A run that was killed resumes, and arms can be added later, see
-`demo_arms`. GRPO-RoC and plain GRPO with G are always among the arms. Prints three tables: at equal steps, at equal
-rollout tokens, and at half of GRPO-RoC's rollout tokens. The first two are over the seeds that have all of the arms;
-the third has each arm's own seeds. A seed of five arms took 45 minutes on two cores that other programs used too
-(load 20).
+For each seed one SFT model is made. Every arm trains it by the demo's first stage, without its groups in rounds and
+with one pass over a step's rollouts, unless the arm's keys change this. Models on the way are measured on the demo's
+held-out problems. A run that was killed resumes, and arms can be added later, see `demo_arms`. GRPO-RoC and plain GRPO
+with G are always among the arms. Prints three tables: at equal steps, at equal rollout tokens, and at half of
+GRPO-RoC's rollout tokens. The first two are over the seeds that have all of the arms; the third has each arm's own
+seeds. A seed of five arms took 45 minutes on two cores that other programs used too (load 20).
 """
 
 from __future__ import annotations

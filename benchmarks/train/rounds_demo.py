@@ -3,9 +3,10 @@
     python benchmarks/train/rounds_demo.py --seeds 1 --runs runs/rounds
     python benchmarks/train/rounds_demo.py --runs runs/rounds --show         the table of finished seeds, no training
 
-For each seed, one SFT model of the demo is trained. Every arm then trains a copy of it by the recipe of the demo's
-first stage, for the same number of steps. All arms have `algorithm.loss_weights` = "problems". The models are measured
-on the demo's held-out problems. `demo_arms` describes the folders.
+For each seed, one SFT model of the demo is trained. Every arm then trains a copy of it by the demo's first stage, with
+one pass over a step's rollouts, for the same number of steps. Two of the four arms have the demo's groups in rounds.
+All arms have `algorithm.loss_weights` = "problems". The models are measured on the demo's held-out problems.
+`demo_arms` describes the folders.
 
 Prints a table with a column per arm: rollouts, tokens, groups, accuracy and seconds. Each arm of a seed takes minutes.
 """

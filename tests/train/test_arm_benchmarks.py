@@ -17,6 +17,8 @@ import pytest
 from rstar2.errors import Failure, UserError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "train"
+DEFAULTS = {"rl.groups.round": None, "rl.algorithm.loss_weights": "tokens", "rl.optim.epochs": 1}
+"""The defaults of a stage for the keys that the demo's recipe changes."""
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +33,32 @@ def modules() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-def test_every_arm_has_a_plan_the_recipe_accepts(modules: dict[str, ModuleType]) -> None:
-    arms = [
-        arm
-        for every in (
-            modules["roc_vs_grpo"].ARMS, modules["rounds_demo"].ARMS, modules["async_roc"].arms_of(2)
-        )
-        for arm in every.values()
-    ]  # fmt: skip
+@pytest.fixture(scope="module")
+def arms(modules: dict[str, ModuleType]) -> list[Any]:
+    """The arms of all benchmarks that train the demo."""
+    every = (
+        modules["roc_vs_grpo"].ARMS,
+        modules["rounds_demo"].ARMS,
+        modules["async_roc"].arms_of(2),
+        modules["alarms"].ARMS,
+    )
+    return [arm for each in every for arm in each.values()]
+
+
+def test_every_arm_has_a_plan_the_recipe_accepts(arms: list[Any]) -> None:
     for arm in arms:
         assert arm.plan(1).stages[1].steps == arm.steps == arm.measured[-1]
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_an_arm_has_neither_the_demos_rounds_nor_its_passes_unless_its_keys_set_them(
+    arms: list[Any], key: str
+) -> None:
+    unset = [arm for arm in arms if not any(each.startswith(f"{key}=") for each in arm.keys)]
+    table, name = key.split(".")[1:]
+    values = [(arm.label, getattr(getattr(arm.plan(1).stages[1], table), name)) for arm in unset]
+    assert len(values) > 10
+    assert values == [(arm.label, DEFAULTS[key]) for arm in unset]
 
 
 def points(*rows: tuple[int, float, float, float]) -> list[dict[str, float]]:

@@ -203,10 +203,19 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
         f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the "
         "share of rollouts that the run of --like made; without --like it uses the maximum"
     )
+    share = rounds.kept(rounds.size, recipe.groups.keep) / recipe.groups.keep
+    weight = f"only about {100 * share:.0f} % of the weight that they have without rounds"
     if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
         yield (
             "groups that stop early train on fewer tokens, and every token has the same weight, so problems of medium "
-            "difficulty have only a quarter of their weight: set algorithm.loss_weights=problems"
+            f"difficulty have {weight}: set algorithm.loss_weights=problems"
+        )
+    # With pass-k, one rollout of a group is trained on, whatever the size of the group.
+    if algorithm.objective not in ("grpo", "pass-k"):
+        yield (
+            f"groups that stop early train on fewer rollouts, so problems of medium difficulty have {weight}. With "
+            f"algorithm.objective = {algorithm.objective}, no setting undoes this: set algorithm.objective=grpo and "
+            "algorithm.loss_weights=problems, or leave groups.round unset"
         )
     if recipe.mode != "sync" and recipe.asynchronous.too_old == "drop":
         yield (

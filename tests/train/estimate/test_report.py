@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.model_configs import PUBLISHED
 
 from rstar2.model_shape import ModelShape, shape_of
+from rstar2.train.algorithms import ObjectiveName
 from rstar2.train.estimate.memory import Update, sft_memory
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_saving, sft_warnings
 from rstar2.train.estimate.work import Assumptions, Rates, update_flop
@@ -237,12 +238,27 @@ def test_groups_in_rounds_are_planned_at_most_or_with_the_share_that_a_run_made(
     [round_warning] = set(most.warnings) - set(plain.warnings)
     assert "in rounds of 8, so a step makes 4,096 to 16,384 rollouts" in round_warning
     advised = set(warnings_of("Qwen3-14B", "8xh100", "groups.round=8")) - set(most.warnings)
-    assert [warning.split(": ")[1] for warning in advised] == ["set algorithm.loss_weights=problems"]
+    [advice] = advised
+    assert "have only about 25 % of the weight" in advice
+    assert advice.endswith("without rounds: set algorithm.loss_weights=problems")
     ahead = (*rounds, "mode=colocate_async", "algorithm.correction=token-tis")
     [dropped] = set(warnings_of("Qwen3-14B", "8xh100", *ahead)) - set(
         warnings_of("Qwen3-14B", "8xh100", *ahead, "asynchronous.too_old=wait")
     )
     assert dropped.endswith("max_steps = 8 steps are dropped: set asynchronous.too_old=wait")
+
+
+@pytest.mark.parametrize("objective", [name for name in get_args(ObjectiveName) if name != "grpo"])
+def test_with_other_objectives_than_grpo_nothing_undoes_what_rounds_change(objective: str) -> None:
+    changes = ("groups.round=16", f"algorithm.objective={objective}")
+    advice = [warning for warning in warnings_of("Qwen3-14B", "8xh100", *changes) if "weight" in warning]
+    if objective == "pass-k":
+        assert not advice
+        return
+    [warning] = advice
+    assert "have only about 50 % of the weight that they have without rounds" in warning
+    assert f"With algorithm.objective = {objective}, no setting undoes this" in warning
+    assert "set algorithm.objective=grpo and algorithm.loss_weights=problems" in warning
 
 
 def test_recoveries_are_planned_at_most_or_with_the_failed_calls_that_a_run_had() -> None:
