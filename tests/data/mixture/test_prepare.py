@@ -429,9 +429,9 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["it.jsonl"], {"against": ["aime26"]}, "unknown benchmark: aime26"),
         (["it.jsonl"], {"overrides": ["huge.digit=3"]}, "unknown key huge.digit"),
         (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is unknown"),
-        (["it.jsonl"], {"given": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
-        (["it.jsonl"], {"given": ("dapo",)}, "not of the form NAME=FILE"),
-        (["it.jsonl"], {"given": ("it=x.jsonl",)}, "it already names a file"),
+        (["it.jsonl"], {"files": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
+        (["it.jsonl"], {"files": ("dapo",)}, "not of the form NAME=FILE"),
+        (["it.jsonl"], {"files": ("it=x.jsonl",)}, "it already names a file"),
         (["it.jsonl", "paper-rl"], {}, "paper-rl is a mixture, which cannot be combined"),
         (["it.jsonl"], {"measured": {"run": "run"}}, "no filter uses the evaluation run"),
         (
