@@ -544,7 +544,11 @@ def test_at_most_ten_flipped_problems_are_printed(tmp_path: Path, problems: int,
     output = run("compare", a, b)[1]
     assert output.count(" gained") == 10
     last_line = output.splitlines()[-1]
-    assert last_line.rstrip().endswith(" gained") if hidden is None else last_line == f"{hidden}: --json lists all"
+    assert (
+        last_line.rstrip().endswith(" gained")
+        if hidden is None
+        else last_line == f"{hidden}: --json lists all"
+    )
 
 
 def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Path) -> None:
