@@ -10,6 +10,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+_STARTED = int(time.time())
+"""The start of this process, in seconds since 1970. A model's card has the same time in every answer."""
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -60,7 +63,7 @@ def error_body(
 
 def model_card(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
     """Returns the answer of /v1/models/{id}, with vLLM's fields. `max_model_len` is None if the context is unknown."""
-    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rstar2"}
+    card = {"id": name, "object": "model", "created": _STARTED, "owned_by": "rstar2"}
     return {**card, "root": root, "max_model_len": max_model_len}
 
 

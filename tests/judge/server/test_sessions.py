@@ -92,7 +92,7 @@ def test_every_field_of_a_session_is_optional_and_one_that_ended_is_told_from_no
 
 
 async def test_a_session_of_another_client_and_a_cell_of_another_type_are_refused(judge: JudgeHandle) -> None:
-    with pytest.raises(TypeError, match="needs a JudgeClient, not SyncJudgeClient"):
+    with pytest.raises(TypeError, match="needs the asynchronous JudgeClient, not SyncJudgeClient"):
         JudgeSession(SyncJudgeClient(judge.url, judge.token))  # type: ignore[arg-type]
     async with JudgeClient(judge.url, judge.token) as client:
         with pytest.raises(TypeError, match=r"a CellRequest is needed, .* not str"):
