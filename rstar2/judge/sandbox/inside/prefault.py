@@ -55,7 +55,7 @@ def register(ring: int, pages: set[int]) -> None:
         pages: addresses of the memory pages.
 
     Raises:
-        OSError: io_uring is not available, or this process may not lock so many pages in memory.
+        OSError: io_uring is not available, or this process may not lock the pages in memory.
     """
     syscalls.register_buffers(ring, _spans(pages))
 
