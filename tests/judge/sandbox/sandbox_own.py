@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.judge.attacks import Case
+from support.judge.attacks import Case, expectation
 
 FAILED = ("runtime_error", "killed", "memory", "timeout")
 ANY = ("ok", "output_limit", *FAILED)
@@ -37,16 +37,9 @@ def case(
     stdin: str = "",
     strict_only: str = "",
 ) -> None:
-    """Add a case. `name` has the form CLASS/DESCRIPTION. A successful attack prints PWNED, which no case may print."""
+    """Add a case. `name` has the form CLASS/DESCRIPTION."""
     statuses = [status] if isinstance(status, str) else list(status)
-    expect = {
-        "status_any": statuses,
-        "stdout_eq": printed,
-        "stdout_has": has,
-        "stdout_lacks": ["PWNED"],
-        "wall_max_s": within,
-        "checks": list(checks),
-    }
+    expect = expectation(statuses, printed, has, within, checks)
     if statuses == ["timeout"]:
         limit = _PRINTING_S if printed or has else _ENDLESS_S
     else:

@@ -1,8 +1,8 @@
-"""Hostile and legitimate programs, each with the outcome that it must have. What gets out of a sandbox prints PWNED."""
+"""Hostile and legitimate programs, each with the outcome that it must have."""
 
 from __future__ import annotations
 
-from support.judge.attacks import Case
+from support.judge.attacks import Case, expectation
 
 PROGRAMS: list[Case] = []
 
@@ -38,14 +38,7 @@ def program(
         stdin: the standard input.
     """
     outcomes = [status] if isinstance(status, str) else list(status)
-    expect = {
-        "status_any": outcomes,
-        "stdout_eq": printed,
-        "stdout_has": has,
-        "stdout_lacks": ["PWNED"],
-        "wall_max_s": _WALL_S if ends_soon else None,
-        "checks": list(checks),
-    }
+    expect = expectation(outcomes, printed, has, _WALL_S if ends_soon else None, checks)
     limit = _ENDLESS_S if "timeout" in outcomes else _AMPLE_S
     PROGRAMS.append(Case(name, name.split("/")[0], code.strip("\n"), stdin, expect, limit, 512))
 

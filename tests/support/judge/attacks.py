@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,24 @@ class Case:
     """`status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`, `wall_max_s` and the host-side `checks`."""
     timeout_s: float = 30.0
     memory_mb: int = 512
+
+
+def expectation(
+    statuses: Sequence[str],
+    printed: str | None,
+    has: str | None,
+    within_s: float | None,
+    checks: Sequence[str],
+) -> dict[str, Any]:
+    """Returns `Case.expect`. A successful attack prints PWNED, which no case may print."""
+    return {
+        "status_any": list(statuses),
+        "stdout_eq": printed,
+        "stdout_has": has,
+        "stdout_lacks": ["PWNED"],
+        "wall_max_s": within_s,
+        "checks": list(checks),
+    }
 
 
 @dataclass
